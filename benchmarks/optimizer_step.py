@@ -1,0 +1,227 @@
+"""Time of one optimizer step, as ratios to PyTorch's own optimizers in the same run.
+
+    python benchmarks/optimizer_step.py [--device cuda] [--network paper] [--output table.md]
+
+Networks: ``paper`` is the setting of the paper's computational-time figure
+(784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024².
+Peers: ``torch.optim.AdamW`` (foreach and fused) and ``SGD`` (foreach). Methods take turns
+with their peers: each round times every optimizer once, and a ratio is the median over
+rounds of ratios within a round, so that a machine that slows down slows down both sides.
+
+The floor. One pass = reading or writing every parameter once. ``AdamW(foreach)`` makes
+20 passes (mul, lerp, mul, addcmul, sqrt, div, add, addcdiv). UPGD's foreach programs make
+2 + 4 (trace) + 1 (maximum) + 2 + 2 (gate) + 3 (noise) + 2 + 4 (update) = 20, the noise
+itself 1, and on CUDA another 1 (finite check) and 2 × 4 (writes that obey the flag).
+A fused UPGD would make 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from upgd.optim.registry import METHODS
+
+Step = Callable[[], Any]
+NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
+BATCH = 100
+TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
+
+
+def network(name: str, device: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = NETWORKS[name]
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).to(device)
+
+
+def fill_gradients(model: nn.Sequential, device: str) -> Step:
+    """Leave real gradients on the parameters; returns the forward-and-backward call."""
+    inputs = model[0].in_features
+    outputs = model[-1].out_features
+    x = torch.randn(BATCH, inputs, device=device)
+    y = torch.randint(outputs, (BATCH,), device=device)
+
+    def forward_backward() -> None:
+        model.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(x), y).backward()
+
+    forward_backward()
+    return forward_backward
+
+
+def candidates(model: nn.Sequential, device: str) -> dict[str, Step]:
+    """Every optimizer's step by name: first the peers, then the registry."""
+    params = list(model.parameters())
+    total = sum(p.numel() for p in params)
+    adamw = torch.optim.AdamW(params, lr=TINY_LR, foreach=True)
+    steps: dict[str, Step] = {
+        "AdamW(foreach)": adamw.step,
+        "AdamW(fused)": torch.optim.AdamW(params, lr=TINY_LR, fused=True).step,
+        "SGD(foreach)": torch.optim.SGD(params, lr=TINY_LR, foreach=True).step,
+        "AdamW(foreach) + randn": lambda: (adamw.step(), torch.randn(total, device=device)),
+    }
+    for name, row in METHODS.items():
+        steps[name] = method_step(model, row, {"lr": TINY_LR})
+        if "noise" in row.needs:
+            steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
+    return steps
+
+
+def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> Step:
+    """One step, with gates and curvature provided (their computation is not timed here)."""
+    opt = row.make(model, **arguments)
+    curvature = [torch.rand_like(p) for p in model.parameters()]
+    gates = []
+    if "gates" in row.needs:
+        opt.features.remove()  # leave the model's forward pass to the others
+        device = curvature[0].device
+        gates = [(layer, torch.randn(layer.size, device=device)) for layer in opt.features.layers]
+    second = "curvature" in row.needs
+
+    def step() -> None:
+        for layer, values in gates:
+            layer.first = layer.second = values
+        if second and not gates:
+            for p, h in zip(model.parameters(), curvature, strict=True):
+                p.curvature = h
+        opt.step()
+
+    return step
+
+
+def seconds(step: Step, repeats: int, device: str) -> float:
+    synchronise = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    synchronise()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    synchronise()
+    return (time.perf_counter() - start) / repeats
+
+
+def measure(
+    steps: dict[str, Step], device: str, rounds: int, target: float
+) -> dict[str, list[float]]:
+    """Seconds per step of each optimizer in each round."""
+    repeats = {}
+    for name, step in steps.items():
+        seconds(step, 3, device)
+        repeats[name] = max(1, min(200, round(target / seconds(step, 3, device))))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(seconds(step, repeats[name], device))
+    return times
+
+
+def ratio(times: dict[str, list[float]], name: str, peer: str) -> float:
+    return statistics.median(a / b for a, b in zip(times[name], times[peer], strict=True))
+
+
+def table(times: dict[str, list[float]]) -> str:
+    peers = ["AdamW(foreach)", "AdamW(fused)", "SGD(foreach)", "AdamW(foreach) + randn"]
+    lines = [
+        "| optimizer | µs a step | " + " | ".join(f"÷ {peer}" for peer in peers) + " |",
+        "|---|---:|" + "---:|" * len(peers),
+    ]
+    for name, values in times.items():
+        cells = [f"{ratio(times, name, peer):.2f}" for peer in peers]
+        lines.append(
+            f"| {name} | {1e6 * statistics.median(values):.0f} | " + " | ".join(cells) + " |"
+        )
+    return "\n".join(lines)
+
+
+def goals(times: dict[str, list[float]], device: str) -> list[str]:
+    """The project's goals for the foreach path, each with its worst method."""
+    lines = []
+
+    def worst(names: list[str], peer: str, limit: float, what: str) -> None:
+        value, name = max((ratio(times, n, peer), n) for n in names)
+        verdict = "reached" if value <= limit else "MISSED"
+        lines.append(f"- {what}: at most {limit}; worst {value:.2f} ({name}): {verdict}")
+
+    noisy = [n for n in times if n in METHODS and "noise" in METHODS[n].needs]
+    quiet = [n for n in times if n.endswith("sigma=0")] + [
+        n for n in times if n in METHODS and "noise" not in METHODS[n].needs
+    ]
+    for family, keep in (
+        ("UPGD", lambda n: n.split(",")[0] == "upgd"),
+        ("all methods", lambda n: True),
+    ):
+        some, others = [n for n in noisy if keep(n)], [n for n in quiet if keep(n)]
+        if device == "cuda":
+            worst(some + others, "AdamW(foreach)", 3.0, f"{family} ÷ AdamW(foreach)")
+        else:
+            worst(others, "AdamW(foreach)", 4.0, f"{family} without noise ÷ AdamW(foreach)")
+            worst(
+                some,
+                "AdamW(foreach) + randn",
+                1.3,
+                f"{family} with noise ÷ (AdamW(foreach) + randn)",
+            )
+    return lines
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--network", choices=[*NETWORKS, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--target", type=float, default=0.05, help="seconds per optimizer and round"
+    )
+    parser.add_argument("--output", type=Path, help="write a Markdown page here")
+    parser.add_argument("--raw", type=Path, help="write all times here as JSON")
+    args = parser.parse_args()
+
+    pages, raw = [], {}
+    for name in NETWORKS if args.network == "all" else [args.network]:
+        model = network(name, args.device)
+        forward_backward = fill_gradients(model, args.device)
+        steps = {"forward + backward": forward_backward} if name == "paper" else {}
+        times = measure(
+            {**steps, **candidates(model, args.device)}, args.device, args.rounds, args.target
+        )
+        raw[name] = times
+        sizes = "-".join(map(str, NETWORKS[name]))
+        count = sum(p.numel() for p in model.parameters())
+        pages.append(
+            f"## {name}: {sizes}, {count:,} parameters\n\n{table(times)}\n\n"
+            + "\n".join(goals(times, args.device))
+        )
+        print(pages[-1] + "\n", flush=True)
+    head = (
+        f"# One optimizer step on {machine(args.device)}\n\n"
+        f"`python benchmarks/optimizer_step.py --device {args.device}`, torch {torch.__version__}, "
+        f"median of {args.rounds} rounds; ratios are taken within a round.\n"
+        "Curvature (`-2nd`) and gates (`feature-`) are given, not computed.\n"
+    )
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text("\n\n".join([head, *pages]) + "\n")
+    if args.raw:
+        args.raw.write_text(json.dumps(raw))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the tests share: a small network, a stream of batches, and a noise source of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from upgd.optim.base import RuleOptimizer
+from upgd.optim.registry import METHODS, Row
+
+every_method = pytest.mark.parametrize("row", METHODS.values(), ids=METHODS.keys())
+every_noisy_method = pytest.mark.parametrize(
+    "row",
+    [row for row in METHODS.values() if "noise" in row.needs],
+    ids=[name for name, row in METHODS.items() if "noise" in row.needs],
+)
+
+
+def devices() -> list[Any]:
+    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    return ["cpu", pytest.param("cuda", marks=missing)]
+
+
+every_device = pytest.mark.parametrize("device", devices())
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def network(device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+    """Two hidden layers; the same weights on every device."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3))
+    return model.to(device, dtype)
+
+
+def batches(count: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Any]:
+    """Inputs and labels, the same on every device."""
+    generator = torch.Generator().manual_seed(42)
+    return [
+        (
+            torch.randn(8, 6, generator=generator).to(device, dtype),
+            torch.randint(3, (8,), generator=generator).to(device),
+        )
+        for _ in range(count)
+    ]
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(model(x).float(), y)
+
+
+def provide(row: Row, opt: RuleOptimizer, model: nn.Module) -> None:
+    """Leave some curvature where a second-order method looks for it."""
+    if "curvature" not in row.needs:
+        return
+    if "gates" in row.needs:
+        for layer in opt.features.layers:  # type: ignore[attr-defined]
+            layer.second = layer.first.abs() * 0.5
+    else:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.curvature = p.detach() ** 2 + p.grad**2
+
+
+def train(
+    row: Row,
+    opt: RuleOptimizer,
+    model: nn.Module,
+    stream: list[Any],
+    step: Callable[[], Any] | None = None,
+    scale: float = 1.0,
+) -> None:
+    """One update per batch."""
+    for batch in stream:
+        opt.zero_grad()
+        (scale * loss_of(model, batch)).backward()
+        provide(row, opt, model)
+        (step or opt.step)()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def state(opt: RuleOptimizer) -> list[Tensor]:
+    """Copies of all state tensors, in order."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    return [v.clone() for p in params for _, v in sorted(opt.state.get(p, {}).items())]
+
+
+def assert_equal(a: list[Tensor], b: list[Tensor]) -> None:
+    """Bit for bit."""
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert torch.equal(x.cpu(), y.cpu())
+
+
+def assert_close(a: list[Tensor], b: list[Tensor], rtol: float = 1e-5, atol: float = 1e-7) -> None:
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x.cpu(), y.cpu(), rtol=rtol, atol=atol)
+
+
+def differ(a: list[Tensor], b: list[Tensor]) -> bool:
+    return any(not torch.equal(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))
+
+
+class CounterNoise:
+    """A noise source as the laboratory will have one: a function of (seed, step, index)."""
+
+    def draw(
+        self, sizes: Any, offsets: Any, *, seed: int, step: Any, device: Any, dtype: Any
+    ) -> Tensor:
+        parts = [
+            np.random.default_rng([seed, int(step), offset]).standard_normal(size)
+            for size, offset in zip(sizes, offsets, strict=True)
+        ]
+        return torch.as_tensor(np.concatenate(parts)).to(device, dtype)

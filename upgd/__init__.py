@@ -1,0 +1,32 @@
+"""Utility-based perturbed gradient descent: optimizers for networks that keep learning."""
+
+from upgd.optim import (
+    PGD,
+    SGDW,
+    UPGD,
+    AdaUPGD,
+    Features,
+    FeatureUPGD,
+    ShrinkAndPerturb,
+    StreamingEWC,
+    StreamingMAS,
+    StreamingRWalk,
+    StreamingSI,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PGD",
+    "SGDW",
+    "UPGD",
+    "AdaUPGD",
+    "FeatureUPGD",
+    "Features",
+    "ShrinkAndPerturb",
+    "StreamingEWC",
+    "StreamingMAS",
+    "StreamingRWalk",
+    "StreamingSI",
+    "__version__",
+]

@@ -1,0 +1,1 @@
+"""Device kernels. Nothing here is imported unless it is used."""

@@ -1,0 +1,22 @@
+"""Optimizers: every update rule of the paper as a ``torch.optim.Optimizer``."""
+
+from upgd.optim.ada_upgd import AdaUPGD
+from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
+from upgd.optim.feature_upgd import FeatureUPGD
+from upgd.optim.features import Features
+from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
+from upgd.optim.upgd import UPGD
+
+__all__ = [
+    "PGD",
+    "SGDW",
+    "UPGD",
+    "AdaUPGD",
+    "FeatureUPGD",
+    "Features",
+    "ShrinkAndPerturb",
+    "StreamingEWC",
+    "StreamingMAS",
+    "StreamingRWalk",
+    "StreamingSI",
+]

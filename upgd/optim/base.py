@@ -1,0 +1,584 @@
+"""The optimizer that every rule shares.
+
+:class:`RuleOptimizer` knows no method. It gathers parameters and gradients, keeps
+state, counts steps, draws noise, decides what to do about non-finite gradients, and
+runs the phases of a :class:`~upgd.optim.rule.Method`. One ``step()`` in order:
+
+1. :meth:`RuleOptimizer._gather` (host): parameters that have a gradient become
+   *batches* that share a group, a device, a dtype and a step count; noise is drawn.
+2. :meth:`RuleOptimizer._advance` (device): gradients are checked, step counts advance,
+   each phase runs over all batches, and reductions connect the phases.
+
+Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
+from upgd.optim.noise import GeneratorNoise, NoiseSource
+from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
+
+Params: TypeAlias = "Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]"
+Nonfinite: TypeAlias = Literal["raise", "skip"]
+Kind: TypeAlias = Any
+
+
+class Common(TypedDict, total=False):
+    """Arguments that every optimizer takes; :class:`RuleOptimizer` explains them."""
+
+    seed: int | None
+    noise: NoiseSource | None
+    maximize: bool
+    foreach: bool | None
+    capturable: bool
+    nonfinite: Nonfinite | None
+
+
+class Plan(NamedTuple):
+    """The batches of a step, and what must be unchanged for the next step to reuse them."""
+
+    key: Any
+    batches: list[Batch]
+
+
+class RuleOptimizer(Optimizer):
+    """Base class: runs a :class:`~upgd.optim.rule.Method` as a PyTorch optimizer.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
+        method: The rule to run.
+        hyper: Values of the method's hyperparameters; groups may override them.
+        options: Further per-group defaults of a subclass.
+        seed: Determines the perturbations, together with the step. By default it is
+            drawn from PyTorch's global generator, so ``torch.manual_seed`` governs it;
+            pass one in distributed training, where all replicas must agree.
+        noise: Where perturbations come from (default: :class:`GeneratorNoise`).
+        maximize: Ascend instead of descend. The gradient is negated before anything
+            else, the utility included.
+        foreach: ``True`` for the multi-tensor path, ``False`` for the plain rule on
+            one tensor at a time, ``None`` for the faster one.
+        capturable: Allow ``step()`` inside a CUDA graph; each replay draws new noise.
+        nonfinite: What a NaN or infinite gradient does to a step. ``"raise"`` raises
+            :class:`FloatingPointError` before anything changes, and reads one flag
+            from the device; ``"skip"`` leaves weights, traces and counters as they
+            are, without stopping the device, and counts (:attr:`skipped_steps`). By
+            default ``"raise"`` on CPU and ``"skip"`` on accelerators.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        method: Method,
+        hyper: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
+        noise: NoiseSource | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        nonfinite: Nonfinite | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        if nonfinite not in (None, "raise", "skip"):
+            raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+        if nonfinite == "raise" and capturable:
+            raise ValueError(
+                f"{owner}: nonfinite='raise' reads a flag from the device, which a CUDA graph "
+                "cannot do; use nonfinite='skip' with capturable=True"
+            )
+        self.method = method
+        self.noise = noise if noise is not None else GeneratorNoise()
+        self.nonfinite = nonfinite
+        defaults = {
+            **hyper,
+            **(options or {}),
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "seed": _seed(owner, seed),
+            "noise_step": 0,
+        }
+        super().__init__(params, defaults)
+
+    # ------------------------------------------------------------ configuration
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its hyperparameters are checked, missing ones take the defaults."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check_group(group)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+        # All groups draw from one sequence: a late one joins it where it stands.
+        group["noise_step"] = self.param_groups[0]["noise_step"]
+        group["seed"] = self.param_groups[0]["seed"]
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for name in self.method.hyper:
+            HYPERPARAMETERS[name].check(type(self).__name__, group[name])
+        for index, p in enumerate(group["params"]):
+            if not p.is_floating_point():
+                name = _name(group, index, len(self.param_groups) - 1)
+                raise TypeError(
+                    f"{type(self).__name__}: {name} is {p.dtype}; "
+                    "parameters must be real floating-point tensors"
+                )
+
+    def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
+        """The method's phases under `group`'s options; all groups share the reductions."""
+        return self.method.phases
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether ``GradScaler`` hands over ``grad_scale`` and ``found_inf`` for us to apply."""
+        return any(group["capturable"] for group in self.param_groups)
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many steps non-finite gradients left out; stays on the device until read."""
+        counts = [state["skipped"] for state in self.state.values() if "skipped" in state]
+        if not counts:
+            return torch.zeros(())
+        return torch.stack([c.to(counts[0].device) for c in counts]).amax()
+
+    # --------------------------------------------------------------------- step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Perform one update; with `closure`, evaluate it first and return its loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        batches = self._gather()
+        if batches:
+            with torch.no_grad():
+                self._advance(batches)
+        return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _gather(self) -> list[Batch]:
+        """Collect what this step updates and draw its noise: the one part not compiled."""
+        members = self._members_with_gradient()
+        if not members:
+            return []
+        gated = self._guard_nonfinite(members)
+        batches = self._planned(members, gated)
+        for batch in batches:
+            batch.begin()
+            batch.scalars = self._scalars(batch)
+            batch.load_decays([batch.scalars[decay] for decay in self.method.decays.values()])
+            self._load_derivatives(batch)
+        self._draw_noise(batches)
+        for batch in batches:
+            batch.compile()
+        return batches
+
+    def _advance(self, batches: list[Batch]) -> None:
+        """Everything that computes; no value is read back to the host."""
+        flags = self._finite(batches) if batches[0].gated else {}
+        for batch in {id(b.step): b for b in batches}.values():
+            ok = flags.get(batch.device)
+            batch.step.add_(1 if ok is None else ok)
+            if ok is not None:
+                batch.skipped.add_(ok.logical_not())
+        for batch in batches:
+            names = [f"c_{trace}" for trace in self.method.decays]
+            if any(batch.reads(name) for name in names):
+                batch.scalars.update(zip(names, batch.corrections(), strict=True))
+        for index in range(len(batches[0].phases)):
+            for batch in batches:
+                batch.run(index, flags.get(batch.device))
+            self._reduce(batches, index)
+
+    # ------------------------------------------------------------------- gather
+    def _members_with_gradient(self) -> list[Member]:
+        found = []
+        offset = 0
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                size = p.numel()
+                grad = p.grad
+                if grad is not None and size > 0:
+                    if grad.layout is not torch.strided:
+                        raise TypeError(
+                            f"{type(self).__name__}: the gradient of {_name(group, i, g)} is "
+                            f"sparse ({grad.layout}); only dense gradients are supported"
+                        )
+                    found.append(Member(g, i, offset, p))
+                offset += size
+        return found
+
+    def _guard_nonfinite(self, members: list[Member]) -> bool:
+        """Whether writes must wait for the device's flag; in mode ``"raise"``, check now."""
+        if getattr(self, "found_inf", None) is not None:
+            return True
+        mode = self.nonfinite
+        if mode is None:
+            capturable = any(group["capturable"] for group in self.param_groups)
+            on_cpu = all(m.param.device.type == "cpu" for m in members)
+            mode = "raise" if on_cpu and not capturable else "skip"
+        if mode == "raise":
+            self._raise_nonfinite(members)
+        return mode == "skip"
+
+    def _raise_nonfinite(self, members: list[Member]) -> None:
+        # Norms are one cheap pass. They may overflow though every element is finite, so what
+        # they suspect is looked at again.
+        values = [(m, what, t) for m in members for what, t in _derivatives(m.param)]
+        alike: dict[Any, list[Tensor]] = defaultdict(list)
+        for _, _, t in values:
+            alike[t.device, t.dtype].append(t)
+        if all(
+            bool((torch.stack(torch._foreach_norm(ts)) < torch.inf).all()) for ts in alike.values()
+        ):
+            return
+        for m, what, t in values:
+            if not bool(t.isfinite().all()):
+                raise FloatingPointError(
+                    f"{type(self).__name__}: the {what} of {self._name(m)} is not finite; "
+                    "nothing was updated. nonfinite='skip' leaves such steps out instead"
+                )
+
+    def _planned(self, members: list[Member], gated: bool) -> list[Batch]:
+        """The batches for these parameters: last step's where nothing structural changed."""
+        plan: Plan | None = self.__dict__.get("_plan")
+        key = self._structure(members, gated)
+        if plan is not None and plan.key == key:
+            return plan.batches
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if capturing:
+            raise RuntimeError(
+                f"{type(self).__name__}: run a step on the same parameters before capturing; "
+                "state that is set up during capture would be set up again at every replay"
+            )
+        self._ensure_state([m.param for m in members])
+        batches = self._batches(members, gated)
+        self._plan = Plan(self._structure(members, gated), batches)
+        return batches
+
+    def _structure(self, members: list[Member], gated: bool) -> Any:
+        """All that a plan depends on; equal keys mean that it still holds."""
+        params = tuple(
+            (id(m.param), m.param.dtype, m.param.device, *map(id, self.state[m.param].values()))
+            for m in members
+        )
+        options = tuple((g["foreach"], g.get("protect")) for g in self.param_groups)
+        return params, options, gated
+
+    def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
+        sets: dict[Any, list[Member]] = defaultdict(list)
+        for m in members:
+            clock = id(self.state[m.param]["step"])
+            sets[m.group, m.param.dtype, clock, self._kind(m.param)].append(m)
+        return [self._batch(some, gated) for some in sets.values()]
+
+    def _kind(self, p: Tensor) -> Kind:
+        """Parameters of different kinds never share a batch."""
+        return None
+
+    def _batch(self, members: list[Member], gated: bool) -> Batch:
+        params = [m.param for m in members]
+        group = self.param_groups[members[0].group]
+        targets = {"w": params}
+        for name in self._weight_states():
+            targets[name] = [self.state[p][name] for p in params]
+        batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
+        batch.row_counts = [p.shape[0] if p.dim() > 1 else 1 for p in params]
+        if any(phase is not None and phase.reduce == "row_norm" for phase in batch.phases):
+            batch.row_names = frozenset({"eta"})
+        for name in self._weight_states():
+            for p, tensor in zip(params, batch.targets[name], strict=True):
+                self.state[p][name] = tensor
+        return batch
+
+    def _new_batch(
+        self,
+        group: dict[str, Any],
+        members: list[Member],
+        clock_of: Tensor,
+        phases: tuple[Phase | None, ...],
+        targets: dict[str, list[Tensor]],
+        gated: bool,
+    ) -> Batch:
+        clock = self.state[clock_of]
+        return Batch(
+            group,
+            members,
+            clock["step"],
+            clock["skipped"],
+            compute_dtype(clock_of.dtype),
+            phases,
+            targets,
+            row_counts=[],
+            row_names=frozenset(),
+            gated=gated,
+            foreach=group["foreach"] is None or bool(group["foreach"]),
+        )
+
+    def _weight_states(self) -> tuple[str, ...]:
+        """States that are kept for every weight."""
+        return self.method.states
+
+    # ------------------------------------------------------------- this step's values
+    def _scalars(self, batch: Batch) -> dict[str, Any]:
+        scalars = {name: batch.group[name] for name in self.method.hyper}
+        lr = scalars["lr"]
+        if isinstance(lr, Tensor):
+            scalars["lr"] = lr.reshape(()).to(batch.device, batch.dtype, non_blocking=True)
+        if "betas" in scalars:
+            scalars["beta1"], scalars["beta2"] = scalars.pop("betas")
+        return scalars
+
+    def _load_derivatives(self, batch: Batch) -> None:
+        params = batch.targets["w"]
+        batch.load_derivative("g", [p.grad for p in params], self._factor(batch, scaled=True))  # type: ignore[misc]
+        if batch.reads("h"):
+            h = [self._take_curvature(m) for m in batch.members]
+            batch.load_derivative("h", h, self._factor(batch, scaled=False))
+
+    def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
+        """What makes derivatives of a maximised or scaled loss those of what is minimised."""
+        sign = -1.0 if batch.group["maximize"] else 1.0
+        scale = getattr(self, "grad_scale", None) if scaled else None
+        return sign if scale is None else sign / scale.to(batch.device, batch.dtype).reshape(())
+
+    def _take_curvature(self, m: Member) -> Tensor:
+        """The Hessian diagonal that was left on the parameter; good for one step."""
+        h = getattr(m.param, "curvature", None)
+        if h is None and self._moves_nothing(self.param_groups[m.group]):
+            return torch.zeros_like(m.param)
+        if h is None:
+            raise ValueError(
+                f"{type(self).__name__}: order=2 needs curvature and {self._name(m)} has none for "
+                "this step; put the Hessian diagonal on each parameter as `p.curvature` before "
+                "every step"
+            )
+        if h.shape != m.param.shape:
+            raise ValueError(
+                f"{type(self).__name__}: the curvature of {self._name(m)} has shape "
+                f"{tuple(h.shape)}, the parameter {tuple(m.param.shape)}"
+            )
+        del m.param.curvature  # type: ignore[attr-defined]
+        return h.detach()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _moves_nothing(group: dict[str, Any]) -> bool:
+        """Whether the step size is 0: distributed checkpoints set up state by such a step."""
+        return float(group["lr"]) == 0.0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset gradients, and any curvature left on the parameters with them."""
+        super().zero_grad(set_to_none)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if hasattr(p, "curvature"):
+                    del p.curvature
+
+    def _draw_noise(self, batches: list[Batch]) -> None:
+        """Draw this step's perturbations, one call per device, and hand them to the batches."""
+        asking: dict[torch.device, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            if batch.reads("noise"):
+                if batch.group["sigma"] == 0:
+                    batch.absent.add("noise")
+                    batch.lists.pop("noise", None)
+                else:
+                    asking[batch.device].append(batch)
+        for device, some in asking.items():
+            members = [m for batch in some for m in batch.members]
+            doubles = any(m.param.dtype == torch.float64 for m in members)
+            flat = self.noise.draw(
+                [m.param.numel() for m in members],
+                [m.offset for m in members],
+                seed=self.param_groups[0]["seed"],
+                step=self._noise_step(device),
+                device=device,
+                dtype=torch.float64 if doubles else torch.float32,
+            )
+            shares = flat.split([sum(m.param.numel() for m in batch.members) for batch in some])
+            for batch, share in zip(some, shares, strict=True):
+                batch.load_flat("noise", share)
+        for group in self.param_groups:
+            group["noise_step"] += 1
+
+    def _noise_step(self, device: torch.device) -> int | Tensor:
+        """The number of this draw: from the host, or from the device where a graph may replay it.
+
+        On the device it is the sum of all parameters' attempted steps: every step makes
+        it larger, whichever parameters take part.
+        """
+        if device.type != "cuda" or not any(g["capturable"] for g in self.param_groups):
+            return int(self.param_groups[0]["noise_step"])
+        clocks: dict[int, tuple[int, dict[str, Any]]] = {}
+        for state in self.state.values():
+            if "step" in state and state["step"].device == device:
+                count, _ = clocks.get(id(state["step"]), (0, state))
+                clocks[id(state["step"])] = (count + 1, state)
+        attempts = [n * (s["step"] + s["skipped"]) for n, s in clocks.values()]
+        return attempts[0] if len(attempts) == 1 else torch.stack(attempts).sum()
+
+    # -------------------------------------------------------------------- state
+    def _ensure_state(self, params: list[Tensor]) -> None:
+        """Create missing state, and see that parameters share a clock only with their peers.
+
+        A *clock* is a pair of zero-dimensional tensors, ``step`` and ``skipped``.
+        Parameters that have always been updated together share one, so that a step
+        count costs one operation and not one per parameter.
+        """
+        fresh: dict[torch.device, dict[str, Tensor]] = {}
+        for p in params:
+            if "step" not in self.state[p]:
+                if p.device not in fresh:
+                    fresh[p.device] = _clock(p.device)
+                self.state[p].update(fresh[p.device])
+                self._init_state(p, self.state[p])
+        if len(params) < sum("step" in state for state in self.state.values()):
+            self._part_clocks(set(params))
+
+    def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
+        dtype = compute_dtype(p.dtype)
+        for name in self.method.states:
+            if name in self.method.starts_as_weight:
+                state[name] = p.detach().to(dtype, copy=True)
+            else:
+                state[name] = torch.zeros_like(p, dtype=dtype)
+
+    def _part_clocks(self, active: set[Tensor]) -> None:
+        """Give parameters that step now a clock of their own where a peer pauses."""
+        paused = {id(s["step"]) for p, s in self.state.items() if p not in active and "step" in s}
+        parted: dict[int, dict[str, Tensor]] = {}
+        for p in active:
+            state = self.state[p]
+            key = id(state["step"])
+            if key in paused:
+                parted.setdefault(key, {k: state[k].clone() for k in ("step", "skipped")})
+                state.update(parted[key])
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict; traces keep their precision, and nothing is shared with it."""
+        super().load_state_dict(state_dict)
+        # The base class casts every state to its parameter's dtype: undo that.
+        saved = state_dict["state"]
+        keys = [k for group in state_dict["param_groups"] for k in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        clocks: dict[Any, dict[str, Tensor]] = {}
+        for key, p in zip(keys, params, strict=True):
+            if key not in saved:
+                continue
+            state = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()}
+            if "step" in state:
+                reading = (p.device, int(state["step"]), int(state["skipped"]))
+                state.update(clocks.setdefault(reading, {k: state[k] for k in ("step", "skipped")}))
+            self.state[p] = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        return {**super().__getstate__(), **own}
+
+    # ------------------------------------------------------------------ advance
+    def _finite(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
+        """A flag on every device: is all that this step reads finite, on all devices?"""
+        home = batches[0].device
+        largest = [x for batch in batches for x in batch.largest_derivatives()]
+        if len(largest) > 1:
+            largest = [torch.stack([x.to(home, torch.float32) for x in largest]).amax()]
+        ok = largest[0] < torch.inf  # false for NaN
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            ok = ok & (found_inf.to(home).reshape(()) == 0)
+        return {device: ok.to(device) for device in {batch.device for batch in batches}}
+
+    def _reduce(self, batches: list[Batch], index: int) -> None:
+        """Leave ``eta`` for the next phase in every batch that ran this one."""
+        ran = [b for b in batches if b.phases[index] is not None]
+        phase = ran[0].phases[index] if ran else None
+        if phase is None or phase.reduce is None:
+            return
+        trace = phase.writes[0]
+        if phase.reduce == "row_norm":
+            for batch in ran:
+                batch.load_rows("eta", batch.row_norms(trace))
+        else:
+            for batch, eta in zip(ran, self._eta(ran, trace), strict=True):
+                batch.scalars["eta"] = eta
+
+    def _eta(self, batches: list[Batch], trace: str) -> list[Tensor]:
+        """The guarded maximum over all batches, in units of each batch's uncorrected trace."""
+        largest = [batch.largest(trace) for batch in batches]
+        if self._correction_cancels(batches, trace):
+            eta = largest[0] if len(largest) == 1 else torch.stack(largest).amax()
+            return [eta.abs().clamp_min(tiny(batch.dtype)) for batch in batches]
+        place = list(self.method.decays).index(trace)
+        corrections = [batch.corrections()[place] for batch in batches]
+        wide = wide_dtype(batches[0].device)
+        hats = [
+            (u / c).to(batches[0].device, wide) for u, c in zip(largest, corrections, strict=True)
+        ]
+        eta = self._combine(torch.stack(hats).amax()).abs()
+        return [
+            (eta.to(batch.device) * c).to(batch.dtype).clamp_min(tiny(batch.dtype))
+            for batch, c in zip(batches, corrections, strict=True)
+        ]
+
+    def _correction_cancels(self, batches: list[Batch], trace: str) -> bool:
+        """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
+        if type(self)._combine is not RuleOptimizer._combine:
+            return False  # other shards may hold traces of another age
+        decay = self.method.decays[trace]
+        first = batches[0]
+        return all(
+            b.step is first.step
+            and b.dtype == first.dtype
+            and b.scalars[decay] == first.scalars[decay]
+            for b in batches
+        )
+
+    def _combine(self, eta: Tensor) -> Tensor:
+        """Where a sharded model takes the maximum of `eta` over its shards.
+
+        Override with, for example, ``dist.all_reduce(eta, dist.ReduceOp.MAX)``; `eta` is the
+        largest bias-corrected trace here, a zero-dimensional tensor.
+        """
+        return eta
+
+    def _name(self, m: Member) -> str:
+        return _name(self.param_groups[m.group], m.place, m.group)
+
+
+def _derivatives(p: Tensor) -> list[tuple[str, Tensor]]:
+    found = [("gradient", p.grad), ("curvature", getattr(p, "curvature", None))]
+    return [(what, t) for what, t in found if t is not None]
+
+
+def _clock(device: torch.device) -> dict[str, Tensor]:
+    """A step count and a skip count."""
+    return {n: torch.zeros((), dtype=torch.int64, device=device) for n in ("step", "skipped")}
+
+
+def _name(group: dict[str, Any], index: int, group_index: int) -> str:
+    """What to call a parameter in a message."""
+    shape = tuple(group["params"][index].shape)
+    if "param_names" in group:
+        return f"parameter '{group['param_names'][index]}' of shape {shape}"
+    return f"parameter {index} of group {group_index}, of shape {shape},"
+
+
+def _seed(owner: str, seed: int | None) -> int:
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{owner}: seed must be an int, got {seed!r}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{owner}: seed must be in [0, 2**63), got {seed!r}")
+    return seed

@@ -1,0 +1,332 @@
+"""A batch: tensors that one rule updates together, and how it reads and writes them.
+
+Parameters arrive as a list of tensors. A rule can run on them
+
+- one tensor at a time, as it is written (``foreach=False``, the reference),
+- as a list, through a foreach program that writes in place, or
+- *packed*: laid end to end in one tensor. Where a flag on the device decides whether a
+  step counts, old values must survive until the flag is known. One packed tensor then
+  needs one conditional write where a list needs one per parameter, and every reduction
+  is a single call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from upgd.optim.features import FeatureLayer
+from upgd.optim.program import Program, compiled
+from upgd.optim.rule import Phase
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of traces and arithmetic for parameters of `dtype`."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of the device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number: what a zero denominator is replaced by."""
+    return torch.finfo(dtype).tiny
+
+
+class Member(NamedTuple):
+    """A parameter and where it stands: group, place in the group, elements before it."""
+
+    group: int
+    place: int
+    offset: int
+    param: Tensor
+
+
+class Packed(NamedTuple):
+    """One tensor with the elements of several, and views of it shaped like each."""
+
+    flat: Tensor
+    views: list[Tensor]
+
+    @classmethod
+    def like(cls, tensors: list[Tensor], dtype: torch.dtype) -> Packed:
+        """Uninitialised room for `tensors`."""
+        total = sum(t.numel() for t in tensors)
+        flat = torch.empty(total, dtype=dtype, device=tensors[0].device)
+        return cls(flat, unpack(flat, tensors))
+
+
+def unpack(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views of `flat`, one for each tensor of `like` and of its shape."""
+    parts = flat.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
+
+
+@dataclass
+class Batch:
+    """What a phase reads and writes. Lives from step to step while nothing structural changes.
+
+    Attributes:
+        group: The parameter group.
+        members: The parameters; empty in a batch of features.
+        step, skipped: The clock that its parameters share.
+        dtype: Of the arithmetic.
+        phases: What to run; None where this batch sits a phase out.
+        targets: Where results go: the parameters for ``"w"``, else the states. One tensor
+            per parameter (in a batch of features: one vector per layer).
+        row_counts: How many rows each parameter has.
+        row_names: Arguments that have one value per row instead of one per weight.
+        gated: Whether writes obey a flag on the device.
+        foreach: Whether to use foreach programs instead of the plain rule.
+        lists: What the rules read for every weight, by name, for this step: a list with a
+            tensor per parameter, or one tensor where the batch is packed.
+        scalars: The rules' scalar arguments by name, for this step.
+        spare: Lists of this step that may be overwritten.
+        absent: List arguments that the rules are to treat as zero in this step.
+        layers: The feature layers, in a batch of features.
+        feature_index: For each parameter, which of all batches' layers it leads into.
+    """
+
+    group: dict[str, Any]
+    members: list[Member]
+    step: Tensor
+    skipped: Tensor
+    dtype: torch.dtype
+    phases: tuple[Phase | None, ...]
+    targets: dict[str, list[Tensor]]
+    row_counts: list[int]
+    row_names: frozenset[str]
+    gated: bool
+    foreach: bool
+    lists: dict[str, list[Tensor] | Tensor] = field(default_factory=dict)
+    scalars: dict[str, Any] = field(default_factory=dict)
+    spare: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    layers: list[FeatureLayer] = field(default_factory=list)
+    feature_index: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.packed = self.gated and self.foreach
+        self._rooms: dict[str, Packed] = {}
+        self._row_of_weight: Tensor | None = None
+        self._programs: list[Program | None] = []
+        self._programs_for: Any = None
+        self._decays_for: list[float] = []
+        self.decays: Tensor | None = None
+        if self.packed:
+            for name, tensors in self.targets.items():
+                room = self._rooms[name] = Packed.like(tensors, self.dtype)
+                if name != "w":  # states move in for good, weights visit
+                    torch._foreach_copy_(room.views, tensors)
+                    self.targets[name] = room.views
+
+    @property
+    def device(self) -> torch.device:
+        return self.step.device
+
+    def reads(self, name: str) -> bool:
+        """Whether some phase of this batch has an argument called `name`."""
+        return any(phase is not None and name in phase.reads for phase in self.phases)
+
+    # --------------------------------------------------------------------- read
+    def begin(self) -> None:
+        """Forget the last step and read the targets anew."""
+        self.spare = set() if self.gated else set(self.targets)
+        self.absent = set()
+        self.lists = {}
+        for name, tensors in self.targets.items():
+            if name == "w" or not self.packed:
+                self.load(name, tensors)
+            else:
+                self.lists[name] = self._rooms[name].flat
+        if self.packed and self.row_names and self._row_of_weight is None:
+            self._row_of_weight = _row_of_weight(self.targets["w"], self.row_counts)
+
+    def load(self, name: str, tensors: list[Tensor]) -> None:
+        """Make `tensors` the rules' argument `name`, in this batch's dtype and layout."""
+        if self.packed:
+            if name not in self._rooms:
+                self._rooms[name] = Packed.like(tensors, self.dtype)
+            room = self._rooms[name]
+            torch._foreach_copy_(room.views, tensors)
+            self.lists[name] = room.flat
+        elif tensors[0].dtype == self.dtype:
+            self.lists[name] = tensors
+        else:
+            self.lists[name] = [t.to(self.dtype) for t in tensors]
+
+    def load_derivative(self, name: str, tensors: list[Tensor], factor: float | Tensor) -> None:
+        """Load `tensors` times `factor`."""
+        self.load(name, tensors)
+        loaded = self.lists[name]
+        if isinstance(factor, Tensor) or factor != 1.0:
+            if isinstance(loaded, Tensor):
+                loaded.mul_(factor)
+            else:
+                self.lists[name] = list(torch._foreach_mul(loaded, factor))
+        if self.lists[name] is not tensors:
+            self.spare.add(name)
+
+    def load_flat(self, name: str, flat: Tensor) -> None:
+        """Load numbers that are laid end to end already and may be overwritten."""
+        flat = flat.to(self.dtype)
+        self.lists[name] = flat if self.packed else unpack(flat, self.targets["w"])
+        self.spare.add(name)
+
+    def load_rows(self, name: str, rows: list[Tensor]) -> None:
+        """Load `rows`, for each parameter a vector with a value per row."""
+        rows = [r.to(self.dtype) for r in rows]
+        if not self.packed:
+            shapes = [(-1, *[1] * (p.dim() - 1)) for p in self.targets["w"]]
+            self.lists[name] = [r.view(shape) for r, shape in zip(rows, shapes, strict=True)]
+            return
+        assert self._row_of_weight is not None
+        self.lists[name] = torch.cat(rows).index_select(0, self._row_of_weight)
+
+    # ---------------------------------------------------------------------- run
+    def compile(self) -> None:
+        """Find the programs for what this step reads."""
+        if not self.foreach:
+            return
+        tensor_lr = isinstance(self.scalars["lr"], Tensor)
+        key = (frozenset(self.spare), frozenset(self.absent), tensor_lr)
+        if key != self._programs_for:
+            self._programs_for = key
+            self._programs = [self._program(i) for i in range(len(self.phases))]
+
+    def _program(self, index: int) -> Program | None:
+        phase = self.phases[index]
+        if phase is None:
+            return None
+        reads = set(phase.reads)
+        later = {n for other in self.phases[index + 1 :] if other for n in other.reads}
+        spare = (self.spare - later - self.targets.keys()) | (self.spare & set(phase.writes))
+        lists = self.lists.keys() | self.row_names
+        return compiled(
+            phase.fn,
+            phase.reads,
+            phase.writes,
+            lists=frozenset(reads & lists),
+            on_device=frozenset(n for n in reads - lists if self._is_device_scalar(n)),
+            absent=frozenset(reads & self.absent),
+            broadcast=frozenset() if self.packed else frozenset(reads & self.row_names),
+            owned=frozenset(reads & spare),
+            packed=self.packed,
+        )
+
+    def _is_device_scalar(self, name: str) -> bool:
+        value = self.scalars.get(name)
+        return name == "eta" or name.startswith("c_") or isinstance(value, Tensor)
+
+    def run(self, index: int, ok: Tensor | None) -> None:
+        """Run one phase and store its results, on condition of `ok` where there is such a flag."""
+        phase = self.phases[index]
+        if phase is None:
+            return
+        values = {**self.lists, **self.scalars}
+        program = self._programs[index] if self.foreach else None
+        results = program(values) if program is not None else self._plain(phase, values)
+        # Weights last: a state may be a copy of the weights as they were.
+        for name, new in sorted(results, key=lambda result: result[0] == "w"):
+            if ok is None:
+                if new is not self.targets[name]:
+                    torch._foreach_copy_(self.targets[name], new)
+            else:
+                self._store_if(ok, name, new)
+
+    def _plain(self, phase: Phase, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The rule as it is written, one tensor at a time: the reference for every faster way."""
+        columns: list[list[Tensor]] = [[] for _ in phase.writes]
+        for i in range(len(self.targets[phase.writes[0]])):
+            arguments: list[Any] = []
+            for name in phase.reads:
+                value = 0.0 if name in self.absent else values[name]
+                arguments.append(value[i] if isinstance(value, list) else value)
+            result = phase.fn(*arguments)
+            results = result if isinstance(result, tuple) else (result,)
+            for column, one in zip(columns, results, strict=True):
+                column.append(one)
+        return list(zip(phase.writes, columns, strict=True))
+
+    def _store_if(self, ok: Tensor, name: str, new: Any) -> None:
+        """Write `new` where the flag is set, else what was there; nothing is read back."""
+        targets, old = self.targets[name], self.lists[name]
+        if isinstance(old, Tensor):
+            torch.where(ok, new, old, out=old)
+            if name == "w":
+                torch._foreach_copy_(targets, self._rooms["w"].views)
+        else:
+            kept = [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)]
+            torch._foreach_copy_(targets, kept)
+
+    # ------------------------------------------------------------------ scalars
+    def load_decays(self, values: list[float]) -> None:
+        """Have `values` on the device, put there without a copy from the host."""
+        if values and values != self._decays_for:
+            dtype = wide_dtype(self.device)
+            full = [torch.full((), v, dtype=dtype, device=self.device) for v in values]
+            self.decays, self._decays_for = torch.stack(full), values
+
+    def corrections(self) -> list[Tensor]:
+        """``1 - decay ** t`` of each decay, in double precision until it is used."""
+        assert self.decays is not None
+        return list((1 - torch.pow(self.decays, self.step)).to(self.dtype).unbind())
+
+    # ------------------------------------------------------------------- reduce
+    def largest(self, name: str) -> Tensor:
+        """The largest element of a state, on the device."""
+        return _largest(self.lists[name])
+
+    def row_norms(self, name: str) -> list[Tensor]:
+        """For each tensor of a state, the norm of every row; never zero."""
+        norms = [
+            row_norms(u.reshape(rows, -1))
+            for u, rows in zip(self.targets[name], self.row_counts, strict=True)
+        ]
+        return list(torch._foreach_clamp_min(norms, tiny(self.dtype)))
+
+    def largest_derivatives(self) -> list[Tensor]:
+        """The largest magnitude of each derivative that this step reads; NaN where one is."""
+        names = [name for name in ("g", "h", "f", "s") if name in self.lists]
+        return [_largest_magnitude(self.lists[name]) for name in names]
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """The norm of every row; squares of small utilities would underflow in single precision."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=wide_dtype(rows.device))
+    return norms.to(rows.dtype)
+
+
+def _largest(tensors: list[Tensor] | Tensor) -> Tensor:
+    if isinstance(tensors, Tensor):
+        return tensors.amax()
+    if torch.compiler.is_compiling():  # which cannot trace _foreach_max
+        return torch.stack([t.amax() for t in tensors]).amax()
+    return torch.stack(torch._foreach_max(tensors)).amax()
+
+
+def _largest_magnitude(tensors: list[Tensor] | Tensor) -> Tensor:
+    if isinstance(tensors, Tensor):
+        largest: Tensor = torch.linalg.vector_norm(tensors, math.inf)
+        return largest
+    return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
+
+
+def _row_of_weight(params: list[Tensor], row_counts: list[int]) -> Tensor:
+    """For every weight of the packed parameters, the number of its row."""
+    device = params[0].device
+    pieces, first = [], 0
+    for p, rows in zip(params, row_counts, strict=True):
+        numbers = torch.arange(first, first + rows, dtype=torch.int32, device=device)
+        pieces.append(numbers.repeat_interleave(p.numel() // rows, output_size=p.numel()))
+        first += rows
+    return torch.cat(pieces)

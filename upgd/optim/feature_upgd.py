@@ -1,0 +1,272 @@
+"""UPGD with one utility per hidden feature instead of one per weight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from upgd.optim.base import Common, Params
+from upgd.optim.batch import Batch, Member, compute_dtype
+from upgd.optim.features import FeatureLayer, Features
+from upgd.optim.perturbed import SGDW_METHOD
+from upgd.optim.rule import Method, Phase
+from upgd.optim.upgd import (
+    Scaling,
+    UtilityOptimizer,
+    update_non_protecting,
+    update_protecting,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+# ------------------------------------------------------------------------- the rule
+def trace_first_order(f: Any, utility: Any, beta_utility: Any) -> Any:
+    """u ← β·u + (1-β)·(-f)"""
+    return beta_utility * utility - (1 - beta_utility) * f
+
+
+def trace_second_order(f: Any, s: Any, utility: Any, beta_utility: Any) -> Any:
+    """u ← β·u + (1-β)·(½·s - f)"""
+    return beta_utility * utility + (1 - beta_utility) * (0.5 * s - f)
+
+
+@cache
+def feature_upgd_method(
+    scaling: Scaling = "global", order: int = 1, protect: bool = True
+) -> Method:
+    """The method for one of the eight feature-wise variants.
+
+    The second phase is weight-wise UPGD's, with each feature's utility broadcast to the
+    weights that lead into it. Parameters that lead into no feature take SGDW's instead.
+    """
+    return Method(
+        hyper=("lr", "weight_decay", "sigma", "beta_utility"),
+        states=("utility",),
+        decays={"utility": "beta_utility"},
+        phases=(
+            Phase(
+                trace_second_order if order == 2 else trace_first_order,
+                writes=("utility",),
+                reduce="max" if scaling == "global" else "row_norm",
+                over="features",
+            ),
+            Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
+        ),
+    )
+
+
+# --------------------------------------------------------------------- the optimizer
+class FeatureUPGD(UtilityOptimizer):
+    r"""UPGD with a utility per hidden feature.
+
+    .. math::
+        w_{j\cdot} \leftarrow (1 - \alpha\lambda)\, w_{j\cdot}
+            - \alpha\, (g_{j\cdot} + \xi)\,(1 - \bar u_j)
+
+    for every weight and bias into feature :math:`j`, where :math:`\bar u_j` scales the
+    trace of :math:`-f_j` (``order=2``: :math:`\tfrac12 s_j - f_j`), the derivatives of the
+    loss with respect to a gate on that feature's output. ``scaling="global"`` divides by
+    the largest utility of all features of all layers, ``"local"`` by the norm over the
+    layer. The output layer takes gradient descent with weight decay and without noise.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
+        features: What measures the gates; see :class:`~upgd.Features` for which outputs
+            count as features and which layer is the output.
+        lr, weight_decay, beta_utility, sigma, scaling, order, protect: See
+            :class:`~upgd.UPGD`; ``order=2`` reads ``layer.second`` of every layer.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
+            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+
+    Example:
+        >>> import torch, upgd
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> opt = upgd.FeatureUPGD(model.parameters(), features=upgd.Features(model))
+        >>> model(torch.ones(3, 4)).square().mean().backward()
+        >>> opt.step()
+        >>> opt.scaled_utility(model[0].weight).shape  # one per feature
+        torch.Size([8])
+    """
+
+    build = staticmethod(feature_upgd_method)
+    _step_supports_amp_scaling = True  # gates see the scaled loss, so the scale must be known
+
+    def __init__(
+        self,
+        params: Params,
+        features: Features,
+        lr: float | Tensor = 0.01,
+        weight_decay: float = 0.0,
+        beta_utility: float = 0.999,
+        sigma: float = 0.01,
+        scaling: Scaling = "global",
+        order: int = 1,
+        protect: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        if not isinstance(features, Features):
+            raise TypeError(f"FeatureUPGD: features must be upgd.Features(model), got {features!r}")
+        self.features = features
+        super().__init__(
+            params,
+            {"lr": lr, "weight_decay": weight_decay, "sigma": sigma, "beta_utility": beta_utility},
+            scaling=scaling,
+            order=order,
+            protect=protect,
+            **common,
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset gradients and the derivatives of the gates."""
+        super().zero_grad(set_to_none)
+        self.features.reset()
+
+    # -------------------------------------------------------------------- state
+    def _owner(self, layer: FeatureLayer) -> Tensor:
+        """The parameter that keeps the layer's utility: its first in this optimizer."""
+        held = {p for group in self.param_groups for p in group["params"]}
+        return next(p for p in layer.params if p in held)
+
+    def _weight_states(self) -> tuple[str, ...]:
+        return ()
+
+    def _ensure_state(self, params: list[Tensor]) -> None:
+        layers = {layer for p in params if (layer := self.features.of(p)) is not None}
+        owners = {self._owner(layer): layer for layer in layers}
+        super()._ensure_state(list(dict.fromkeys([*params, *owners])))
+        for owner, layer in owners.items():
+            if "utility" not in self.state[owner]:
+                dtype = compute_dtype(owner.dtype)
+                self.state[owner]["utility"] = torch.zeros(
+                    layer.size, dtype=dtype, device=owner.device
+                )
+
+    def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
+        pass
+
+    # ------------------------------------------------------------------- gather
+    def _kind(self, p: Tensor) -> bool:
+        return self.features.of(p) is not None
+
+    def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
+        batches = super()._batches(members, gated)
+        found = [self.features.of(m.param) for m in members]
+        places = {p: g for g, group in enumerate(self.param_groups) for p in group["params"]}
+        sets: dict[Any, list[FeatureLayer]] = defaultdict(list)
+        for layer in dict.fromkeys(layer for layer in found if layer is not None):
+            owner = self._owner(layer)
+            sets[places[owner], owner.dtype, id(self.state[owner]["step"])].append(layer)
+        for (g, _, _), layers in sets.items():
+            batches.append(self._feature_batch(self.param_groups[g], layers, gated))
+        order = {layer: i for i, layer in enumerate(x for b in batches for x in b.layers)}
+        for batch in batches:
+            if batch.row_names:
+                into = [self.features.of(m.param) for m in batch.members]
+                batch.feature_index = [order[layer] for layer in into if layer is not None]
+        return batches
+
+    def _batch(self, members: list[Member], gated: bool) -> Batch:
+        batch = super()._batch(members, gated)
+        layers = [layer for m in members if (layer := self.features.of(m.param))]
+        batch.row_counts = [layer.size for layer in layers]
+        batch.row_names = frozenset({"utility"} if layers else ())
+        batch.phases = (None, batch.phases[1] if layers else SGDW_METHOD.phases[0])
+        return batch
+
+    def _feature_batch(
+        self, group: dict[str, Any], layers: list[FeatureLayer], gated: bool
+    ) -> Batch:
+        owners = [self._owner(layer) for layer in layers]
+        targets = {"utility": [self.state[p]["utility"] for p in owners]}
+        phases = (self._phases(group)[0], None)
+        batch = self._new_batch(group, [], owners[0], phases, targets, gated)
+        batch.row_counts = [1] * len(layers)  # a layer's features are scaled together
+        for owner, utility in zip(owners, batch.targets["utility"], strict=True):
+            self.state[owner]["utility"] = utility
+        batch.layers = layers
+        return batch
+
+    def _structure(self, members: list[Member], gated: bool) -> Any:
+        return super()._structure(members, gated), self.features.count
+
+    def _gather(self) -> list[Batch]:
+        batches: list[Batch] = super()._gather()
+        self.features.reset()
+        return batches
+
+    def _load_derivatives(self, batch: Batch) -> None:
+        if not batch.layers:
+            super()._load_derivatives(batch)
+            return
+        scaler_ran = getattr(self, "found_inf", None) is not None
+        if scaler_ran and getattr(self, "grad_scale", None) is None:
+            raise RuntimeError(
+                "FeatureUPGD: after scaler.unscale_() the loss scale that the gates saw is not "
+                "known; leave the unscaling to scaler.step()"
+            )
+        first = [self._measured(batch, layer, "first") for layer in batch.layers]
+        batch.load_derivative("f", first, self._factor(batch, scaled=True))
+        if self.order == 2:
+            second = [self._measured(batch, layer, "second") for layer in batch.layers]
+            batch.load_derivative("s", second, self._factor(batch, scaled=False))
+
+    def _measured(
+        self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
+    ) -> Tensor:
+        values: Tensor | None = getattr(layer, which)
+        if values is not None:
+            return values
+        if self._moves_nothing(batch.group):
+            return torch.zeros(layer.size, device=batch.device, dtype=batch.dtype)
+        if which == "second":
+            raise ValueError(
+                f"FeatureUPGD: order=2 needs curvature and layer {layer.name!r} has none for this "
+                "step; set `layer.second` before every step"
+            )
+        raise RuntimeError(
+            f"FeatureUPGD: layer {layer.name!r} has gradients but its gates were not measured; run "
+            "the forward pass through the model given to Features, with gradients enabled"
+        )
+
+    def _raise_nonfinite(self, members: list[Member]) -> None:
+        super()._raise_nonfinite(members)
+        for layer in self.features.layers:
+            for values in (layer.first, layer.second):
+                if values is not None and not bool(values.isfinite().all()):
+                    raise FloatingPointError(
+                        f"FeatureUPGD: a gate derivative of layer {layer.name!r} is not finite; "
+                        "nothing was updated. nonfinite='skip' leaves such steps out instead"
+                    )
+
+    # ------------------------------------------------------------------ advance
+    def _reduce(self, batches: list[Batch], index: int) -> None:
+        """Hand each feature's utility Û/η to the weights that lead into it."""
+        measured = [batch for batch in batches if batch.layers]
+        if index > 0 or not measured:
+            return
+        etas = self._eta(measured, "utility") if self.scaling == "global" else []
+        scaled: list[Tensor] = []
+        for i, batch in enumerate(measured):
+            eta = etas[i] if etas else batch.row_norms("utility")
+            scaled += torch._foreach_div(batch.targets["utility"], eta)
+        for batch in batches:
+            if batch.row_names:
+                batch.load_rows("utility", [scaled[i] for i in batch.feature_index])
+                batch.scalars["eta"] = 1.0  # it is in the utility already
+
+    # ------------------------------------------------------------------ looking
+    def _corrected(self, p: Tensor) -> Tensor:
+        layer = self.features.of(p)
+        return super()._corrected(p if layer is None else self._owner(layer))
+
+    def utility(self, p: Tensor) -> Tensor:
+        """The bias-corrected utility of each feature that `p` leads into: a vector."""
+        layer = self.features.of(p)
+        return super().utility(p if layer is None else self._owner(layer))

@@ -1,0 +1,234 @@
+"""Measures how much the loss depends on each hidden feature of an ordinary model.
+
+The paper puts a gate, fixed at 1, on the output of every hidden feature and takes the
+loss's derivative with respect to it. That derivative is ``Σ h · ∂L/∂h`` over the
+samples of the batch (and the positions of a channel), so no gate has to be built into
+the model: hooks see ``h`` in the forward and ``∂L/∂h`` in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
+    *(nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Sigmoid),
+    *(nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink),
+    *(nn.Threshold, nn.Identity),
+)
+"""Modules that are taken for the activation of the layer they directly follow."""
+
+
+@dataclass(eq=False)
+class FeatureLayer:
+    """The features of one layer and what leads into them.
+
+    Attributes:
+        name: The layer's name in the model.
+        module: A linear or convolutional layer.
+        params: Parameters into the features, the weight first; each has one entry per
+            feature along dimension 0.
+        gated: Name of the module on whose output the gates sit, known after a forward
+            pass.
+        first: ``∂L/∂gate`` per feature, summed over backward passes since the last
+            step; None before one.
+        second: ``∂²L/∂gate²`` per feature, set by a curvature method.
+    """
+
+    name: str
+    module: nn.Module
+    params: list[Tensor]
+    gated: str = ""
+    first: Tensor | None = None
+    second: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of features."""
+        return self.params[0].shape[0]
+
+    def add(self, h: Tensor, gradient: Tensor) -> None:
+        """Add one backward pass: `h` and ``∂L/∂h`` of the same shape."""
+        dims = h.dim()
+        axis = dims - 1
+        if isinstance(self.module, _CONVOLUTIONS):
+            axis = dims - 1 - len(self.module.kernel_size)
+        product = (h * gradient).movedim(axis, 0).reshape(self.size, -1).sum(1, dtype=self._dtype)
+        self.first = product if self.first is None else self.first + product
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        double = self.params[0].dtype == torch.float64
+        return torch.float64 if double else torch.float32
+
+
+@dataclass
+class _Tap:
+    """The gate's place in one forward pass: the latest output that still is the feature."""
+
+    layer: FeatureLayer
+    handle: Any = None
+    norms: list[nn.Module] = field(default_factory=list)
+
+
+class Features:
+    """The hidden features of a model, watched by hooks.
+
+    *Which outputs count.* Every ``nn.Linear`` unit and every ``nn.Conv1d/2d/3d`` channel
+    is a feature, except those of the output layer. Its gate sits on the output of the
+    activation module that directly follows the layer; a normalisation or dropout module in
+    between is passed, and a normalisation's scale and shift count as leading into the
+    features. Where no activation module follows (there is none, or it is a function such as
+    ``F.relu``), the gate sits on the layer's own output, which is the same thing for
+    activations with ``σ'(a)·a = σ(a)``, such as ReLU and LeakyReLU, and is not for others:
+    use modules there. ``print(features)`` tells what was found.
+
+    *What the output layer is.* The last linear or convolutional layer in the order of
+    ``model.modules()``, unless `output` names one or several.
+
+    Derivatives are recorded only while gradients are enabled, summed over backward passes
+    as ``.grad`` is, and reset by the optimizer's ``step()`` and ``zero_grad()``.
+
+    Args:
+        model: Any module; it is not changed, only observed.
+        output: Name or names of the output layers.
+        layers: Names of the layers whose units are features; by default all others.
+
+    Example:
+        >>> import torch, upgd
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> upgd.Features(model)
+        Features(
+          0: 8 features, gates on the output of ... (known after a forward pass)
+          output: 2
+        )
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        output: str | Iterable[str] | None = None,
+        layers: Iterable[str] | None = None,
+    ) -> None:
+        modules = dict(model.named_modules())
+        candidates = [n for n, m in modules.items() if isinstance(m, (nn.Linear, *_CONVOLUTIONS))]
+        if not candidates:
+            raise ValueError("Features: the model has no linear or convolutional layer")
+        outputs = (
+            [candidates[-1]]
+            if output is None
+            else [output]
+            if isinstance(output, str)
+            else list(output)
+        )
+        names = [n for n in candidates if n not in outputs] if layers is None else list(layers)
+        for name in (*outputs, *names):
+            if name not in candidates:
+                raise ValueError(
+                    f"Features: {name!r} is not a linear or convolutional layer of the model; "
+                    f"these are: {', '.join(candidates)}"
+                )
+        both = set(outputs) & set(names)
+        if both:
+            raise ValueError(f"Features: {sorted(both)} cannot be both feature and output layers")
+        if not names:
+            raise ValueError(
+                f"Features: {outputs[0]!r} is the output and there is no other layer, "
+                "so there are no hidden features"
+            )
+        self.output = tuple(outputs)
+        self.layers = [self._layer(name, modules[name]) for name in names]
+        self._names = {module: name for name, module in modules.items()}
+        self._of = {p: layer for layer in self.layers for p in layer.params}
+        self._handles: list[Any] = []
+        for layer in self.layers:
+            self._handles.append(layer.module.register_forward_hook(self._on_layer))
+        self._by_module = {layer.module: layer for layer in self.layers}
+        passing: tuple[type[nn.Module], ...] = (
+            *ACTIVATIONS,
+            *_NORMS,
+            nn.modules.dropout._DropoutNd,
+        )
+        for module in modules.values():
+            if isinstance(module, passing):
+                self._handles.append(module.register_forward_hook(self._on_follower))
+
+    @staticmethod
+    def _layer(name: str, module: nn.Module) -> FeatureLayer:
+        bias = module.bias
+        params = [module.weight] if bias is None else [module.weight, bias]
+        return FeatureLayer(name, module, params)  # type: ignore[arg-type]
+
+    def of(self, p: Tensor) -> FeatureLayer | None:
+        """The layer whose features `p` leads into; None for an output layer's parameter."""
+        return self._of.get(p)
+
+    @property
+    def count(self) -> int:
+        """The number of parameters that lead into features; a forward pass may find more."""
+        return len(self._of)
+
+    def reset(self) -> None:
+        """Forget the derivatives recorded so far."""
+        for layer in self.layers:
+            layer.first = layer.second = None
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -------------------------------------------------------------------- hooks
+    def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
+            self._sit(_Tap(self._by_module[module]), module, output)
+
+    def _on_follower(self, module: nn.Module, args: Any, output: Any) -> None:
+        tap = getattr(args[0], "_upgd_tap", None) if args else None
+        if not isinstance(tap, _Tap) or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        if isinstance(module, _NORMS):
+            self._adopt(tap.layer, module)
+        tap.handle.remove()
+        self._sit(tap, module, output, final=isinstance(module, ACTIVATIONS))
+
+    def _sit(self, tap: _Tap, module: nn.Module, h: Tensor, final: bool = False) -> None:
+        """Put the gate on `h`; let a following module move it unless this is its last place."""
+        value = h.detach()
+        version = h._version
+        layer = tap.layer
+        layer.gated = self._names[module]
+
+        def on_backward(gradient: Tensor) -> None:
+            if value._version != version:
+                raise RuntimeError(
+                    f"Features: the output of {self._names[module]!r} was changed in place after "
+                    "it was recorded; use the out-of-place version of the module that follows it"
+                )
+            layer.add(value, gradient.detach())
+
+        tap.handle = h.register_hook(on_backward)
+        h._upgd_tap = None if final else tap  # type: ignore[attr-defined]
+
+    def _adopt(self, layer: FeatureLayer, norm: nn.Module) -> None:
+        for p in (norm.weight, norm.bias):
+            if isinstance(p, Tensor) and p.shape == (layer.size,) and p not in self._of:
+                layer.params.append(p)
+                self._of[p] = layer
+
+    def __repr__(self) -> str:
+        lines = [
+            f"  {layer.name}: {layer.size} features, gates on the output of "
+            f"{layer.gated or '... (known after a forward pass)'}"
+            for layer in self.layers
+        ]
+        return "\n".join(["Features(", *lines, f"  output: {', '.join(self.output)}", ")"])

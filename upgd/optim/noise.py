@@ -1,0 +1,104 @@
+"""Where the perturbations come from.
+
+A noise source is asked for standard normal numbers and told the seed, the step and the
+position of each parameter; it must return the same numbers for the same question. So
+the integers in an optimizer's state dict determine every perturbation: nothing has to
+be saved from a generator, and a run that is stopped and resumed is the run that was
+never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+class NoiseSource(Protocol):
+    """What an optimizer asks of a noise source."""
+
+    def draw(
+        self,
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        *,
+        seed: int,
+        step: int | Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Independent standard normal numbers, ``sum(sizes)`` of them end to end.
+
+        Args:
+            sizes: How many each parameter needs that is perturbed at this step.
+            offsets: Where each begins in the optimizer's parameters laid end to end.
+            seed: From the optimizer's state dict.
+            step: How many draws came before; a tensor on `device` where the host does
+                not know it (``capturable``).
+            device: Where the numbers must be. The caller may overwrite them.
+            dtype: ``float32`` or ``float64``.
+        """
+        ...
+
+
+def mix64(x: int) -> int:
+    """A bijection of 64-bit integers that scatters neighbours (splitmix64's finaliser)."""
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def mix32(x: int) -> int:
+    """A bijection of 32-bit integers that scatters neighbours (murmur3's finaliser)."""
+    x &= _MASK32
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK32
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK32
+    return x ^ (x >> 16)
+
+
+def generator_seed(seed: int, step: int, offset: int = 0) -> int:
+    """The seed of the generator for one step.
+
+    PyTorch's CPU generator uses the low 32 bits alone. They are a bijection of the
+    step, so no two of a run's first 2³² steps share their noise. `offset` keeps devices
+    apart.
+    """
+    key = mix64(mix64(seed + 0x9E3779B97F4A7C15) ^ offset)
+    return (key & ~_MASK32 & _MASK64) | mix32((key ^ step) & _MASK32)
+
+
+class GeneratorNoise:
+    """The default: PyTorch's generator of the device, seeded afresh for every step.
+
+    One call fills the noise of all parameters. Where the step is a tensor (CUDA with
+    ``capturable=True``) a counter-based Triton kernel takes over, since a captured
+    generator cannot be seeded by a number on the device.
+    """
+
+    def draw(
+        self,
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        *,
+        seed: int,
+        step: int | Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """See :meth:`NoiseSource.draw`."""
+        flat = torch.empty(sum(sizes), device=device, dtype=dtype)
+        if isinstance(step, Tensor):
+            from upgd.kernels.triton_noise import fill_normal
+
+            fill_normal(flat, generator_seed(seed, 0, offsets[0]), step)
+        else:
+            generator = torch.Generator(device)
+            generator.manual_seed(generator_seed(seed, step, offsets[0]))
+            flat.normal_(generator=generator)
+        return flat

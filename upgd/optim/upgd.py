@@ -1,0 +1,215 @@
+"""UPGD: utility-based perturbed gradient descent, weight by weight."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from upgd.optim.base import Common, Params, RuleOptimizer
+from upgd.optim.batch import row_norms, tiny, wide_dtype
+from upgd.optim.ops import sigmoid
+from upgd.optim.rule import Method, Phase
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Scaling: TypeAlias = Literal["global", "local"]
+
+
+# ------------------------------------------------------------------------- the rule
+def trace_first_order(w: Any, g: Any, utility: Any, beta_utility: Any) -> Any:
+    """U ← β·U + (1-β)·(-g·w)"""
+    return beta_utility * utility + (1 - beta_utility) * (-g * w)
+
+
+def trace_second_order(w: Any, g: Any, h: Any, utility: Any, beta_utility: Any) -> Any:
+    """U ← β·U + (1-β)·(½·h·w² - g·w)"""
+    return beta_utility * utility + (1 - beta_utility) * (0.5 * h * w - g) * w
+
+
+# 1 - φ(x) is written φ(-x), which keeps its precision where a weight is almost protected.
+def update_protecting(
+    w: Any, g: Any, utility: Any, noise: Any, eta: Any, lr: Any, weight_decay: Any, sigma: Any
+) -> Any:
+    """w ← (1-αλ)·w - α·(g + ξ)·(1-Ū)"""
+    return (1 - lr * weight_decay) * w - lr * ((g + sigma * noise) * sigmoid(utility / -eta))
+
+
+def update_non_protecting(
+    w: Any, g: Any, utility: Any, noise: Any, eta: Any, lr: Any, weight_decay: Any, sigma: Any
+) -> Any:
+    """w ← (1-αλ)·w - α·(g + ξ·(1-Ū))"""
+    return (1 - lr * weight_decay) * w - lr * (g + sigma * noise * sigmoid(utility / -eta))
+
+
+@cache
+def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = True) -> Method:
+    """The method for one of the eight weight-wise variants."""
+    return Method(
+        hyper=("lr", "weight_decay", "sigma", "beta_utility"),
+        states=("utility",),
+        decays={"utility": "beta_utility"},
+        phases=(
+            Phase(
+                trace_second_order if order == 2 else trace_first_order,
+                writes=("utility",),
+                reduce="max" if scaling == "global" else "row_norm",
+            ),
+            Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
+        ),
+    )
+
+
+# -------------------------------------------------------------------- the optimizers
+class UtilityOptimizer(RuleOptimizer):
+    """What optimizers that gate by a utility per weight have in common."""
+
+    @staticmethod
+    def build(scaling: Scaling, order: int, protect: bool) -> Method:
+        """The method for these options."""
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        params: Params,
+        hyper: dict[str, Any],
+        *,
+        scaling: Scaling,
+        order: int,
+        protect: bool,
+        **common: Unpack[Common],
+    ) -> None:
+        owner = type(self).__name__
+        if scaling not in ("global", "local"):
+            raise ValueError(f"{owner}: scaling must be 'global' or 'local', got {scaling!r}")
+        if order not in (1, 2):
+            raise ValueError(f"{owner}: order must be 1 or 2, got {order!r}")
+        self.scaling: Scaling = scaling
+        self.order = order
+        method = self.build(scaling, order, bool(protect))
+        super().__init__(params, method, hyper, {"protect": protect}, **common)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if not isinstance(group["protect"], bool):
+            raise TypeError(
+                f"{type(self).__name__}: protect must be True or False, got {group['protect']!r}"
+            )
+
+    def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
+        return self.build(self.scaling, self.order, group["protect"]).phases
+
+    def _corrected(self, p: Tensor) -> Tensor:
+        beta = next(
+            group["beta_utility"]
+            for group in self.param_groups
+            if any(q is p for q in group["params"])
+        )
+        state = self.state[p]
+        utility: Tensor = state["utility"]
+        correction = 1 - torch.pow(beta, state["step"].to(wide_dtype(p.device)))
+        return utility / correction.to(utility.dtype)
+
+    @torch.no_grad()
+    def utility(self, p: Tensor) -> Tensor:
+        """The bias-corrected utility trace Û of a parameter, shaped like it."""
+        if "utility" not in self.state.get(p, {}):
+            raise KeyError(
+                f"{type(self).__name__}: no utility for this tensor of shape {tuple(p.shape)}; "
+                "it is not a parameter of this optimizer, or has not been updated yet"
+            )
+        return self._corrected(p)
+
+    @torch.no_grad()
+    def scaled_utility(self, p: Tensor) -> Tensor:
+        """The scaled utility Ū in [0, 1] of a parameter, shaped like it: 1 is protected.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 2)
+            >>> opt = upgd.UPGD(model.parameters())
+            >>> model(torch.ones(1, 3)).sum().backward()
+            >>> opt.step()
+            >>> opt.scaled_utility(model.weight).shape
+            torch.Size([2, 3])
+        """
+        utility = self.utility(p)
+        smallest = tiny(utility.dtype)
+        if self.scaling == "local":
+            rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
+            norms = row_norms(rows).clamp_min(smallest).unsqueeze(1)
+            return torch.sigmoid(rows / norms).reshape(utility.shape)
+        largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
+        eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
+        return torch.sigmoid(utility / eta.clamp_min(smallest))
+
+
+class UPGD(UtilityOptimizer):
+    r"""Utility-based perturbed gradient descent, for a utility per weight.
+
+    .. math::
+        w \leftarrow (1 - \alpha\lambda)\, w - \alpha\, (g + \xi)\,(1 - \bar U),
+        \qquad \xi \sim \mathcal N(0, \sigma^2)
+
+    with the scaled utility :math:`\bar U = \phi(\hat U / \eta)`, where :math:`\hat U` is
+    the bias-corrected trace of :math:`-g w` (``order=2``: :math:`\tfrac12 h w^2 - g w`),
+    :math:`\phi` the sigmoid, and :math:`\eta` the absolute value of the largest
+    :math:`\hat U` of all weights in all groups (``scaling="local"``: the norm of
+    :math:`\hat U` over the weights into the same output unit, dimension 0 of a
+    weight). With ``weight_decay`` > 0 this is the paper's UPGD-W. With
+    ``protect=False`` (N-UPGD) only the noise is gated:
+    :math:`w \leftarrow (1 - \alpha\lambda) w - \alpha (g + \xi (1 - \bar U))`.
+
+    A group may have its own hyperparameters, ``protect`` included: ``sigma=0`` spares
+    it the noise, ``protect=False`` the gating of its gradient, as one may want for
+    normalisation layers and embeddings. Its weights still count for :math:`\eta`.
+
+    The step size is α, not the authors' 2α: their ``(lr, weight_decay)`` equals ours
+    with ``(2 * lr, weight_decay / 2)``.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
+        lr: Step size α; a number or a one-element tensor.
+        weight_decay: Decoupled weight decay λ.
+        beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
+        sigma: Standard deviation σ of the perturbation; 0 draws none.
+        scaling: ``"global"`` or ``"local"``.
+        order: 1, or 2, which reads ``p.curvature`` from every parameter at every step.
+        protect: Gate the gradient too, not only the noise.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
+            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+
+    Example:
+        >>> import torch, upgd
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = upgd.UPGD(model.parameters(), lr=0.01, weight_decay=0.001)
+        >>> loss = model(torch.ones(4, 3)).square().mean()
+        >>> loss.backward()
+        >>> opt.step()
+    """
+
+    build = staticmethod(upgd_method)
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 0.01,
+        weight_decay: float = 0.0,
+        beta_utility: float = 0.999,
+        sigma: float = 0.01,
+        scaling: Scaling = "global",
+        order: int = 1,
+        protect: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            params,
+            {"lr": lr, "weight_decay": weight_decay, "sigma": sigma, "beta_utility": beta_utility},
+            scaling=scaling,
+            order=order,
+            protect=protect,
+            **common,
+        )
