@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
@@ -29,6 +30,8 @@ from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 Params: TypeAlias = "Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]"
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 Kind: TypeAlias = Any
+
+_CLOCK = ("step", "attempts")
 
 
 class Common(TypedDict, total=False):
@@ -146,10 +149,11 @@ class RuleOptimizer(Optimizer):
     @property
     def skipped_steps(self) -> Tensor:
         """How many steps non-finite gradients left out; stays on the device until read."""
-        counts = [state["skipped"] for state in self.state.values() if "skipped" in state]
-        if not counts:
-            return torch.zeros(())
-        return torch.stack([c.to(counts[0].device) for c in counts]).amax()
+        clocks = {id(s["step"]): s for s in self.state.values() if "step" in s}.values()
+        if not clocks:
+            return torch.zeros((), dtype=torch.int64)
+        counts = [clock["attempts"] - clock["step"] for clock in clocks]
+        return torch.stack([count.to(counts[0].device) for count in counts]).amax()
 
     # --------------------------------------------------------------------- step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -187,10 +191,8 @@ class RuleOptimizer(Optimizer):
         """Everything that computes; no value is read back to the host."""
         flags = self._finite(batches) if batches[0].gated else {}
         for batch in {id(b.step): b for b in batches}.values():
-            ok = flags.get(batch.device)
-            batch.step.add_(1 if ok is None else ok)
-            if ok is not None:
-                batch.skipped.add_(ok.logical_not())
+            batch.attempts.add_(1)
+            batch.step.add_(flags.get(batch.device, 1))
         for batch in batches:
             names = [f"c_{trace}" for trace in self.method.decays]
             if any(batch.reads(name) for name in names):
@@ -315,7 +317,7 @@ class RuleOptimizer(Optimizer):
             group,
             members,
             clock["step"],
-            clock["skipped"],
+            clock["attempts"],
             compute_dtype(clock_of.dtype),
             phases,
             targets,
@@ -405,9 +407,11 @@ class RuleOptimizer(Optimizer):
                 device=device,
                 dtype=torch.float64 if doubles else torch.float32,
             )
-            shares = flat.split([sum(m.param.numel() for m in batch.members) for batch in some])
-            for batch, share in zip(some, shares, strict=True):
-                batch.load_flat("noise", share)
+            first = 0
+            for batch in some:
+                size = sum(m.param.numel() for m in batch.members)
+                batch.load_flat("noise", flat[first : first + size] if len(some) > 1 else flat)
+                first += size
         for group in self.param_groups:
             group["noise_step"] += 1
 
@@ -424,16 +428,16 @@ class RuleOptimizer(Optimizer):
             if "step" in state and state["step"].device == device:
                 count, _ = clocks.get(id(state["step"]), (0, state))
                 clocks[id(state["step"])] = (count + 1, state)
-        attempts = [n * (s["step"] + s["skipped"]) for n, s in clocks.values()]
+        attempts = [n * state["attempts"] for n, state in clocks.values()]
         return attempts[0] if len(attempts) == 1 else torch.stack(attempts).sum()
 
     # -------------------------------------------------------------------- state
     def _ensure_state(self, params: list[Tensor]) -> None:
         """Create missing state, and see that parameters share a clock only with their peers.
 
-        A *clock* is a pair of zero-dimensional tensors, ``step`` and ``skipped``.
-        Parameters that have always been updated together share one, so that a step
-        count costs one operation and not one per parameter.
+        A *clock* is a pair of zero-dimensional tensors: ``attempts`` counts steps, ``step``
+        those that were not skipped. Parameters that have always been updated together share
+        one, so that counting costs one operation and not one per parameter.
         """
         fresh: dict[torch.device, dict[str, Tensor]] = {}
         for p in params:
@@ -461,7 +465,7 @@ class RuleOptimizer(Optimizer):
             state = self.state[p]
             key = id(state["step"])
             if key in paused:
-                parted.setdefault(key, {k: state[k].clone() for k in ("step", "skipped")})
+                parted.setdefault(key, {k: state[k].clone() for k in _CLOCK})
                 state.update(parted[key])
 
     @torch.no_grad()
@@ -478,8 +482,8 @@ class RuleOptimizer(Optimizer):
                 continue
             state = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()}
             if "step" in state:
-                reading = (p.device, int(state["step"]), int(state["skipped"]))
-                state.update(clocks.setdefault(reading, {k: state[k] for k in ("step", "skipped")}))
+                reading = (p.device, *[int(state[k]) for k in _CLOCK])
+                state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
             self.state[p] = state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -490,14 +494,15 @@ class RuleOptimizer(Optimizer):
     def _finite(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
         """A flag on every device: is all that this step reads finite, on all devices?"""
         home = batches[0].device
+        devices = {batch.device for batch in batches}
         largest = [x for batch in batches for x in batch.largest_derivatives()]
-        if len(largest) > 1:
-            largest = [torch.stack([x.to(home, torch.float32) for x in largest]).amax()]
-        ok = largest[0] < torch.inf  # false for NaN
+        if len(devices) > 1 or len({x.dtype for x in largest}) > 1:
+            largest = [x.to(home, wide_dtype(home)) for x in largest]
+        ok = reduce(torch.maximum, largest) < torch.inf  # false for NaN
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
             ok = ok & (found_inf.to(home).reshape(()) == 0)
-        return {device: ok.to(device) for device in {batch.device for batch in batches}}
+        return {device: ok.to(device) for device in devices} if len(devices) > 1 else {home: ok}
 
     def _reduce(self, batches: list[Batch], index: int) -> None:
         """Leave ``eta`` for the next phase in every batch that ran this one."""
@@ -562,8 +567,7 @@ def _derivatives(p: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _clock(device: torch.device) -> dict[str, Tensor]:
-    """A step count and a skip count."""
-    return {n: torch.zeros((), dtype=torch.int64, device=device) for n in ("step", "skipped")}
+    return {name: torch.zeros((), dtype=torch.int64, device=device) for name in _CLOCK}
 
 
 def _name(group: dict[str, Any], index: int, group_index: int) -> str:

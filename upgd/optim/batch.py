@@ -78,7 +78,7 @@ class Batch:
     Attributes:
         group: The parameter group.
         members: The parameters; empty in a batch of features.
-        step, skipped: The clock that its parameters share.
+        step, attempts: The clock that its parameters share.
         dtype: Of the arithmetic.
         phases: What to run; None where this batch sits a phase out.
         targets: Where results go: the parameters for ``"w"``, else the states. One tensor
@@ -99,7 +99,7 @@ class Batch:
     group: dict[str, Any]
     members: list[Member]
     step: Tensor
-    skipped: Tensor
+    attempts: Tensor
     dtype: torch.dtype
     phases: tuple[Phase | None, ...]
     targets: dict[str, list[Tensor]]
@@ -184,13 +184,13 @@ class Batch:
 
     def load_rows(self, name: str, rows: list[Tensor]) -> None:
         """Load `rows`, for each parameter a vector with a value per row."""
-        rows = [r.to(self.dtype) for r in rows]
         if not self.packed:
+            rows = [r.to(self.dtype) for r in rows]
             shapes = [(-1, *[1] * (p.dim() - 1)) for p in self.targets["w"]]
             self.lists[name] = [r.view(shape) for r, shape in zip(rows, shapes, strict=True)]
             return
         assert self._row_of_weight is not None
-        self.lists[name] = torch.cat(rows).index_select(0, self._row_of_weight)
+        self.lists[name] = torch.cat(rows).to(self.dtype).index_select(0, self._row_of_weight)
 
     # ---------------------------------------------------------------------- run
     def compile(self) -> None:
@@ -288,11 +288,9 @@ class Batch:
 
     def row_norms(self, name: str) -> list[Tensor]:
         """For each tensor of a state, the norm of every row; never zero."""
-        norms = [
-            row_norms(u.reshape(rows, -1))
-            for u, rows in zip(self.targets[name], self.row_counts, strict=True)
-        ]
-        return list(torch._foreach_clamp_min(norms, tiny(self.dtype)))
+        states = zip(self.targets[name], self.row_counts, strict=True)
+        norms = torch.cat([row_norms(u.reshape(rows, -1)) for u, rows in states])
+        return list(norms.to(self.dtype).clamp_min(tiny(self.dtype)).split(self.row_counts))
 
     def largest_derivatives(self) -> list[Tensor]:
         """The largest magnitude of each derivative that this step reads; NaN where one is."""
@@ -303,7 +301,7 @@ class Batch:
 def row_norms(rows: Tensor) -> Tensor:
     """The norm of every row; squares of small utilities would underflow in single precision."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=wide_dtype(rows.device))
-    return norms.to(rows.dtype)
+    return norms
 
 
 def _largest(tensors: list[Tensor] | Tensor) -> Tensor:

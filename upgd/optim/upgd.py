@@ -140,7 +140,7 @@ class UtilityOptimizer(RuleOptimizer):
         smallest = tiny(utility.dtype)
         if self.scaling == "local":
             rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
-            norms = row_norms(rows).clamp_min(smallest).unsqueeze(1)
+            norms = row_norms(rows).to(rows.dtype).clamp_min(smallest).unsqueeze(1)
             return torch.sigmoid(rows / norms).reshape(utility.shape)
         largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
         eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
