@@ -47,9 +47,9 @@ def test_defaults_learn(row: Row, device: str) -> None:
     model = network(device)
     opt = row.make(model, seed=0)
     batch = batches(1, device)
-    first = float(loss_of(model, batch[0]))
+    first = float(loss_of(model, batch[0]).detach())
     train(row, opt, model, batch * 300)
-    assert float(loss_of(model, batch[0])) < 0.9 * first
+    assert float(loss_of(model, batch[0]).detach()) < 0.9 * first
 
 
 # -------------------------------------------------------------------------------- paths
@@ -139,7 +139,7 @@ def test_closures_and_hooks(row: Row) -> None:
             provide(row, opt, model)
             return loss
 
-        expected = float(loss_of(model, batch))
+        expected = float(loss_of(model, batch).detach())
         with torch.no_grad():
             assert float(opt.step(closure)) == expected
         train(row, other, plain, [batch])

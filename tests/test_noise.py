@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import devices, every_device
+from tests.cases import every_device
 from upgd import UPGD
 from upgd.optim.noise import GeneratorNoise, generator_seed, mix32, mix64
 
@@ -41,8 +41,6 @@ def test_no_correlation_across_steps_parameters_or_seeds(device: str) -> None:
         "far step": draw(step=10**6, device=device),
         "next seed": draw(seed=1, device=device),
         "other place": draw(offset=64, device=device),
-        "step and seed swapped": draw(seed=1, step=0, device=device)
-        - draw(seed=0, step=1, device=device),
         "shifted by one": torch.roll(base, 1),
         "shifted by sixteen": torch.roll(base, 16),
     }
@@ -79,20 +77,14 @@ def test_weights_receive_independent_noise(device: str, foreach: bool) -> None:
     opt = UPGD(params, lr=1.0, sigma=2.0, seed=5, foreach=foreach)
     moves = []
     for _ in range(2):
-        before = [p.detach().clone() for p in params]
         for p in params:
             p.data.zero_()
             p.grad = torch.zeros_like(p)
         opt.step()
         moves.append(torch.cat([p.detach().flatten() for p in params]).cpu().double())
-        del before
     for move in moves:  # φ(0) = ½, so the standard deviation is σ/2 = 1
         assert stats.kstest(move.numpy(), "norm").pvalue > 1e-4
     count = moves[0].numel()
     assert abs(float(torch.corrcoef(torch.stack(moves))[0, 1])) < 4.5 / math.sqrt(count)
     a, b = moves[0][:20_000], moves[0][-20_000:]
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 4.5 / math.sqrt(20_000)
-
-
-def test_devices_are_listed() -> None:
-    assert "cpu" in devices()

@@ -289,15 +289,17 @@ class RuleOptimizer(Optimizer):
         return None
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
-        params = [m.param for m in members]
         group = self.param_groups[members[0].group]
+        local = any(phase.reduce == "row_norm" for phase in self._phases(group))
+        if local:  # rows of one length side by side are reduced together
+            members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
+        params = [m.param for m in members]
         targets = {"w": params}
         for name in self._weight_states():
             targets[name] = [self.state[p][name] for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
-        batch.row_counts = [p.shape[0] if p.dim() > 1 else 1 for p in params]
-        if any(phase is not None and phase.reduce == "row_norm" for phase in batch.phases):
-            batch.row_names = frozenset({"eta"})
+        batch.row_counts = [_rows(p) for p in params]
+        batch.row_names = frozenset({"eta"} if local else ())
         for name in self._weight_states():
             for p, tensor in zip(params, batch.targets[name], strict=True):
                 self.state[p][name] = tensor
@@ -342,11 +344,12 @@ class RuleOptimizer(Optimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        params = batch.targets["w"]
-        batch.load_derivative("g", [p.grad for p in params], self._factor(batch, scaled=True))  # type: ignore[misc]
+        gradients = [m.param.grad for m in batch.members if m.param.grad is not None]
+        given = {"g": (gradients, self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._take_curvature(m) for m in batch.members]
-            batch.load_derivative("h", h, self._factor(batch, scaled=False))
+            given["h"] = (h, self._factor(batch, scaled=False))
+        batch.load_derivatives(given)
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """What makes derivatives of a maximised or scaled loss those of what is minimised."""
@@ -564,6 +567,11 @@ class RuleOptimizer(Optimizer):
 def _derivatives(p: Tensor) -> list[tuple[str, Tensor]]:
     found = [("gradient", p.grad), ("curvature", getattr(p, "curvature", None))]
     return [(what, t) for what, t in found if t is not None]
+
+
+def _rows(p: Tensor) -> int:
+    """How many rows: one per output unit, where a vector is a single row."""
+    return p.shape[0] if p.dim() > 1 else 1
 
 
 def _clock(device: torch.device) -> dict[str, Tensor]:

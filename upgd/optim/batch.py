@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +120,7 @@ class Batch:
         self.packed = self.gated and self.foreach
         self._rooms: dict[str, Packed] = {}
         self._row_of_weight: Tensor | None = None
+        self._row_runs: list[tuple[int, int]] = []
         self._programs: list[Program | None] = []
         self._programs_for: Any = None
         self._decays_for: list[float] = []
@@ -150,6 +153,9 @@ class Batch:
                 self.lists[name] = self._rooms[name].flat
         if self.packed and self.row_names and self._row_of_weight is None:
             self._row_of_weight = _row_of_weight(self.targets["w"], self.row_counts)
+        if self.packed and self.row_counts and not self._row_runs:
+            tensors = next(iter(self.targets.values()))
+            self._row_runs = _row_runs(tensors, self.row_counts)
 
     def load(self, name: str, tensors: list[Tensor]) -> None:
         """Make `tensors` the rules' argument `name`, in this batch's dtype and layout."""
@@ -164,17 +170,26 @@ class Batch:
         else:
             self.lists[name] = [t.to(self.dtype) for t in tensors]
 
-    def load_derivative(self, name: str, tensors: list[Tensor], factor: float | Tensor) -> None:
-        """Load `tensors` times `factor`."""
-        self.load(name, tensors)
-        loaded = self.lists[name]
-        if isinstance(factor, Tensor) or factor != 1.0:
-            if isinstance(loaded, Tensor):
-                loaded.mul_(factor)
+    def load_derivatives(self, given: dict[str, tuple[list[Tensor], float | Tensor]]) -> None:
+        """Load several lists of derivatives, each times its factor."""
+        if self.packed:  # in one room, so that one call copies and one call checks them all
+            everything = [t for tensors, _ in given.values() for t in tensors]
+            self.load("derivatives", everything)
+            flat = self._rooms["derivatives"].flat
+            parts = flat.chunk(len(given)) if len(given) > 1 else [flat]
+        for i, (name, (tensors, factor)) in enumerate(given.items()):
+            if self.packed:
+                self.lists[name] = parts[i]
             else:
-                self.lists[name] = list(torch._foreach_mul(loaded, factor))
-        if self.lists[name] is not tensors:
-            self.spare.add(name)
+                self.load(name, tensors)
+            loaded = self.lists[name]
+            if isinstance(factor, Tensor) or factor != 1.0:
+                if isinstance(loaded, Tensor):
+                    loaded.mul_(factor)
+                else:
+                    self.lists[name] = list(torch._foreach_mul(loaded, factor))
+            if self.lists[name] is not tensors:
+                self.spare.add(name)
 
     def load_flat(self, name: str, flat: Tensor) -> None:
         """Load numbers that are laid end to end already and may be overwritten."""
@@ -182,15 +197,16 @@ class Batch:
         self.lists[name] = flat if self.packed else unpack(flat, self.targets["w"])
         self.spare.add(name)
 
-    def load_rows(self, name: str, rows: list[Tensor]) -> None:
-        """Load `rows`, for each parameter a vector with a value per row."""
-        if not self.packed:
-            rows = [r.to(self.dtype) for r in rows]
+    def load_rows(self, name: str, rows: Tensor) -> None:
+        """Load `rows`, for all parameters end to end a value per row."""
+        rows = rows.to(self.dtype)
+        if self.packed:
+            assert self._row_of_weight is not None
+            self.lists[name] = rows.index_select(0, self._row_of_weight)
+        else:
             shapes = [(-1, *[1] * (p.dim() - 1)) for p in self.targets["w"]]
-            self.lists[name] = [r.view(shape) for r, shape in zip(rows, shapes, strict=True)]
-            return
-        assert self._row_of_weight is not None
-        self.lists[name] = torch.cat(rows).to(self.dtype).index_select(0, self._row_of_weight)
+            parts = rows.split(self.row_counts)
+            self.lists[name] = [r.view(shape) for r, shape in zip(parts, shapes, strict=True)]
 
     # ---------------------------------------------------------------------- run
     def compile(self) -> None:
@@ -286,22 +302,38 @@ class Batch:
         """The largest element of a state, on the device."""
         return _largest(self.lists[name])
 
-    def row_norms(self, name: str) -> list[Tensor]:
-        """For each tensor of a state, the norm of every row; never zero."""
-        states = zip(self.targets[name], self.row_counts, strict=True)
-        norms = torch.cat([row_norms(u.reshape(rows, -1)) for u, rows in states])
-        return list(norms.to(self.dtype).clamp_min(tiny(self.dtype)).split(self.row_counts))
+    def row_norms(self, name: str) -> Tensor:
+        """The norms of all rows of a state, end to end; never zero."""
+        states = self.lists[name]
+        if isinstance(states, Tensor):
+            parts = states.split([size for size, _ in self._row_runs])
+            runs = [
+                part.view(-1, length)
+                for part, (_, length) in zip(parts, self._row_runs, strict=True)
+            ]
+        else:
+            runs = [u.reshape(n, -1) for u, n in zip(states, self.row_counts, strict=True)]
+        norms = [row_norms(run) for run in runs]
+        return torch.cat(norms) if len(norms) > 1 else norms[0]
 
     def largest_derivatives(self) -> list[Tensor]:
         """The largest magnitude of each derivative that this step reads; NaN where one is."""
+        if "derivatives" in self.lists:
+            return [_largest_magnitude(self.lists["derivatives"])]
         names = [name for name in ("g", "h", "f", "s") if name in self.lists]
         return [_largest_magnitude(self.lists[name]) for name in names]
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The norm of every row; squares of small utilities would underflow in single precision."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=wide_dtype(rows.device))
-    return norms
+    """The norm of every row, never zero; squares of small utilities must not underflow."""
+    wide = wide_dtype(rows.device)
+    norms: Tensor
+    if rows.dtype != wide:
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide).to(rows.dtype)
+    else:
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1).clamp_min(tiny(wide))
+        norms = torch.linalg.vector_norm(rows / largest.unsqueeze(1), dim=1) * largest
+    return norms.clamp_min(tiny(rows.dtype))
 
 
 def _largest(tensors: list[Tensor] | Tensor) -> Tensor:
@@ -317,6 +349,13 @@ def _largest_magnitude(tensors: list[Tensor] | Tensor) -> Tensor:
         largest: Tensor = torch.linalg.vector_norm(tensors, math.inf)
         return largest
     return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
+
+
+def _row_runs(tensors: list[Tensor], row_counts: list[int]) -> list[tuple[int, int]]:
+    """Size and row length of each run of neighbours whose rows have one length."""
+    lengths = [t.numel() // n for t, n in zip(tensors, row_counts, strict=True)]
+    pairs = groupby(zip(lengths, row_counts, strict=True), itemgetter(0))
+    return [(length * sum(n for _, n in run), length) for length, run in pairs]
 
 
 def _row_of_weight(params: list[Tensor], row_counts: list[int]) -> Tensor:

@@ -174,7 +174,7 @@ class FeatureUPGD(UtilityOptimizer):
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         batch = super()._batch(members, gated)
-        layers = [layer for m in members if (layer := self.features.of(m.param))]
+        layers = [layer for m in batch.members if (layer := self.features.of(m.param))]
         batch.row_counts = [layer.size for layer in layers]
         batch.row_names = frozenset({"utility"} if layers else ())
         batch.phases = (None, batch.phases[1] if layers else SGDW_METHOD.phases[0])
@@ -212,10 +212,11 @@ class FeatureUPGD(UtilityOptimizer):
                 "known; leave the unscaling to scaler.step()"
             )
         first = [self._measured(batch, layer, "first") for layer in batch.layers]
-        batch.load_derivative("f", first, self._factor(batch, scaled=True))
+        given = {"f": (first, self._factor(batch, scaled=True))}
         if self.order == 2:
             second = [self._measured(batch, layer, "second") for layer in batch.layers]
-            batch.load_derivative("s", second, self._factor(batch, scaled=False))
+            given["s"] = (second, self._factor(batch, scaled=False))
+        batch.load_derivatives(given)
 
     def _measured(
         self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
@@ -254,11 +255,11 @@ class FeatureUPGD(UtilityOptimizer):
         etas = self._eta(measured, "utility") if self.scaling == "global" else []
         scaled: list[Tensor] = []
         for i, batch in enumerate(measured):
-            eta = etas[i] if etas else batch.row_norms("utility")
+            eta = etas[i] if etas else list(batch.row_norms("utility").unbind())
             scaled += torch._foreach_div(batch.targets["utility"], eta)
         for batch in batches:
             if batch.row_names:
-                batch.load_rows("utility", [scaled[i] for i in batch.feature_index])
+                batch.load_rows("utility", torch.cat([scaled[i] for i in batch.feature_index]))
                 batch.scalars["eta"] = 1.0  # it is in the utility already
 
     # ------------------------------------------------------------------ looking

@@ -9,7 +9,7 @@ the model: hooks see ``h`` in the forward and ``∂L/∂h`` in the backward pass
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,7 +75,6 @@ class _Tap:
 
     layer: FeatureLayer
     handle: Any = None
-    norms: list[nn.Module] = field(default_factory=list)
 
 
 class Features:
@@ -148,6 +147,7 @@ class Features:
         self.layers = [self._layer(name, modules[name]) for name in names]
         self._names = {module: name for name, module in modules.items()}
         self._of = {p: layer for layer in self.layers for p in layer.params}
+        self._mark = f"_upgd_tap_{id(self)}"  # several may watch one model
         self._handles: list[Any] = []
         for layer in self.layers:
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
@@ -193,7 +193,7 @@ class Features:
             self._sit(_Tap(self._by_module[module]), module, output)
 
     def _on_follower(self, module: nn.Module, args: Any, output: Any) -> None:
-        tap = getattr(args[0], "_upgd_tap", None) if args else None
+        tap = getattr(args[0], self._mark, None) if args else None
         if not isinstance(tap, _Tap) or not isinstance(output, Tensor) or not output.requires_grad:
             return
         if isinstance(module, _NORMS):
@@ -217,7 +217,7 @@ class Features:
             layer.add(value, gradient.detach())
 
         tap.handle = h.register_hook(on_backward)
-        h._upgd_tap = None if final else tap  # type: ignore[attr-defined]
+        setattr(h, self._mark, None if final else tap)
 
     def _adopt(self, layer: FeatureLayer, norm: nn.Module) -> None:
         for p in (norm.weight, norm.bias):

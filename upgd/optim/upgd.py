@@ -137,14 +137,12 @@ class UtilityOptimizer(RuleOptimizer):
             torch.Size([2, 3])
         """
         utility = self.utility(p)
-        smallest = tiny(utility.dtype)
         if self.scaling == "local":
             rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
-            norms = row_norms(rows).to(rows.dtype).clamp_min(smallest).unsqueeze(1)
-            return torch.sigmoid(rows / norms).reshape(utility.shape)
+            return torch.sigmoid(rows / row_norms(rows).unsqueeze(1)).reshape(utility.shape)
         largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
         eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
-        return torch.sigmoid(utility / eta.clamp_min(smallest))
+        return torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype)))
 
 
 class UPGD(UtilityOptimizer):

@@ -1,0 +1,191 @@
+"""Bad input: a clear error that names the argument and its value, and nothing half done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cases import every_method, network, weights
+from upgd import UPGD, AdaUPGD, Features, FeatureUPGD
+from upgd.optim.registry import METHODS, Row, get
+
+BAD: dict[str, list[Any]] = {
+    "lr": [-0.1, math.nan, math.inf, "fast", None, True],
+    "weight_decay": [-1e-9, math.nan, None],
+    "sigma": [-0.5, math.inf, [0.1]],
+    "beta_utility": [-0.1, 1.0, 1.5, math.nan, "0.9"],
+    "kappa": [-1.0, math.inf],
+    "beta_importance": [1.0, -0.001],
+    "beta_weight": [1.0, 2],
+    "betas": [(0.9,), (0.9, 1.0), (-0.1, 0.9), 0.9, (0.9, 0.9, 0.9)],
+    "eps": [-1e-8, math.nan],
+}
+
+
+@every_method
+def test_hyperparameters_out_of_range(row: Row) -> None:
+    for name in row.method.hyper:
+        for value in BAD[name]:
+            with pytest.raises((ValueError, TypeError)) as caught:
+                row.make(network(), **{name: value})
+            assert name in str(caught.value)
+            assert repr(value) in str(caught.value)
+            assert row.optimizer.__name__ in str(caught.value)
+
+
+@every_method
+def test_groups_are_checked_too(row: Row) -> None:
+    model = network()
+    opt = row.make(model)
+    for name in row.method.hyper:
+        extra = nn.Parameter(torch.zeros(2))
+        with pytest.raises((ValueError, TypeError), match=name):
+            opt.add_param_group({"params": [extra], name: BAD[name][0]})
+        assert len(opt.param_groups) == 1  # nothing half added
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"nonfinite": "ignore"}, ValueError, "nonfinite must be 'raise' or 'skip', got 'ignore'"),
+        ({"nonfinite": "raise", "capturable": True}, ValueError, "capturable"),
+        ({"seed": -1}, ValueError, "seed must be in"),
+        ({"seed": 2**63}, ValueError, "seed must be in"),
+        ({"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
+        ({"momentum": 0.9}, TypeError, "momentum"),
+    ],
+)
+def test_common_arguments(
+    row: Row, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        row.make(network(), **arguments)
+
+
+@pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"scaling": "both"}, "scaling must be 'global' or 'local', got 'both'"),
+        ({"order": 3}, "order must be 1 or 2, got 3"),
+        ({"protect": "yes"}, "protect must be True or False, got 'yes'"),
+    ],
+)
+def test_utility_options(cls: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        cls(network().parameters(), **arguments)
+
+
+def test_complex_and_integer_parameters() -> None:
+    for dtype in (torch.complex64, torch.int64):
+        with pytest.raises(TypeError, match=r"parameter 0 of group 0.*real floating-point"):
+            UPGD([torch.zeros(2, dtype=dtype)])
+
+
+@every_method
+def test_sparse_gradients(row: Row) -> None:
+    if "gates" in row.needs:
+        pytest.skip("an embedding leads into no feature; the check is shared")
+    table = nn.Embedding(4, 3, sparse=True)
+    opt = row.make(table)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="sparse"):
+        opt.step()
+
+
+def test_empty_parameter_list() -> None:
+    with pytest.raises(ValueError, match="empty parameter list"):
+        UPGD([])
+
+
+def test_parameters_without_elements_are_passed_over() -> None:
+    empty, full = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.ones(3))
+    opt = UPGD([empty, full])
+    empty.grad, full.grad = torch.zeros(0, 3), torch.ones(3)
+    opt.step()
+    assert not torch.equal(full.detach(), torch.ones(3))
+
+
+def test_no_gradients_at_all_is_no_step() -> None:
+    model = network()
+    opt = UPGD(model.parameters())
+    assert opt.step() is None
+    assert not opt.state
+    assert int(opt.skipped_steps) == 0
+
+
+@pytest.mark.parametrize("name", [n for n, r in METHODS.items() if "curvature" in r.needs])
+def test_second_order_without_curvature(name: str) -> None:
+    row = METHODS[name]
+    model = network()
+    opt = row.make(model)
+    model(torch.ones(2, 6)).sum().backward()
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"order=2 needs curvature"):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_curvature_is_good_for_one_step() -> None:
+    model = nn.Linear(2, 1)
+    opt = UPGD(model.named_parameters(), order=2)
+
+    def provide() -> None:
+        for p in model.parameters():
+            p.grad, p.curvature = torch.ones_like(p), torch.ones_like(p)
+
+    provide()
+    opt.step()
+    with pytest.raises(ValueError, match="parameter 'weight'"):
+        opt.step()
+    provide()
+    opt.zero_grad()
+    assert not hasattr(model.weight, "curvature")
+    provide()
+    model.weight.curvature = torch.ones(3)
+    with pytest.raises(ValueError, match=r"curvature of parameter 'weight'.*shape \(3,\)"):
+        opt.step()
+
+
+def test_nonfinite_curvature_is_caught() -> None:
+    model = nn.Linear(2, 1)
+    opt = UPGD(model.named_parameters(), order=2)
+    for p in model.parameters():
+        p.grad, p.curvature = torch.ones_like(p), torch.full_like(p, torch.nan)
+    with pytest.raises(FloatingPointError, match="curvature of parameter 'weight'"):
+        opt.step()
+
+
+def test_nonfinite_gates_are_caught() -> None:
+    model = network()
+    opt = FeatureUPGD(model.parameters(), features=Features(model))
+    model(torch.ones(2, 6)).sum().backward()
+    opt.features.layers[1].first[0] = torch.inf
+    with pytest.raises(FloatingPointError, match="layer '2'"):
+        opt.step()
+
+
+def test_features_must_be_features() -> None:
+    with pytest.raises(TypeError, match=r"features must be upgd\.Features"):
+        FeatureUPGD(network().parameters(), features=network())  # type: ignore[arg-type]
+
+
+def test_looking_at_a_stranger() -> None:
+    opt = UPGD(network().parameters())
+    with pytest.raises(KeyError, match="not a parameter of this optimizer"):
+        opt.scaled_utility(torch.zeros(3))
+
+
+def test_tensor_lr_must_be_a_scalar() -> None:
+    with pytest.raises(ValueError, match="one element"):
+        UPGD(network().parameters(), lr=torch.ones(2))
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(KeyError, match="did you mean 'upgd-w'"):
+        get("upgdw")

@@ -1,0 +1,266 @@
+"""Gates measured by hooks, against gates that are really there."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from upgd import Features, FeatureUPGD
+
+DOUBLE = torch.float64
+
+
+class Gate(nn.Module):
+    """The paper's gate: ones that multiply a feature's output."""
+
+    def __init__(self, size: int, dims: int = 0) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(size, *[1] * dims, dtype=DOUBLE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate
+
+
+def double(module: nn.Module) -> nn.Module:
+    return module.to(DOUBLE)
+
+
+def mlp(activation: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The same network, without gates and with them."""
+    torch.manual_seed(0)
+    a, b, c = (double(nn.Linear(i, o)) for i, o in ((5, 8), (8, 6), (6, 3)))
+    other = copy.deepcopy(activation)
+    plain = nn.Sequential(a, activation, b, other, c)
+    gated = nn.Sequential(a, activation, Gate(8), b, other, Gate(6), c)
+    return plain, gated
+
+
+def gates_of(model: nn.Module) -> list[Tensor]:
+    return [m.gate.grad.flatten() for m in model.modules() if isinstance(m, Gate)]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU(), nn.Tanh(), nn.GELU(), nn.LeakyReLU(0.1), nn.ELU(), nn.ReLU(inplace=True)],
+    ids=repr,
+)
+@pytest.mark.parametrize("shape", [(4, 5), (5,), (2, 3, 5)])
+def test_linear_features(activation: nn.Module, shape: tuple[int, ...]) -> None:
+    plain, gated = mlp(copy.deepcopy(activation))
+    x = torch.randn(shape, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    features = Features(plain)
+    plain(x).square().sum().backward()
+    assert [layer.gated for layer in features.layers] == ["1", "3"]
+    for layer, expected in zip(features.layers, gates_of(gated), strict=True):
+        torch.testing.assert_close(layer.first, expected)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_convolutional_features(batch: bool) -> None:
+    """The paper's CIFAR-10 network has no activation after its convolutions."""
+    torch.manual_seed(0)
+    c1, c2 = double(nn.Conv2d(3, 6, 5)), double(nn.Conv2d(6, 16, 5))
+    f1, f2 = double(nn.Linear(16 * 5 * 5, 12)), double(nn.Linear(12, 10))
+    flat = nn.Flatten(1) if batch else nn.Flatten(0)
+    tail = (flat, f1, nn.ReLU())
+    plain = nn.Sequential(c1, nn.MaxPool2d(2), c2, nn.MaxPool2d(2), *tail, f2)
+    gated = nn.Sequential(
+        c1, Gate(6, 2), nn.MaxPool2d(2), c2, Gate(16, 2), nn.MaxPool2d(2), *tail, Gate(12), f2
+    )
+    x = torch.randn(*((2, 3, 32, 32) if batch else (3, 32, 32)), dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    features = Features(plain)
+    plain(x).square().sum().backward()
+    assert [layer.size for layer in features.layers] == [6, 16, 12]
+    for layer, expected in zip(features.layers, gates_of(gated), strict=True):
+        torch.testing.assert_close(layer.first, expected)
+
+
+def test_normalisation_belongs_to_the_features_it_feeds() -> None:
+    torch.manual_seed(0)
+    first, norm, last = (
+        double(nn.Linear(4, 6)),
+        double(nn.BatchNorm1d(6)),
+        double(nn.Linear(6, 2)),
+    )
+    plain = nn.Sequential(first, norm, nn.Dropout(0.0), nn.Tanh(), last)
+    gated = nn.Sequential(first, norm, nn.Tanh(), Gate(6), last)
+    x = torch.randn(7, 4, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    features = Features(plain)
+    plain(x).square().sum().backward()
+    torch.testing.assert_close(features.layers[0].first, gates_of(gated)[0])
+    assert features.layers[0].gated == "3"
+    assert features.of(norm.weight) is features.layers[0] is features.of(norm.bias)
+    assert features.of(last.weight) is None
+
+
+def test_functional_relu_gives_the_same_gates() -> None:
+    class Functional(nn.Module):
+        def __init__(self, layers: nn.Sequential) -> None:
+            super().__init__()
+            self.a, self.b = layers[0], layers[2]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)))
+
+    torch.manual_seed(0)
+    modules = double(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)))
+    functional = Functional(modules)
+    x = torch.randn(3, 4, dtype=DOUBLE)
+    measured = []
+    for model in (modules, functional):
+        features = Features(model)
+        model(x).square().sum().backward()
+        measured.append(features.layers[0].first)
+        features.remove()
+    torch.testing.assert_close(measured[0], measured[1])
+
+
+def test_one_activation_module_may_serve_many_layers() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+            self.act = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.act(self.b(self.act(self.a(x)))))
+
+    torch.manual_seed(0)
+    model = double(Shared())
+    gated = nn.Sequential(model.a, model.act, Gate(4), model.b, model.act, Gate(5), model.c)
+    x = torch.randn(3, 3, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    features = Features(model)
+    model(x).square().sum().backward()
+    for layer, expected in zip(features.layers, gates_of(gated), strict=True):
+        torch.testing.assert_close(layer.first, expected)
+
+
+def test_two_watchers_of_one_model_do_not_meet() -> None:
+    plain, gated = mlp(nn.Tanh())
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    pair = Features(plain), Features(plain)
+    plain(x).square().sum().backward()
+    for features in pair:
+        for layer, expected in zip(features.layers, gates_of(gated), strict=True):
+            torch.testing.assert_close(layer.first, expected)
+
+
+def test_recorded_only_with_gradients_and_summed_over_backward_passes() -> None:
+    plain, _ = mlp(nn.ReLU())
+    features = Features(plain)
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    with torch.no_grad():
+        plain(x)
+    plain(x)  # no backward pass
+    assert all(layer.first is None for layer in features.layers)
+    plain(x).sum().backward()
+    once = features.layers[0].first.clone()
+    plain(x).sum().backward()
+    torch.testing.assert_close(features.layers[0].first, 2 * once)
+    features.reset()
+    assert features.layers[0].first is None
+    features.remove()
+    plain(x).sum().backward()
+    assert features.layers[0].first is None
+
+
+def test_step_and_zero_grad_start_afresh() -> None:
+    plain, _ = mlp(nn.ReLU())
+    opt = FeatureUPGD(plain.parameters(), features=Features(plain))
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    for ending in (opt.step, opt.zero_grad):
+        plain(x).sum().backward()
+        ending()
+        assert all(layer.first is None for layer in opt.features.layers)
+
+
+def test_the_output_layer_takes_plain_gradient_descent() -> None:
+    plain, _ = mlp(nn.ReLU())
+    opt = FeatureUPGD(
+        plain.parameters(), features=Features(plain), lr=0.1, sigma=1.0, weight_decay=0.5
+    )
+    before = plain[4].weight.detach().clone()
+    plain(torch.randn(4, 5, dtype=DOUBLE)).square().sum().backward()
+    expected = (1 - 0.1 * 0.5) * before - 0.1 * plain[4].weight.grad
+    opt.step()
+    torch.testing.assert_close(plain[4].weight.detach(), expected)
+
+
+def test_weights_into_one_feature_share_its_gate() -> None:
+    plain, _ = mlp(nn.Tanh())
+    opt = FeatureUPGD(plain.parameters(), features=Features(plain), lr=0.1, sigma=0.0)
+    before = [p.detach().clone() for p in plain.parameters()]
+    plain(torch.randn(4, 5, dtype=DOUBLE)).square().sum().backward()
+    opt.step()
+    for layer, old in ((plain[0], before[0:2]), (plain[2], before[2:4])):
+        gate = 1 - opt.scaled_utility(layer.weight)
+        assert gate.shape == (layer.out_features,)
+        torch.testing.assert_close(old[0] - layer.weight, 0.1 * layer.weight.grad * gate[:, None])
+        torch.testing.assert_close(old[1] - layer.bias, 0.1 * layer.bias.grad * gate)
+
+
+def test_several_outputs_and_chosen_layers() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.act = nn.Linear(3, 4), nn.Tanh()
+            self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.act(self.body(x))
+            return torch.cat([self.actor(h), self.critic(h)], -1)
+
+    model = TwoHeads()
+    features = Features(model, output=["actor", "critic"])
+    assert [layer.name for layer in features.layers] == ["body"]
+    model(torch.ones(1, 3)).sum().backward()
+    assert "gates on the output of act" in repr(features)
+    assert "output: actor, critic" in repr(features)
+    assert [layer.name for layer in Features(model, layers=["actor"]).layers] == ["actor"]
+
+
+def test_changing_a_recorded_output_in_place_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Linear(4, 1))
+    Features(model)
+    h = model[1](model[0](torch.ones(2, 3)))
+    h.mul_(2.0)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        model[2](h).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"output": "nope"}, "'nope' is not a linear or convolutional layer"),
+        ({"layers": ["1"]}, "'1' is not a linear or convolutional layer"),
+        ({"output": "0", "layers": ["0"]}, "both feature and output"),
+    ],
+)
+def test_bad_names(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Features(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), **arguments)
+
+
+def test_models_without_features() -> None:
+    with pytest.raises(ValueError, match="no linear or convolutional"):
+        Features(nn.ReLU())
+    with pytest.raises(ValueError, match="no hidden features"):
+        Features(nn.Linear(2, 2))
+
+
+def test_gradients_without_gates_are_an_error() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    opt = FeatureUPGD(model.parameters(), features=Features(model))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(RuntimeError, match=r"layer '0'.*not measured"):
+        opt.step()

@@ -1,0 +1,77 @@
+"""The registry knows every method, by one vocabulary."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import upgd
+from tests.cases import every_method
+from upgd.optim.registry import METHODS, Row, get
+from upgd.optim.rule import HYPERPARAMETERS
+
+
+def test_the_papers_methods_are_there() -> None:
+    eight = [f"{n}upgd{o}{s}" for n in ("", "n-") for o in ("", "-2nd") for s in ("", "-local")]
+    others = ["ada-upgd", "sgdw", "pgd", "shrink-and-perturb", "adamw"]
+    streaming = ["s-ewc", "s-mas", "s-si", "s-rwalk"]
+    wanted = {*eight, *(f"feature-{name}" for name in eight), *others, *streaming}
+    assert wanted <= METHODS.keys()
+
+
+def test_names_and_aliases_are_unique() -> None:
+    names = [n for row in METHODS.values() for n in (row.name, *row.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "decay"),
+    [
+        ("UPGD-W", "upgd", 0.001),
+        ("n-upgd-w", "n-upgd", 0.001),
+        ("sgd", "sgdw", 0.0),
+        ("adam", "adamw", 0.0),
+        ("s&p", "shrink-and-perturb", 0.001),
+    ],
+)
+def test_aliases(alias: str, name: str, decay: float) -> None:
+    row, defaults = get(alias)
+    assert row.name == name
+    assert defaults["weight_decay"] == decay
+
+
+@every_method
+def test_one_vocabulary(row: Row) -> None:
+    """Constructor arguments, registry and rules use the same names."""
+    assert set(row.method.hyper) <= HYPERPARAMETERS.keys()
+    arguments = inspect.signature(row.optimizer.__init__).parameters
+    assert set(row.method.hyper) <= arguments.keys()
+    assert row.defaults.keys() == row.hyper.keys()
+    for name, value in row.defaults.items():
+        HYPERPARAMETERS[name].check(row.name, value)
+
+
+@every_method
+def test_rules_read_what_exists(row: Row) -> None:
+    """Every argument of a rule is a state, a hyperparameter or something the base provides."""
+    method = row.method
+    hyper = set(method.hyper) - {"betas"} | (
+        {"beta1", "beta2"} if "betas" in method.hyper else set()
+    )
+    corrections = {f"c_{trace}" for trace in method.decays}
+    provided = {"w", "g", "h", "f", "s", "noise", "eta"}
+    for phase in method.phases:
+        assert set(phase.reads) <= provided | set(method.states) | hyper | corrections
+        assert set(phase.writes) <= {"w", *method.states}
+        assert (phase.fn.__doc__ or "").strip()
+    assert set(method.decays) <= set(method.states)
+
+
+@every_method
+def test_documented_and_public(row: Row) -> None:
+    doc = row.optimizer.__doc__ or ""
+    assert ".. math::" in doc
+    if row.name != "adamw":  # users keep torch.optim.AdamW
+        assert getattr(upgd, row.optimizer.__name__) is row.optimizer
+        assert ">>>" in doc

@@ -1,0 +1,180 @@
+"""What the paper says the rules reduce to, and what PyTorch's own optimizers compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cases import CounterNoise, assert_close, batches, network, state, train, weights
+from upgd import UPGD
+from upgd.optim.base import RuleOptimizer
+from upgd.optim.registry import METHODS
+
+DOUBLE = torch.float64
+STREAM = batches(12, dtype=DOUBLE)
+weight_wise = pytest.mark.parametrize(
+    "name", [n for n in METHODS if "upgd" in n and "feature" not in n]
+)
+
+
+def run(name: str, **arguments: Any) -> list[torch.Tensor]:
+    model = network(dtype=DOUBLE)
+    opt = METHODS[name].make(model, noise=CounterNoise(), seed=1, **arguments)
+    train(METHODS[name], opt, model, STREAM)
+    return weights(model)
+
+
+def run_torch(cls: Any, **arguments: Any) -> list[torch.Tensor]:
+    model = network(dtype=DOUBLE)
+    train(METHODS["sgdw"], cls(model.parameters(), **arguments), model, STREAM)
+    return weights(model)
+
+
+def ungated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every scaled utility zero, by an η so small that negative utilities vanish."""
+    trace = RuleOptimizer._eta
+
+    def mutant(self: Any, batches: Any, name: str) -> Any:
+        for batch in batches:
+            for u in batch.targets[name]:
+                u.fill_(-1.0)
+        return [torch.full_like(eta, 1e-300) for eta in trace(self, batches, name)]
+
+    monkeypatch.setattr(RuleOptimizer, "_eta", mutant)
+
+
+@pytest.mark.parametrize("name", ["upgd", "n-upgd"])
+def test_without_utility_upgd_is_pgd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run("pgd", lr=0.02, sigma=0.3)
+    ungated(monkeypatch)
+    assert_close(run(name, lr=0.02, sigma=0.3), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["upgd", "n-upgd"])
+def test_without_utility_and_noise_upgd_is_sgd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run_torch(torch.optim.SGD, lr=0.02)
+    ungated(monkeypatch)
+    assert_close(run(name, lr=0.02, sigma=0.0), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_without_utility_upgd_with_decay_is_shrink_and_perturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = {"lr": 0.02, "sigma": 0.3, "weight_decay": 0.1}
+    expected = run("shrink-and-perturb", **arguments)
+    ungated(monkeypatch)
+    assert_close(run("upgd", **arguments), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_shrink_and_perturb_has_its_two_halves() -> None:
+    same = {"rtol": 1e-12, "atol": 1e-14}
+    both = {"lr": 0.02, "sigma": 0.0, "weight_decay": 0.1}
+    assert_close(run("shrink-and-perturb", **both), run("sgdw", lr=0.02, weight_decay=0.1), **same)
+    both = {"lr": 0.02, "sigma": 0.3, "weight_decay": 0.0}
+    assert_close(run("shrink-and-perturb", **both), run("pgd", lr=0.02, sigma=0.3), **same)
+
+
+def test_sgdw_is_sgd_with_decoupled_decay() -> None:
+    expected = run_torch(torch.optim.SGD, lr=0.02, weight_decay=0.1)
+    assert_close(run("sgdw", lr=0.02, weight_decay=0.1), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.99), (0.9, 0.0)])
+def test_adamw_is_torch_adamw(betas: tuple[float, float]) -> None:
+    arguments = {"lr": 0.01, "weight_decay": 0.1, "betas": betas, "eps": 1e-6}
+    expected = run_torch(torch.optim.AdamW, **arguments)
+    assert_close(run("adamw", **arguments), expected, rtol=1e-11, atol=1e-13)
+
+
+@weight_wise
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_local_scaling_needs_no_bias_correction(name: str, beta: float) -> None:
+    """Û/‖Û‖ = U/‖U‖: the trace of a constant utility gives the same gates at every age."""
+    model = torch.nn.Linear(3, 2, bias=False, dtype=DOUBLE)
+    opt = UPGD(model.parameters(), lr=0.0, beta_utility=beta, sigma=0.0, scaling="local")
+    gates = []
+    for _ in range(3):
+        model.weight.grad = torch.arange(6.0, dtype=DOUBLE).reshape(2, 3)
+        opt.step()
+        gates.append(opt.scaled_utility(model.weight))
+    assert_close(gates[:1] * 2, gates[1:], rtol=1e-12)
+
+
+def test_zero_decay_is_the_utility_of_this_step() -> None:
+    model = torch.nn.Linear(3, 2, dtype=DOUBLE)
+    opt = UPGD(model.parameters(), lr=0.1, beta_utility=0.0, sigma=0.0)
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        expected = [-p.grad * p.detach() for p in model.parameters()]
+        opt.step()
+        assert_close([opt.utility(p) for p in model.parameters()], expected, rtol=1e-14)
+
+
+def test_consolidation_starts_as_gradient_descent() -> None:
+    """At t = 1, w̄ = w and Δ = 0: all four take a plain step."""
+    for name in ("s-ewc", "s-mas", "s-si", "s-rwalk"):
+        model, plain = network(dtype=DOUBLE), network(dtype=DOUBLE)
+        train(METHODS[name], METHODS[name].make(model, lr=0.1, kappa=100.0), model, STREAM[:1])
+        train(METHODS["sgdw"], torch.optim.SGD(plain.parameters(), lr=0.1), plain, STREAM[:1])
+        assert_close(weights(model), weights(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_tiny_utilities_keep_their_proportions() -> None:
+    """Squares of 1e-25 underflow in single precision; local gates must not notice."""
+    model = torch.nn.Linear(4, 2, bias=False)
+    gates = []
+    for scale in (1.0, 1e-25):
+        opt = UPGD(model.parameters(), lr=0.0, sigma=0.0, scaling="local")
+        model.weight.grad = scale * torch.tensor([[1.0, -2.0, 3.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
+        opt.step()
+        gates.append(opt.scaled_utility(model.weight))
+    assert_close(gates[:1], gates[1:], rtol=1e-5)
+    assert torch.equal(gates[0][1], torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_scaled_utility_is_what_the_step_used(scaling: Any) -> None:
+    """From w' = w - α·g·(1-Ū): the gate can be read off the update."""
+    model = network(dtype=DOUBLE)
+    opt = UPGD(model.parameters(), lr=0.1, sigma=0.0, scaling=scaling, beta_utility=0.9)
+    for batch in STREAM:
+        before = weights(model)
+        train(METHODS["upgd"], opt, model, [batch])
+        for old, p in zip(before, model.parameters(), strict=True):
+            expected = 0.1 * p.grad * (1 - opt.scaled_utility(p))
+            torch.testing.assert_close(old - p.detach(), expected, rtol=1e-9, atol=1e-13)
+
+
+def test_eta_spans_groups_and_passes_the_seam() -> None:
+    """A sharded model sees one maximum: a larger η elsewhere loosens every gate here."""
+
+    class Sharded(UPGD):
+        def _combine(self, eta: torch.Tensor) -> torch.Tensor:
+            seen.append(float(eta))
+            return eta * 10
+
+    seen: list[float] = []
+    model = network(dtype=DOUBLE)
+    opt = Sharded(model.parameters(), sigma=0.0, beta_utility=0.9)
+    train(METHODS["upgd"], opt, model, STREAM[:3])
+    assert len(seen) == 3
+    largest = max(float(opt.utility(p).max()) for p in model.parameters())
+    assert seen[-1] == pytest.approx(largest)  # bias-corrected
+    loose = opt.scaled_utility(model[0].weight)
+    expected = torch.sigmoid(opt.utility(model[0].weight) / (10 * largest))
+    torch.testing.assert_close(loose, expected)
+
+
+def test_parameters_that_step_together_share_a_clock() -> None:
+    model = network()
+    opt = UPGD(model.parameters())
+    train(METHODS["upgd"], opt, model, batches(2))
+    clocks = {id(s["step"]) for s in opt.state.values()}
+    assert len(clocks) == 1
+    opt.load_state_dict(opt.state_dict())
+    train(METHODS["upgd"], opt, model, batches(1))
+    assert len({id(s["step"]) for s in opt.state.values()}) == 1
+    assert all(int(t) == 3 for t in state(opt) if t.dtype == torch.int64)
