@@ -29,7 +29,6 @@ from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]"
 Nonfinite: TypeAlias = Literal["raise", "skip"]
-Kind: TypeAlias = Any
 
 _CLOCK = ("step", "attempts")
 
@@ -281,12 +280,8 @@ class RuleOptimizer(Optimizer):
         sets: dict[Any, list[Member]] = defaultdict(list)
         for m in members:
             clock = id(self.state[m.param]["step"])
-            sets[m.group, m.param.dtype, clock, self._kind(m.param)].append(m)
+            sets[m.group, m.param.dtype, clock].append(m)
         return [self._batch(some, gated) for some in sets.values()]
-
-    def _kind(self, p: Tensor) -> Kind:
-        """Parameters of different kinds never share a batch."""
-        return None
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         group = self.param_groups[members[0].group]

@@ -119,6 +119,7 @@ class Batch:
     def __post_init__(self) -> None:
         self.packed = self.gated and self.foreach
         self._rooms: dict[str, Packed] = {}
+        self._reads: frozenset[str] | None = None
         self._row_of_weight: Tensor | None = None
         self._row_runs: list[tuple[int, int]] = []
         self._programs: list[Program | None] = []
@@ -138,7 +139,9 @@ class Batch:
 
     def reads(self, name: str) -> bool:
         """Whether some phase of this batch has an argument called `name`."""
-        return any(phase is not None and name in phase.reads for phase in self.phases)
+        if self._reads is None:
+            self._reads = frozenset(n for phase in self.phases if phase for n in phase.reads)
+        return name in self._reads
 
     # --------------------------------------------------------------------- read
     def begin(self) -> None:
@@ -313,8 +316,7 @@ class Batch:
             ]
         else:
             runs = [u.reshape(n, -1) for u, n in zip(states, self.row_counts, strict=True)]
-        norms = [row_norms(run) for run in runs]
-        return torch.cat(norms) if len(norms) > 1 else norms[0]
+        return row_norms(runs)
 
     def largest_derivatives(self) -> list[Tensor]:
         """The largest magnitude of each derivative that this step reads; NaN where one is."""
@@ -324,16 +326,23 @@ class Batch:
         return [_largest_magnitude(self.lists[name]) for name in names]
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """The norm of every row, never zero; squares of small utilities must not underflow."""
+def row_norms(runs: list[Tensor]) -> Tensor:
+    """The norm of every row of every matrix in `runs`, end to end; never zero."""
+    norms = [_row_norms(rows) for rows in runs]
+    together = torch.cat(norms) if len(norms) > 1 else norms[0]
+    return together.to(runs[0].dtype).clamp_min(tiny(runs[0].dtype))
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """Norms that do not underflow where squares of small utilities would."""
     wide = wide_dtype(rows.device)
     norms: Tensor
     if rows.dtype != wide:
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide).to(rows.dtype)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
     else:
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1).clamp_min(tiny(wide))
         norms = torch.linalg.vector_norm(rows / largest.unsqueeze(1), dim=1) * largest
-    return norms.clamp_min(tiny(rows.dtype))
+    return norms
 
 
 def _largest(tensors: list[Tensor] | Tensor) -> Tensor:

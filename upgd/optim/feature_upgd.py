@@ -12,7 +12,6 @@ from torch import Tensor
 from upgd.optim.base import Common, Params
 from upgd.optim.batch import Batch, Member, compute_dtype
 from upgd.optim.features import FeatureLayer, Features
-from upgd.optim.perturbed import SGDW_METHOD
 from upgd.optim.rule import Method, Phase
 from upgd.optim.upgd import (
     Scaling,
@@ -43,7 +42,8 @@ def feature_upgd_method(
     """The method for one of the eight feature-wise variants.
 
     The second phase is weight-wise UPGD's, with each feature's utility broadcast to the
-    weights that lead into it. Parameters that lead into no feature take SGDW's instead.
+    weights that lead into it. Parameters that lead into no feature have the gate 1 and no
+    noise, which is gradient descent with weight decay.
     """
     return Method(
         hyper=("lr", "weight_decay", "sigma", "beta_utility"),
@@ -152,9 +152,6 @@ class FeatureUPGD(UtilityOptimizer):
         pass
 
     # ------------------------------------------------------------------- gather
-    def _kind(self, p: Tensor) -> bool:
-        return self.features.of(p) is not None
-
     def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
         batches = super()._batches(members, gated)
         found = [self.features.of(m.param) for m in members]
@@ -167,17 +164,15 @@ class FeatureUPGD(UtilityOptimizer):
             batches.append(self._feature_batch(self.param_groups[g], layers, gated))
         order = {layer: i for i, layer in enumerate(x for b in batches for x in b.layers)}
         for batch in batches:
-            if batch.row_names:
-                into = [self.features.of(m.param) for m in batch.members]
-                batch.feature_index = [order[layer] for layer in into if layer is not None]
+            into = [self.features.of(m.param) for m in batch.members]
+            batch.feature_index = [-1 if layer is None else order[layer] for layer in into]
         return batches
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         batch = super()._batch(members, gated)
-        layers = [layer for m in batch.members if (layer := self.features.of(m.param))]
-        batch.row_counts = [layer.size for layer in layers]
-        batch.row_names = frozenset({"utility"} if layers else ())
-        batch.phases = (None, batch.phases[1] if layers else SGDW_METHOD.phases[0])
+        batch.phases = (None, batch.phases[1])
+        batch.row_counts = [p.shape[0] if p.dim() > 0 else 1 for p in batch.targets["w"]]
+        batch.row_names = frozenset({"utility"})
         return batch
 
     def _feature_batch(
@@ -246,20 +241,38 @@ class FeatureUPGD(UtilityOptimizer):
                         "nothing was updated. nonfinite='skip' leaves such steps out instead"
                     )
 
+    def _draw_noise(self, batches: list[Batch]) -> None:
+        super()._draw_noise(batches)
+        for batch in batches:
+            noise = batch.lists.get("noise")
+            if noise is not None:
+                sizes = [m.param.numel() for m in batch.members]
+                parts = noise.split(sizes) if isinstance(noise, Tensor) else noise
+                for part, index in zip(parts, batch.feature_index, strict=True):
+                    if index < 0:  # the output layer is not perturbed
+                        part.zero_()
+
     # ------------------------------------------------------------------ advance
     def _reduce(self, batches: list[Batch], index: int) -> None:
         """Hand each feature's utility Û/η to the weights that lead into it."""
-        measured = [batch for batch in batches if batch.layers]
-        if index > 0 or not measured:
+        if index > 0:
             return
-        etas = self._eta(measured, "utility") if self.scaling == "global" else []
+        measured = [batch for batch in batches if batch.layers]
+        etas = self._eta(measured, "utility") if measured and self.scaling == "global" else []
         scaled: list[Tensor] = []
         for i, batch in enumerate(measured):
             eta = etas[i] if etas else list(batch.row_norms("utility").unbind())
             scaled += torch._foreach_div(batch.targets["utility"], eta)
         for batch in batches:
-            if batch.row_names:
-                batch.load_rows("utility", torch.cat([scaled[i] for i in batch.feature_index]))
+            if not batch.layers:
+                rows = [
+                    # Nothing protects the output layer: its gate is φ(∞) = 1.
+                    torch.full((count,), -torch.inf, dtype=batch.dtype, device=batch.device)
+                    if i < 0
+                    else scaled[i].to(batch.dtype)
+                    for i, count in zip(batch.feature_index, batch.row_counts, strict=True)
+                ]
+                batch.load_rows("utility", torch.cat(rows))
                 batch.scalars["eta"] = 1.0  # it is in the utility already
 
     # ------------------------------------------------------------------ looking

@@ -81,6 +81,15 @@ class GeneratorNoise:
     generator cannot be seeded by a number on the device.
     """
 
+    def __init__(self) -> None:
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> GeneratorNoise:
+        return GeneratorNoise()  # it remembers nothing
+
+    def __reduce__(self) -> tuple[type[GeneratorNoise], tuple[()]]:
+        return GeneratorNoise, ()
+
     def draw(
         self,
         sizes: Sequence[int],
@@ -98,7 +107,9 @@ class GeneratorNoise:
 
             fill_normal(flat, generator_seed(seed, 0, offsets[0]), step)
         else:
-            generator = torch.Generator(device)
+            generator = self._generators.get(device)
+            if generator is None:
+                generator = self._generators[device] = torch.Generator(device)
             generator.manual_seed(generator_seed(seed, step, offsets[0]))
             flat.normal_(generator=generator)
         return flat

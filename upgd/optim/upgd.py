@@ -139,7 +139,7 @@ class UtilityOptimizer(RuleOptimizer):
         utility = self.utility(p)
         if self.scaling == "local":
             rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
-            return torch.sigmoid(rows / row_norms(rows).unsqueeze(1)).reshape(utility.shape)
+            return torch.sigmoid(rows / row_norms([rows]).unsqueeze(1)).reshape(utility.shape)
         largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
         eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
         return torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype)))
