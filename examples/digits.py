@@ -32,6 +32,7 @@ import upgd
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 TASK = 500
 Factory = Callable[[Any], torch.optim.Optimizer]
@@ -120,6 +121,7 @@ def draw(results: dict[str, np.ndarray], path: Path) -> None:
     axes.set_xlabel(f"task ({TASK} samples each, labels permuted anew)")
     axes.set_ylabel("online accuracy")
     axes.set_title("Label-permuted digits: mean and standard error over seeds")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

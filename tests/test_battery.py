@@ -68,6 +68,16 @@ def test_foreach_equals_single_tensor(row: Row, device: str, nonfinite: str) -> 
 
 
 @every_method
+def test_blocks_change_nothing(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large models are updated block by block; here even small ones are."""
+    a, _ = trained(row, "cpu", 8, torch.float64)
+    for size in (1, 7, 40):
+        monkeypatch.setattr("upgd.optim.batch.BLOCK", size)
+        b, _ = trained(row, "cpu", 8, torch.float64)
+        assert_close(weights(a), weights(b), rtol=1e-12, atol=1e-14)
+
+
+@every_method
 @every_device
 def test_skipping_costs_no_accuracy(row: Row, device: str) -> None:
     a, _ = trained(row, device, 20, torch.float64, nonfinite="raise")

@@ -285,7 +285,7 @@ class RuleOptimizer(Optimizer):
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         group = self.param_groups[members[0].group]
-        local = any(phase.reduce == "row_norm" for phase in self._phases(group))
+        local = any(p.reduce == "row_norm" and p.over == "weights" for p in self._phases(group))
         if local:  # rows of one length side by side are reduced together
             members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
         params = [m.param for m in members]

@@ -13,7 +13,7 @@ Parameters arrive as a list of tensors. A rule can run on them
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -25,6 +25,10 @@ from torch import Tensor
 from upgd.optim.features import FeatureLayer
 from upgd.optim.program import Program, compiled
 from upgd.optim.rule import Phase
+
+BLOCK = 1 << 21
+"""Elements that a program works on at a time on CPU. Temporaries the size of a large model would
+be mapped and unmapped by the allocator at every step; much smaller blocks wait for threads."""
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -251,16 +255,48 @@ class Batch:
         phase = self.phases[index]
         if phase is None:
             return
-        values = {**self.lists, **self.scalars}
         program = self._programs[index] if self.foreach else None
+        if program is not None and ok is None and not self.row_names and self.device.type == "cpu":
+            for lists, targets in self._blocks(phase):
+                self._store(program({**lists, **self.scalars}), targets)
+            return
+        values = {**self.lists, **self.scalars}
         results = program(values) if program is not None else self._plain(phase, values)
-        # Weights last: a state may be a copy of the weights as they were.
-        for name, new in sorted(results, key=lambda result: result[0] == "w"):
-            if ok is None:
-                if new is not self.targets[name]:
-                    torch._foreach_copy_(self.targets[name], new)
-            else:
+        if ok is None:
+            self._store(results, self.targets)
+        else:
+            for name, new in _weights_last(results):
                 self._store_if(ok, name, new)
+
+    def _blocks(self, phase: Phase) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Lists and targets, cut into blocks so that temporaries stay small."""
+        names = [name for name in phase.reads if name in self.lists]
+        lists: dict[str, Any] = {name: self.lists[name] for name in names}
+        targets: dict[str, Any] = {name: self.targets[name] for name in phase.writes}
+        everything = [*lists.values(), *targets.values()]
+        sizes = [t.numel() for t in everything[0]]
+        small = sum(sizes) <= 2 * BLOCK or torch.compiler.is_compiling()
+        if small or not all(t.is_contiguous() for ts in everything for t in ts):
+            yield lists, targets
+            return
+        for pieces in _cut(sizes):
+
+            def cut(ts: list[Tensor], pieces: list[tuple[int, int, int]] = pieces) -> list[Tensor]:
+                return [ts[i].view(-1)[a:b] for i, a, b in pieces]
+
+            block = {name: cut(ts) for name, ts in lists.items()}
+            # Where a result replaces what was read, both must be one list: see _store.
+            out = {
+                name: block[name] if lists.get(name) is ts else cut(ts)
+                for name, ts in targets.items()
+            }
+            yield block, out
+
+    @staticmethod
+    def _store(results: list[tuple[str, Any]], targets: dict[str, Any]) -> None:
+        for name, new in _weights_last(results):
+            if new is not targets[name]:
+                torch._foreach_copy_(targets[name], new)
 
     def _plain(self, phase: Phase, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """The rule as it is written, one tensor at a time: the reference for every faster way."""
@@ -324,6 +360,29 @@ class Batch:
             return [_largest_magnitude(self.lists["derivatives"])]
         names = [name for name in ("g", "h", "f", "s") if name in self.lists]
         return [_largest_magnitude(self.lists[name]) for name in names]
+
+
+def _weights_last(results: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Weights are stored last: a state may be a copy of the weights as they were."""
+    return sorted(results, key=lambda result: result[0] == "w")
+
+
+def _cut(sizes: list[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Blocks of about BLOCK elements: lists of ``(tensor, begin, end)``."""
+    block: list[tuple[int, int, int]] = []
+    room = BLOCK
+    for i, size in enumerate(sizes):
+        begin = 0
+        while begin < size:
+            end = min(size, begin + room)
+            block.append((i, begin, end))
+            room -= end - begin
+            begin = end
+            if room == 0:
+                yield block
+                block, room = [], BLOCK
+    if block:
+        yield block
 
 
 def row_norms(runs: list[Tensor]) -> Tensor:

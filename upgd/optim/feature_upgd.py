@@ -169,7 +169,8 @@ class FeatureUPGD(UtilityOptimizer):
         return batches
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
-        batch = super()._batch(members, gated)
+        hidden_first = sorted(members, key=lambda m: self.features.of(m.param) is None)
+        batch = super()._batch(hidden_first, gated)
         batch.phases = (None, batch.phases[1])
         batch.row_counts = [p.shape[0] if p.dim() > 0 else 1 for p in batch.targets["w"]]
         batch.row_names = frozenset({"utility"})
@@ -246,11 +247,13 @@ class FeatureUPGD(UtilityOptimizer):
         for batch in batches:
             noise = batch.lists.get("noise")
             if noise is not None:
-                sizes = [m.param.numel() for m in batch.members]
-                parts = noise.split(sizes) if isinstance(noise, Tensor) else noise
-                for part, index in zip(parts, batch.feature_index, strict=True):
-                    if index < 0:  # the output layer is not perturbed
-                        part.zero_()
+                # The output layer is not perturbed; it stands last.
+                hidden = sum(index >= 0 for index in batch.feature_index)
+                if isinstance(noise, Tensor):
+                    noise[sum(m.param.numel() for m in batch.members[:hidden]) :].zero_()
+                else:
+                    for output in noise[hidden:]:
+                        output.zero_()
 
     # ------------------------------------------------------------------ advance
     def _reduce(self, batches: list[Batch], index: int) -> None:
@@ -265,13 +268,12 @@ class FeatureUPGD(UtilityOptimizer):
             scaled += torch._foreach_div(batch.targets["utility"], eta)
         for batch in batches:
             if not batch.layers:
-                rows = [
-                    # Nothing protects the output layer: its gate is φ(∞) = 1.
-                    torch.full((count,), -torch.inf, dtype=batch.dtype, device=batch.device)
-                    if i < 0
-                    else scaled[i].to(batch.dtype)
-                    for i, count in zip(batch.feature_index, batch.row_counts, strict=True)
-                ]
+                rows = [scaled[i].to(batch.dtype) for i in batch.feature_index if i >= 0]
+                # Nothing protects the output layer: its gate is φ(∞) = 1.
+                output = sum(batch.row_counts) - sum(r.numel() for r in rows)
+                if output:
+                    minus = torch.full((), -torch.inf, dtype=batch.dtype, device=batch.device)
+                    rows.append(minus.expand(output))
                 batch.load_rows("utility", torch.cat(rows))
                 batch.scalars["eta"] = 1.0  # it is in the utility already
 

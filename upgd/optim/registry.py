@@ -151,6 +151,23 @@ METHODS: Mapping[str, Row] = {row.name: row for row in _rows()}
 """All methods by name."""
 
 
+def table() -> str:
+    """All methods in a Markdown table, as the documentation has it."""
+    lines = [
+        "| name | in the paper | class | hyperparameters and defaults | keeps | needs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in METHODS.values():
+        options = ", ".join(f"{k}={v!r}" for k, v in row.options.items())
+        hyper = ", ".join(f"{k}={v}" for k, v in row.defaults.items())
+        names = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
+        keeps = ", ".join(row.states) or "-"
+        needs = ", ".join(sorted(row.needs)) or "-"
+        make = f"`{row.optimizer.__name__}({options})`"
+        lines.append(f"| {names} | {row.title} | {make} | {hyper} | {keeps} | {needs} |")
+    return "\n".join(lines)
+
+
 def get(name: str) -> tuple[Row, dict[str, Any]]:
     """The row called `name` and its hyperparameters' defaults under that name.
 

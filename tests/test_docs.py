@@ -1,0 +1,53 @@
+"""Documentation that can be checked is checked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from upgd.optim.registry import table
+from upgd.optim.rule import HYPERPARAMETERS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md"]
+
+
+def test_the_table_of_methods_is_the_registry() -> None:
+    assert table() in PAGES[1].read_text()
+
+
+def test_the_vocabulary_is_documented() -> None:
+    text = PAGES[1].read_text()
+    assert all(f"`{name}`" in text for name in HYPERPARAMETERS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_examples_run(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_readme_speed_is_what_was_measured() -> None:
+    """The numbers in README come from the committed benchmark pages."""
+    lines = re.findall(r"^  \| (.+?) \| ([\d.]+) \| ([\d.]+) \|$", PAGES[0].read_text(), re.M)
+    assert len(lines) >= 4
+    pages = {
+        "CUDA": (ROOT / "docs/benchmarks/optimizer_step_cuda.md").read_text(),
+        "CPU": (ROOT / "docs/benchmarks/optimizer_step_cpu.md").read_text(),
+    }
+    for label, paper, stack in lines:
+        device, name = label.split(", ", 1)
+        rows = re.findall(
+            rf"^\| {re.escape(name.strip('`'))} \| \d+ \| ([\d.]+) \|", pages[device], re.M
+        )
+        assert rows == [paper, stack], label
