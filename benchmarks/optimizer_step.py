@@ -93,13 +93,14 @@ def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> St
         opt.features.remove()  # leave the model's forward pass to the others
         device = curvature[0].device
         gates = [(layer, torch.randn(layer.size, device=device)) for layer in opt.features.layers]
-    second = "curvature" in row.needs
+    pairs = list(zip(model.parameters(), curvature, strict=True))
+    second = "curvature" in row.needs and not gates
 
     def step() -> None:
         for layer, values in gates:
             layer.first = layer.second = values
-        if second and not gates:
-            for p, h in zip(model.parameters(), curvature, strict=True):
+        if second:
+            for p, h in pairs:
                 p.curvature = h
         opt.step()
 

@@ -21,16 +21,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.noise import GeneratorNoise, NoiseSource
 from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
+from upgd.optim.state import StatefulOptimizer
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]"
 Nonfinite: TypeAlias = Literal["raise", "skip"]
-
-_CLOCK = ("step", "attempts")
 
 
 class Common(TypedDict, total=False):
@@ -51,7 +49,7 @@ class Plan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(Optimizer):
+class RuleOptimizer(StatefulOptimizer):
     """Base class: runs a :class:`~upgd.optim.rule.Method` as a PyTorch optimizer.
 
     Args:
@@ -144,15 +142,6 @@ class RuleOptimizer(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``GradScaler`` hands over ``grad_scale`` and ``found_inf`` for us to apply."""
         return any(group["capturable"] for group in self.param_groups)
-
-    @property
-    def skipped_steps(self) -> Tensor:
-        """How many steps non-finite gradients left out; stays on the device until read."""
-        clocks = {id(s["step"]): s for s in self.state.values() if "step" in s}.values()
-        if not clocks:
-            return torch.zeros((), dtype=torch.int64)
-        counts = [clock["attempts"] - clock["step"] for clock in clocks]
-        return torch.stack([count.to(counts[0].device) for count in counts]).amax()
 
     # --------------------------------------------------------------------- step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -369,7 +358,7 @@ class RuleOptimizer(Optimizer):
                 f"{tuple(h.shape)}, the parameter {tuple(m.param.shape)}"
             )
         del m.param.curvature  # type: ignore[attr-defined]
-        return h.detach()  # type: ignore[no-any-return]
+        return h  # type: ignore[no-any-return]
 
     @staticmethod
     def _moves_nothing(group: dict[str, Any]) -> bool:
@@ -412,81 +401,6 @@ class RuleOptimizer(Optimizer):
                 first += size
         for group in self.param_groups:
             group["noise_step"] += 1
-
-    def _noise_step(self, device: torch.device) -> int | Tensor:
-        """The number of this draw: from the host, or from the device where a graph may replay it.
-
-        On the device it is the sum of all parameters' attempted steps: every step makes
-        it larger, whichever parameters take part.
-        """
-        if device.type != "cuda" or not any(g["capturable"] for g in self.param_groups):
-            return int(self.param_groups[0]["noise_step"])
-        clocks: dict[int, tuple[int, dict[str, Any]]] = {}
-        for state in self.state.values():
-            if "step" in state and state["step"].device == device:
-                count, _ = clocks.get(id(state["step"]), (0, state))
-                clocks[id(state["step"])] = (count + 1, state)
-        attempts = [n * state["attempts"] for n, state in clocks.values()]
-        return attempts[0] if len(attempts) == 1 else torch.stack(attempts).sum()
-
-    # -------------------------------------------------------------------- state
-    def _ensure_state(self, params: list[Tensor]) -> None:
-        """Create missing state, and see that parameters share a clock only with their peers.
-
-        A *clock* is a pair of zero-dimensional tensors: ``attempts`` counts steps, ``step``
-        those that were not skipped. Parameters that have always been updated together share
-        one, so that counting costs one operation and not one per parameter.
-        """
-        fresh: dict[torch.device, dict[str, Tensor]] = {}
-        for p in params:
-            if "step" not in self.state[p]:
-                if p.device not in fresh:
-                    fresh[p.device] = _clock(p.device)
-                self.state[p].update(fresh[p.device])
-                self._init_state(p, self.state[p])
-        if len(params) < sum("step" in state for state in self.state.values()):
-            self._part_clocks(set(params))
-
-    def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
-        dtype = compute_dtype(p.dtype)
-        for name in self.method.states:
-            if name in self.method.starts_as_weight:
-                state[name] = p.detach().to(dtype, copy=True)
-            else:
-                state[name] = torch.zeros_like(p, dtype=dtype)
-
-    def _part_clocks(self, active: set[Tensor]) -> None:
-        """Give parameters that step now a clock of their own where a peer pauses."""
-        paused = {id(s["step"]) for p, s in self.state.items() if p not in active and "step" in s}
-        parted: dict[int, dict[str, Tensor]] = {}
-        for p in active:
-            state = self.state[p]
-            key = id(state["step"])
-            if key in paused:
-                parted.setdefault(key, {k: state[k].clone() for k in _CLOCK})
-                state.update(parted[key])
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict; traces keep their precision, and nothing is shared with it."""
-        super().load_state_dict(state_dict)
-        # The base class casts every state to its parameter's dtype: undo that.
-        saved = state_dict["state"]
-        keys = [k for group in state_dict["param_groups"] for k in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        clocks: dict[Any, dict[str, Tensor]] = {}
-        for key, p in zip(keys, params, strict=True):
-            if key not in saved:
-                continue
-            state = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()}
-            if "step" in state:
-                reading = (p.device, *[int(state[k]) for k in _CLOCK])
-                state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
-            self.state[p] = state
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return {**super().__getstate__(), **own}
 
     # ------------------------------------------------------------------ advance
     def _finite(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
@@ -567,10 +481,6 @@ def _derivatives(p: Tensor) -> list[tuple[str, Tensor]]:
 def _rows(p: Tensor) -> int:
     """How many rows: one per output unit, where a vector is a single row."""
     return p.shape[0] if p.dim() > 1 else 1
-
-
-def _clock(device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.zeros((), dtype=torch.int64, device=device) for name in _CLOCK}
 
 
 def _name(group: dict[str, Any], index: int, group_index: int) -> str:

@@ -172,7 +172,7 @@ class Batch:
             room = self._rooms[name]
             torch._foreach_copy_(room.views, tensors)
             self.lists[name] = room.flat
-        elif tensors[0].dtype == self.dtype:
+        elif all(t.dtype == self.dtype for t in tensors):
             self.lists[name] = tensors
         else:
             self.lists[name] = [t.to(self.dtype) for t in tensors]

@@ -1,0 +1,107 @@
+"""What an optimizer keeps from step to step: counts, traces, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from upgd.optim.batch import compute_dtype
+from upgd.optim.rule import Method
+
+_CLOCK = ("step", "attempts")
+
+
+class StatefulOptimizer(Optimizer):
+    """An optimizer whose state is lazy, exact to save and load, and counted on the device.
+
+    Every parameter has a *clock*, a pair of zero-dimensional tensors: ``attempts`` counts
+    its steps, ``step`` those that were not skipped. Parameters that have always been updated
+    together share one, so that counting costs one operation and not one per parameter.
+    """
+
+    method: Method
+
+    @property
+    def skipped_steps(self) -> Tensor:
+        """How many steps non-finite gradients left out; stays on the device until read."""
+        clocks = {id(s["step"]): s for s in self.state.values() if "step" in s}.values()
+        if not clocks:
+            return torch.zeros((), dtype=torch.int64)
+        counts = [clock["attempts"] - clock["step"] for clock in clocks]
+        return torch.stack([count.to(counts[0].device) for count in counts]).amax()
+
+    def _ensure_state(self, params: list[Tensor]) -> None:
+        """Create missing state, and see that parameters share a clock only with their peers."""
+        fresh: dict[torch.device, dict[str, Tensor]] = {}
+        for p in params:
+            if "step" not in self.state[p]:
+                if p.device not in fresh:
+                    fresh[p.device] = _clock(p.device)
+                self.state[p].update(fresh[p.device])
+                self._init_state(p, self.state[p])
+        if len(params) < sum("step" in state for state in self.state.values()):
+            self._part_clocks(set(params))
+
+    def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
+        dtype = compute_dtype(p.dtype)
+        for name in self.method.states:
+            if name in self.method.starts_as_weight:
+                state[name] = p.detach().to(dtype, copy=True)
+            else:
+                state[name] = torch.zeros_like(p, dtype=dtype)
+
+    def _part_clocks(self, active: set[Tensor]) -> None:
+        """Give parameters that step now a clock of their own where a peer pauses."""
+        paused = {id(s["step"]) for p, s in self.state.items() if p not in active and "step" in s}
+        parted: dict[int, dict[str, Tensor]] = {}
+        for p in active:
+            state = self.state[p]
+            key = id(state["step"])
+            if key in paused:
+                parted.setdefault(key, {k: state[k].clone() for k in _CLOCK})
+                state.update(parted[key])
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict; traces keep their precision, and nothing is shared with it."""
+        super().load_state_dict(state_dict)
+        # The base class casts every state to its parameter's dtype: undo that.
+        saved = state_dict["state"]
+        keys = [k for group in state_dict["param_groups"] for k in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        clocks: dict[Any, dict[str, Tensor]] = {}
+        for key, p in zip(keys, params, strict=True):
+            if key not in saved:
+                continue
+            state = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()}
+            if "step" in state:
+                reading = (p.device, *[int(state[k]) for k in _CLOCK])
+                state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
+            self.state[p] = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        return {**super().__getstate__(), **own}
+
+    def _noise_step(self, device: torch.device) -> int | Tensor:
+        """The number of this draw: from the host, or from the device where a graph may replay it.
+
+        On the device it is the sum of all parameters' attempted steps: every step makes
+        it larger, whichever parameters take part.
+        """
+        if device.type != "cuda" or not any(g["capturable"] for g in self.param_groups):
+            return int(self.param_groups[0]["noise_step"])
+        clocks: dict[int, tuple[int, dict[str, Any]]] = {}
+        for state in self.state.values():
+            if "step" in state and state["step"].device == device:
+                count, _ = clocks.get(id(state["step"]), (0, state))
+                clocks[id(state["step"])] = (count + 1, state)
+        attempts = [n * state["attempts"] for n, state in clocks.values()]
+        return attempts[0] if len(attempts) == 1 else torch.stack(attempts).sum()
+
+
+def _clock(device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.zeros((), dtype=torch.int64, device=device) for name in _CLOCK}
