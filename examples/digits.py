@@ -1,6 +1,6 @@
 """Learn from a stream whose labels change their meaning, with and without UPGD.
 
-    python examples/digits.py [--seeds 3] [--tasks 40]
+    python examples/digits.py [--seeds 4] [--tasks 20]
 
 The stream: scikit-learn's 8×8 digits one at a time, in random order. Every 500 samples
 the ten labels are permuted, so the network must learn a new assignment of the same images.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import typing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,3 +192,85 @@ def test_tensor_lr_must_be_a_scalar() -> None:
 def test_unknown_method() -> None:
     with pytest.raises(KeyError, match="did you mean 'upgd-w'"):
         get("upgdw")
+
+
+@pytest.mark.parametrize("name", ["ada-upgd", "s-ewc"])
+def test_another_optimizers_state_is_refused(name: str) -> None:
+    ours = METHODS[name].make(network())
+    before = repr(ours)
+    for other in (torch.optim.Adam(network().parameters()), METHODS["upgd"].make(network())):
+        for p in other.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        other.step()
+        with pytest.raises(ValueError, match="another optimizer's"):
+            ours.load_state_dict(other.state_dict())
+    assert repr(ours) == before
+
+
+def test_loading_hooks_are_honoured() -> None:
+    model = nn.Linear(2, 1)
+    opt = UPGD(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    seen: list[float] = []
+
+    def exchange(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        states = {k: {**s, "utility": s["utility"] * 0 + 42} for k, s in given["state"].items()}
+        return {**given, "state": states}
+
+    opt.register_load_state_dict_pre_hook(exchange)
+    opt.register_load_state_dict_post_hook(
+        lambda o: seen.append(float(o.state[model.bias]["utility"]))
+    )
+    opt.load_state_dict(opt.state_dict())
+    assert seen == [42.0]
+    assert float(opt.state[model.bias]["utility"]) == 42.0
+
+
+def test_subclasses_keep_their_attributes() -> None:
+    class Sharded(UPGD):
+        def __init__(self, params: Any) -> None:
+            self._rank = 3
+            super().__init__(params)
+
+    assert copy.deepcopy(Sharded(network().parameters()))._rank == 3
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    UPGD(network().parameters(), lr=np.float32(0.1), sigma=np.float64(0.0))
+
+
+@pytest.mark.parametrize("name", ["maximize", "foreach", "capturable"])
+def test_switches_are_booleans(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
+        UPGD(network().parameters(), **{name: "no"})
+
+
+def test_curvature_is_consumed_only_when_all_is_there() -> None:
+    model = nn.Linear(2, 1)
+    opt = UPGD(model.named_parameters(), order=2)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    model.weight.curvature = torch.ones(1, 2)
+    with pytest.raises(ValueError, match="parameter 'bias'"):
+        opt.step()
+    model.bias.curvature = 1.0
+    with pytest.raises(ValueError, match="type float"):
+        opt.step()
+    model.bias.curvature = torch.ones(1)
+    opt.step()
+
+
+def test_first_order_methods_leave_curvature_alone() -> None:
+    model = nn.Linear(2, 1)
+    opt = UPGD(model.parameters())
+    model.weight.curvature = torch.full((1, 2), torch.nan)
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    opt.zero_grad()
+    assert hasattr(model.weight, "curvature")
+
+
+def test_constructor_hints_can_be_resolved() -> None:
+    for row in METHODS.values():
+        assert "lr" in typing.get_type_hints(row.optimizer.__init__)

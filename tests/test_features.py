@@ -264,3 +264,114 @@ def test_gradients_without_gates_are_an_error() -> None:
         p.grad = torch.zeros_like(p)
     with pytest.raises(RuntimeError, match=r"layer '0'.*not measured"):
         opt.step()
+
+
+def test_a_feature_with_two_consumers_has_two_gates() -> None:
+    class ActorCritic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Linear(3, 4, dtype=DOUBLE)
+            self.one, self.two = nn.Tanh(), nn.Tanh()
+            self.actor = nn.Linear(4, 2, dtype=DOUBLE)
+            self.critic = nn.Linear(4, 1, dtype=DOUBLE)
+            self.gate = torch.ones(4, dtype=DOUBLE, requires_grad=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.trunk(x)
+            a, c = self.gate * self.one(h), self.gate * self.two(h)
+            return self.actor(a).square().sum() + self.critic(c).sum()
+
+    torch.manual_seed(0)
+    model = ActorCritic()
+    features = Features(model, output=["actor", "critic"])
+    model(torch.randn(5, 3, dtype=DOUBLE)).backward()
+    torch.testing.assert_close(features.layers[0].first, model.gate.grad)
+
+
+def test_identity_is_passed_through() -> None:
+    plain, gated = mlp(nn.Tanh())
+    longer = nn.Sequential(plain[0], nn.Identity(), *list(plain)[1:])
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    features = Features(longer)
+    longer(x).square().sum().backward()
+    torch.testing.assert_close(features.layers[0].first, gates_of(gated)[0])
+
+
+def test_a_residual_ends_the_search_for_the_activation() -> None:
+    """Out of place the gate stays on the layer; in place it cannot be measured."""
+
+    class Residual(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.body, self.act, self.out = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)
+            self.in_place = in_place
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            if self.in_place:
+                h += x
+            else:
+                h = h + x
+            return self.out(self.act(h))
+
+    model = Residual(in_place=False)
+    features = Features(model)
+    model(torch.randn(2, 4)).sum().backward()
+    assert features.layers[0].gated == "body"
+    model = Residual(in_place=True)
+    Features(model)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        model(torch.randn(2, 4)).sum().backward()
+
+
+def test_half_precision_gates_do_not_overflow() -> None:
+    """Products of large activations and scaled gradients exceed float16; gradients do not."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).to(torch.float16)
+    with torch.no_grad():
+        model[0].bias.fill_(200.0)
+        model[2].weight.fill_(1.0)
+    features = Features(model)
+    (model(torch.zeros(1, 2, dtype=torch.float16)).sum() * 1000).backward()
+    assert torch.isfinite(model[0].weight.grad).all()
+    torch.testing.assert_close(features.layers[0].first, torch.full((3,), 200_000.0))
+
+
+def test_shared_and_computed_weights_are_refused() -> None:
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match="layers '0' and '1' share"):
+        Features(tied)
+    tied[1].weight = nn.Parameter(torch.ones(3, 3))
+    tied[2].weight = tied[0].weight
+    with pytest.raises(ValueError, match="output layer '2' and layer '0' share"):
+        Features(tied)
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match="parametrization"):
+        Features(normed)
+
+
+def test_attention_and_single_names() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(8, 2))
+    opt = FeatureUPGD(model.parameters(), features=Features(model))
+    model(torch.randn(2, 3, 8)).sum().backward()
+    opt.step()
+    assert [f.name for f in Features(model, layers="0.linear1").layers] == ["0.linear1"]
+
+
+def test_replicas_can_average_their_gates() -> None:
+    class Doubled(FeatureUPGD):
+        def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
+            return [2 * f for f in derivatives]
+
+    plain, _ = mlp(nn.ReLU())
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    utilities = []
+    for cls in (FeatureUPGD, Doubled):
+        opt = cls(plain.parameters(), features=Features(plain), lr=0.0)
+        plain(x).square().sum().backward()
+        opt.step()
+        opt.zero_grad()
+        utilities.append(opt.utility(plain[0].weight))
+    torch.testing.assert_close(2 * utilities[0], utilities[1])

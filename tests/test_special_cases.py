@@ -178,3 +178,82 @@ def test_parameters_that_step_together_share_a_clock() -> None:
     train(METHODS["upgd"], opt, model, batches(1))
     assert len({id(s["step"]) for s in opt.state.values()}) == 1
     assert all(int(t) == 3 for t in state(opt) if t.dtype == torch.int64)
+
+
+def moved(groups: list[dict[str, Any]], change: Any) -> list[float]:
+    """Where weights of 1 with gradients of 1 are after a step, a change, and another step."""
+    opt = METHODS["sgdw"].optimizer(groups, weight_decay=0.0)
+    params = [p for group in groups for p in group["params"]]
+    for after in (change, lambda opt: None):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        after(opt)
+    return [float(p.detach()) for p in params]
+
+
+def test_a_parameter_may_change_its_group() -> None:
+    def change(opt: Any) -> None:
+        first, second = opt.param_groups
+        first["params"], second["params"] = [], [*first["params"], *second["params"]]
+
+    a, b = (torch.nn.Parameter(torch.ones((), dtype=DOUBLE)) for _ in range(2))
+    groups = [{"params": [a], "lr": 0.1}, {"params": [b], "lr": 1.0}]
+    assert moved(groups, change) == pytest.approx([1 - 0.1 - 1.0, 1 - 1.0 - 1.0])
+
+
+def test_a_group_may_be_replaced() -> None:
+    def change(opt: Any) -> None:
+        opt.param_groups[0] = {**opt.param_groups[0], "lr": 1.0}
+
+    a = torch.nn.Parameter(torch.ones((), dtype=DOUBLE))
+    assert moved([{"params": [a], "lr": 0.1}], change) == pytest.approx([1 - 0.1 - 1.0])
+
+
+@weight_wise
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_a_model_may_be_cast_between_steps(name: str, nonfinite: Any) -> None:
+    results = []
+    for foreach in (True, False):
+        model = network()
+        row = METHODS[name]
+        opt = row.make(model, noise=CounterNoise(), seed=1, foreach=foreach, nonfinite=nonfinite)
+        train(row, opt, model, batches(3))
+        model.double()
+        train(row, opt, model, STREAM[:3])
+        assert opt.state[next(model.parameters())]["utility"].dtype == DOUBLE
+        results.append(weights(model))
+    assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["upgd", "upgd-local", "ada-upgd", "s-rwalk"])
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_scalar_parameters(name: str, foreach: bool, nonfinite: Any) -> None:
+    scale, vector = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.ones(3))
+    opt = METHODS[name].optimizer([scale, vector], foreach=foreach, nonfinite=nonfinite)
+    for _ in range(2):
+        scale.grad, vector.grad = torch.tensor(1.0), torch.ones(3)
+        opt.step()
+    assert float(scale.detach()) < 2.0
+
+
+def test_one_bad_utility_does_not_reach_other_weights() -> None:
+    """A weight of -inf, as in a mask, has the utility NaN; η must not carry it on."""
+    mask = torch.nn.Parameter(torch.tensor([-torch.inf, 0.0]))
+    other = torch.nn.Parameter(torch.ones(3))
+    for nonfinite in ("raise", "skip"):
+        opt = UPGD([mask, other], sigma=0.0, nonfinite=nonfinite)
+        mask.grad, other.grad = torch.zeros(2), torch.ones(3)
+        opt.step()
+        assert torch.isfinite(other).all()
+
+
+def test_a_first_step_that_was_skipped_leaves_no_utility() -> None:
+    model = torch.nn.Linear(2, 1)
+    opt = UPGD(model.parameters(), nonfinite="skip")
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    opt.step()
+    assert torch.equal(opt.utility(model.weight), torch.zeros(1, 2))
+    assert torch.equal(opt.scaled_utility(model.weight), torch.full((1, 2), 0.5))

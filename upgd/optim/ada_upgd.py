@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.ops import sigmoid, sqrt
 from upgd.optim.rule import Method, Phase
 from upgd.optim.upgd import Scaling, UtilityOptimizer, trace_first_order, trace_second_order
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 # ------------------------------------------------------------------------ the rules

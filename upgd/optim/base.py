@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
+from upgd.optim.batch import DTYPES, Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.noise import GeneratorNoise, NoiseSource
 from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 from upgd.optim.state import StatefulOptimizer
 
-Params: TypeAlias = "Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]"
+Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 
 
@@ -90,11 +90,6 @@ class RuleOptimizer(StatefulOptimizer):
         owner = type(self).__name__
         if nonfinite not in (None, "raise", "skip"):
             raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
-        if nonfinite == "raise" and capturable:
-            raise ValueError(
-                f"{owner}: nonfinite='raise' reads a flag from the device, which a CUDA graph "
-                "cannot do; use nonfinite='skip' with capturable=True"
-            )
         self.method = method
         self.noise = noise if noise is not None else GeneratorNoise()
         self.nonfinite = nonfinite
@@ -124,14 +119,25 @@ class RuleOptimizer(StatefulOptimizer):
         group["seed"] = self.param_groups[0]["seed"]
 
     def _check_group(self, group: dict[str, Any]) -> None:
+        owner = type(self).__name__
         for name in self.method.hyper:
-            HYPERPARAMETERS[name].check(type(self).__name__, group[name])
+            HYPERPARAMETERS[name].check(owner, group[name])
+        for name in ("maximize", "foreach", "capturable"):
+            if not isinstance(group[name], bool) and not (
+                name == "foreach" and group[name] is None
+            ):
+                raise TypeError(f"{owner}: {name} must be True or False, got {group[name]!r}")
+        if group["capturable"] and self.nonfinite == "raise":
+            raise ValueError(
+                f"{owner}: nonfinite='raise' reads a flag from the device, which a CUDA graph "
+                "cannot do; use nonfinite='skip' with capturable=True"
+            )
         for index, p in enumerate(group["params"]):
-            if not p.is_floating_point():
+            if p.dtype not in DTYPES:
                 name = _name(group, index, len(self.param_groups) - 1)
                 raise TypeError(
-                    f"{type(self).__name__}: {name} is {p.dtype}; "
-                    "parameters must be real floating-point tensors"
+                    f"{owner}: {name} is {p.dtype}; parameters must be real floating-point "
+                    "tensors of 16, 32 or 64 bits"
                 )
 
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
@@ -224,7 +230,8 @@ class RuleOptimizer(StatefulOptimizer):
     def _raise_nonfinite(self, members: list[Member]) -> None:
         # Norms are one cheap pass. They may overflow though every element is finite, so what
         # they suspect is looked at again.
-        values = [(m, what, t) for m in members for what, t in _derivatives(m.param)]
+        curved = "curvature" in self.method.needs
+        values = [(m, what, t) for m in members for what, t in _derivatives(m.param, curved)]
         alike: dict[Any, list[Tensor]] = defaultdict(list)
         for _, _, t in values:
             alike[t.device, t.dtype].append(t)
@@ -258,11 +265,11 @@ class RuleOptimizer(StatefulOptimizer):
 
     def _structure(self, members: list[Member], gated: bool) -> Any:
         """All that a plan depends on; equal keys mean that it still holds."""
-        params = tuple(
-            (id(m.param), m.param.dtype, m.param.device, *map(id, self.state[m.param].values()))
-            for m in members
-        )
-        options = tuple((g["foreach"], g.get("protect")) for g in self.param_groups)
+        params = []
+        for group, place, offset, p in members:
+            where = (group, place, offset, id(p), p.shape, p.dtype, p.device)
+            params.append((where, tuple(map(id, self.state[p].values()))))
+        options = tuple((id(g), g["foreach"], g.get("protect")) for g in self.param_groups)
         return params, options, gated
 
     def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
@@ -313,10 +320,6 @@ class RuleOptimizer(StatefulOptimizer):
             foreach=group["foreach"] is None or bool(group["foreach"]),
         )
 
-    def _weight_states(self) -> tuple[str, ...]:
-        """States that are kept for every weight."""
-        return self.method.states
-
     # ------------------------------------------------------------- this step's values
     def _scalars(self, batch: Batch) -> dict[str, Any]:
         scalars = {name: batch.group[name] for name in self.method.hyper}
@@ -331,7 +334,9 @@ class RuleOptimizer(StatefulOptimizer):
         gradients = [m.param.grad for m in batch.members if m.param.grad is not None]
         given = {"g": (gradients, self._factor(batch, scaled=True))}
         if batch.reads("h"):
-            h = [self._take_curvature(m) for m in batch.members]
+            h = [self._curvature(m) for m in batch.members]
+            for m in batch.members:  # good for one step
+                m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
 
@@ -341,8 +346,8 @@ class RuleOptimizer(StatefulOptimizer):
         scale = getattr(self, "grad_scale", None) if scaled else None
         return sign if scale is None else sign / scale.to(batch.device, batch.dtype).reshape(())
 
-    def _take_curvature(self, m: Member) -> Tensor:
-        """The Hessian diagonal that was left on the parameter; good for one step."""
+    def _curvature(self, m: Member) -> Tensor:
+        """The Hessian diagonal that was left on the parameter."""
         h = getattr(m.param, "curvature", None)
         if h is None and self._moves_nothing(self.param_groups[m.group]):
             return torch.zeros_like(m.param)
@@ -352,13 +357,15 @@ class RuleOptimizer(StatefulOptimizer):
                 "this step; put the Hessian diagonal on each parameter as `p.curvature` before "
                 "every step"
             )
-        if h.shape != m.param.shape:
-            raise ValueError(
-                f"{type(self).__name__}: the curvature of {self._name(m)} has shape "
-                f"{tuple(h.shape)}, the parameter {tuple(m.param.shape)}"
+        if not isinstance(h, Tensor) or h.shape != m.param.shape:
+            found = (
+                f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else f"type {type(h).__name__}"
             )
-        del m.param.curvature  # type: ignore[attr-defined]
-        return h  # type: ignore[no-any-return]
+            raise ValueError(
+                f"{type(self).__name__}: the curvature of {self._name(m)} has {found}, not the "
+                "parameter's shape"
+            )
+        return h
 
     @staticmethod
     def _moves_nothing(group: dict[str, Any]) -> bool:
@@ -368,10 +375,10 @@ class RuleOptimizer(StatefulOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients, and any curvature left on the parameters with them."""
         super().zero_grad(set_to_none)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if hasattr(p, "curvature"):
-                    del p.curvature
+        if "curvature" in self.method.needs:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.__dict__.pop("curvature", None)
 
     def _draw_noise(self, batches: list[Batch]) -> None:
         """Draw this step's perturbations, one call per device, and hand them to the batches."""
@@ -414,6 +421,7 @@ class RuleOptimizer(StatefulOptimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
             ok = ok & (found_inf.to(home).reshape(()) == 0)
+        ok = self._combine_finite(ok)
         return {device: ok.to(device) for device in devices} if len(devices) > 1 else {home: ok}
 
     def _reduce(self, batches: list[Batch], index: int) -> None:
@@ -435,16 +443,16 @@ class RuleOptimizer(StatefulOptimizer):
         largest = [batch.largest(trace) for batch in batches]
         if self._correction_cancels(batches, trace):
             eta = largest[0] if len(largest) == 1 else torch.stack(largest).amax()
-            return [eta.abs().clamp_min(tiny(batch.dtype)) for batch in batches]
+            return [_guarded(eta, batch.dtype) for batch in batches]
         place = list(self.method.decays).index(trace)
         corrections = [batch.corrections()[place] for batch in batches]
         wide = wide_dtype(batches[0].device)
         hats = [
             (u / c).to(batches[0].device, wide) for u, c in zip(largest, corrections, strict=True)
         ]
-        eta = self._combine(torch.stack(hats).amax()).abs()
+        eta = self._combine(torch.stack(hats).amax())
         return [
-            (eta.to(batch.device) * c).to(batch.dtype).clamp_min(tiny(batch.dtype))
+            _guarded((eta.to(batch.device) * c).to(batch.dtype), batch.dtype)
             for batch, c in zip(batches, corrections, strict=True)
         ]
 
@@ -469,13 +477,22 @@ class RuleOptimizer(StatefulOptimizer):
         """
         return eta
 
+    def _combine_finite(self, ok: Tensor) -> Tensor:
+        """Where shards agree whether a step counts: it must be finite for all of them."""
+        return ok
+
     def _name(self, m: Member) -> str:
         return _name(self.param_groups[m.group], m.place, m.group)
 
 
-def _derivatives(p: Tensor) -> list[tuple[str, Tensor]]:
-    found = [("gradient", p.grad), ("curvature", getattr(p, "curvature", None))]
-    return [(what, t) for what, t in found if t is not None]
+def _derivatives(p: Tensor, curved: bool) -> list[tuple[str, Tensor]]:
+    found = [("gradient", p.grad), ("curvature", getattr(p, "curvature", None) if curved else None)]
+    return [(what, t) for what, t in found if isinstance(t, Tensor)]
+
+
+def _guarded(eta: Tensor, dtype: torch.dtype) -> Tensor:
+    """max(|η|, tiny); a utility that is not a number must not reach other weights through η."""
+    return eta.abs().clamp_min(tiny(dtype)).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _rows(p: Tensor) -> int:

@@ -31,6 +31,7 @@ BLOCK = 1 << 21
 be mapped and unmapped by the allocator at every step; much smaller blocks wait for threads."""
 
 _HALF = (torch.float16, torch.bfloat16)
+DTYPES = (*_HALF, torch.float32, torch.float64)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -211,7 +212,7 @@ class Batch:
             assert self._row_of_weight is not None
             self.lists[name] = rows.index_select(0, self._row_of_weight)
         else:
-            shapes = [(-1, *[1] * (p.dim() - 1)) for p in self.targets["w"]]
+            shapes = [(-1, *[1] * (p.dim() - 1)) if p.dim() else () for p in self.targets["w"]]
             parts = rows.split(self.row_counts)
             self.lists[name] = [r.view(shape) for r, shape in zip(parts, shapes, strict=True)]
 

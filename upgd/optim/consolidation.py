@@ -8,16 +8,14 @@ previous update minus the weight now.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.ops import absolute
 from upgd.optim.rule import Method, Phase
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 DAMPING = 1e-3
 """The paper's ε in the importance of S-SI and S-RWalk."""

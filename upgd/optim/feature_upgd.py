@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params
 from upgd.optim.batch import Batch, Member, compute_dtype
@@ -19,9 +20,6 @@ from upgd.optim.upgd import (
     update_non_protecting,
     update_protecting,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 # ------------------------------------------------------------------------- the rule
@@ -142,8 +140,8 @@ class FeatureUPGD(UtilityOptimizer):
         owners = {self._owner(layer): layer for layer in layers}
         super()._ensure_state(list(dict.fromkeys([*params, *owners])))
         for owner, layer in owners.items():
+            dtype = compute_dtype(owner.dtype)
             if "utility" not in self.state[owner]:
-                dtype = compute_dtype(owner.dtype)
                 self.state[owner]["utility"] = torch.zeros(
                     layer.size, dtype=dtype, device=owner.device
                 )
@@ -208,11 +206,18 @@ class FeatureUPGD(UtilityOptimizer):
                 "known; leave the unscaling to scaler.step()"
             )
         first = [self._measured(batch, layer, "first") for layer in batch.layers]
-        given = {"f": (first, self._factor(batch, scaled=True))}
+        given = {"f": (self._combine_gates(first), self._factor(batch, scaled=True))}
         if self.order == 2:
             second = [self._measured(batch, layer, "second") for layer in batch.layers]
             given["s"] = (second, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
+
+    def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
+        """Where data-parallel replicas average the derivatives of the gates, as DDP does gradients.
+
+        Each of `derivatives` is a vector with an entry per feature of a layer.
+        """
+        return derivatives
 
     def _measured(
         self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
@@ -229,7 +234,8 @@ class FeatureUPGD(UtilityOptimizer):
             )
         raise RuntimeError(
             f"FeatureUPGD: layer {layer.name!r} has gradients but its gates were not measured; run "
-            "the forward pass through the model given to Features, with gradients enabled"
+            "the forward pass through the model given to Features, with gradients enabled, or "
+            "leave the layer out with Features(model, layers=...)"
         )
 
     def _raise_nonfinite(self, members: list[Member]) -> None:
@@ -285,4 +291,5 @@ class FeatureUPGD(UtilityOptimizer):
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility of each feature that `p` leads into: a vector."""
         layer = self.features.of(p)
-        return super().utility(p if layer is None else self._owner(layer))
+        held = any(q is p for group in self.param_groups for q in group["params"])
+        return super().utility(self._owner(layer) if layer is not None and held else p)

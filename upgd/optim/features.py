@@ -21,7 +21,7 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
     *(nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Sigmoid),
     *(nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink),
-    *(nn.Threshold, nn.Identity),
+    nn.Threshold,
 )
 """Modules that are taken for the activation of the layer they directly follow."""
 
@@ -60,7 +60,9 @@ class FeatureLayer:
         axis = dims - 1
         if isinstance(self.module, _CONVOLUTIONS):
             axis = dims - 1 - len(self.module.kernel_size)
-        product = (h * gradient).movedim(axis, 0).reshape(self.size, -1).sum(1, dtype=self._dtype)
+        # In half precision the products of a scaled loss overflow where gradients do not.
+        product = (h.to(self._dtype) * gradient.to(self._dtype)).movedim(axis, 0)
+        product = product.reshape(self.size, -1).sum(1)
         self.first = product if self.first is None else self.first + product
 
     @property
@@ -75,6 +77,14 @@ class _Tap:
 
     layer: FeatureLayer
     handle: Any = None
+    version: int = 0
+    moved: bool = False
+
+
+def _has_features(module: nn.Module) -> bool:
+    # Attention calls its output projection's weight itself: no hook would ever see it.
+    inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and not inside_attention
 
 
 class Features:
@@ -93,7 +103,8 @@ class Features:
     ``model.modules()``, unless `output` names one or several.
 
     Derivatives are recorded only while gradients are enabled, summed over backward passes
-    as ``.grad`` is, and reset by the optimizer's ``step()`` and ``zero_grad()``.
+    as ``.grad`` is, and reset by the optimizer's ``step()`` and ``zero_grad()``: give every
+    optimizer a `Features` of its own.
 
     Args:
         model: Any module; it is not changed, only observed.
@@ -118,7 +129,7 @@ class Features:
         layers: Iterable[str] | None = None,
     ) -> None:
         modules = dict(model.named_modules())
-        candidates = [n for n, m in modules.items() if isinstance(m, (nn.Linear, *_CONVOLUTIONS))]
+        candidates = [n for n, m in modules.items() if _has_features(m)]
         if not candidates:
             raise ValueError("Features: the model has no linear or convolutional layer")
         outputs = (
@@ -128,7 +139,10 @@ class Features:
             if isinstance(output, str)
             else list(output)
         )
-        names = [n for n in candidates if n not in outputs] if layers is None else list(layers)
+        if isinstance(layers, str):
+            layers = [layers]
+        chosen = [n for n in candidates if n not in outputs] if layers is None else layers
+        names = list(dict.fromkeys(chosen))
         for name in (*outputs, *names):
             if name not in candidates:
                 raise ValueError(
@@ -146,7 +160,22 @@ class Features:
         self.output = tuple(outputs)
         self.layers = [self._layer(name, modules[name]) for name in names]
         self._names = {module: name for name, module in modules.items()}
-        self._of = {p: layer for layer in self.layers for p in layer.params}
+        self._of: dict[Tensor, FeatureLayer] = {}
+        for layer in self.layers:
+            for p in layer.params:
+                if p in self._of:
+                    raise ValueError(
+                        f"Features: layers {self._of[p].name!r} and {layer.name!r} share a "
+                        "parameter that leads into two features; name one of them in `layers`"
+                    )
+                self._of[p] = layer
+        for name in self.output:
+            for p in modules[name].parameters(recurse=False):
+                if p in self._of:
+                    raise ValueError(
+                        f"Features: output layer {name!r} and layer {self._of[p].name!r} share a "
+                        "parameter; leave that layer out of `layers`"
+                    )
         self._mark = f"_upgd_tap_{id(self)}"  # several may watch one model
         self._handles: list[Any] = []
         for layer in self.layers:
@@ -156,6 +185,7 @@ class Features:
             *ACTIVATIONS,
             *_NORMS,
             nn.modules.dropout._DropoutNd,
+            nn.Identity,
         )
         for module in modules.values():
             if isinstance(module, passing):
@@ -163,8 +193,12 @@ class Features:
 
     @staticmethod
     def _layer(name: str, module: nn.Module) -> FeatureLayer:
-        bias = module.bias
-        params = [module.weight] if bias is None else [module.weight, bias]
+        params = [p for p in (module.weight, module.bias) if p is not None]
+        if not all(isinstance(p, nn.Parameter) for p in params):
+            raise ValueError(
+                f"Features: the weight of layer {name!r} is computed from other parameters "
+                "(a parametrization); leave it out of `layers`"
+            )
         return FeatureLayer(name, module, params)  # type: ignore[arg-type]
 
     def of(self, p: Tensor) -> FeatureLayer | None:
@@ -196,15 +230,20 @@ class Features:
         tap = getattr(args[0], self._mark, None) if args else None
         if not isinstance(tap, _Tap) or not isinstance(output, Tensor) or not output.requires_grad:
             return
+        in_place = output is args[0]
+        if args[0]._version != tap.version + in_place:
+            return  # something else, such as a residual, was added to the feature meanwhile
         if isinstance(module, _NORMS):
             self._adopt(tap.layer, module)
-        tap.handle.remove()
-        self._sit(tap, module, output, final=isinstance(module, ACTIVATIONS))
+        if not tap.moved:  # a second consumer of the same output adds a gate of its own
+            tap.handle.remove()
+            tap.moved = True
+        self._sit(_Tap(tap.layer), module, output, final=isinstance(module, ACTIVATIONS))
 
     def _sit(self, tap: _Tap, module: nn.Module, h: Tensor, final: bool = False) -> None:
         """Put the gate on `h`; let a following module move it unless this is its last place."""
         value = h.detach()
-        version = h._version
+        version = tap.version = h._version
         layer = tap.layer
         layer.gated = self._names[module]
 

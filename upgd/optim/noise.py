@@ -54,23 +54,18 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def mix32(x: int) -> int:
-    """A bijection of 32-bit integers that scatters neighbours (murmur3's finaliser)."""
-    x &= _MASK32
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK32
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK32
-    return x ^ (x >> 16)
-
-
 def generator_seed(seed: int, step: int, offset: int = 0) -> int:
     """The seed of the generator for one step.
 
-    PyTorch's CPU generator uses the low 32 bits alone. They are a bijection of the
-    step, so no two of a run's first 2³² steps share their noise. `offset` keeps devices
-    apart.
+    PyTorch's CPU generator uses the low 32 bits alone. They are a permutation of the step (a
+    small Feistel network under a key from `seed`), so no two of a run's first 2³² steps share
+    their noise, and two runs share no stretch of it. `offset` keeps devices apart.
     """
     key = mix64(mix64(seed + 0x9E3779B97F4A7C15) ^ offset)
-    return (key & ~_MASK32 & _MASK64) | mix32((key ^ step) & _MASK32)
+    left, right = (step >> 16) & 0xFFFF, step & 0xFFFF
+    for round_ in range(4):
+        left, right = right, left ^ (mix64(key + (right << 8) + round_) & 0xFFFF)
+    return (key & ~_MASK32 & _MASK64) | (left << 16) | right
 
 
 class GeneratorNoise:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.rule import Method, Phase
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 # ------------------------------------------------------------------------ the rules

@@ -185,5 +185,5 @@ def get(name: str) -> tuple[Row, dict[str, Any]]:
             return row, {**row.defaults, **row.aliases[wanted]}
     known = [n for row in METHODS.values() for n in (row.name, *row.aliases)]
     close = difflib.get_close_matches(wanted, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     raise KeyError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -65,9 +66,9 @@ class Hyperparameter:
                 if item.numel() != 1:
                     raise ValueError(f"{owner}: a tensor lr must have one element, got {item!r}")
                 continue  # reading its value would stop the device
-            if isinstance(item, bool) or not isinstance(item, int | float):
+            if isinstance(item, bool) or not isinstance(item, numbers.Real):
                 raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
-            if not (self.low <= item < self.high):  # NaN fails every comparison
+            if not (self.low <= float(item) < self.high):  # NaN fails every comparison
                 raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
 
 

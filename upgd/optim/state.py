@@ -26,7 +26,10 @@ class StatefulOptimizer(Optimizer):
 
     @property
     def skipped_steps(self) -> Tensor:
-        """How many steps non-finite gradients left out; stays on the device until read."""
+        """The most steps that non-finite gradients left out for any parameter.
+
+        It stays on the device until it is read.
+        """
         clocks = {id(s["step"]): s for s in self.state.values() if "step" in s}.values()
         if not clocks:
             return torch.zeros((), dtype=torch.int64)
@@ -42,6 +45,9 @@ class StatefulOptimizer(Optimizer):
                     fresh[p.device] = _clock(p.device)
                 self.state[p].update(fresh[p.device])
                 self._init_state(p, self.state[p])
+            for name in self.method.states:  # the model may have been cast meanwhile
+                if name in self.state[p]:
+                    self.state[p][name] = self.state[p][name].to(compute_dtype(p.dtype))
         if len(params) < sum("step" in state for state in self.state.values()):
             self._part_clocks(set(params))
 
@@ -64,26 +70,63 @@ class StatefulOptimizer(Optimizer):
                 parted.setdefault(key, {k: state[k].clone() for k in _CLOCK})
                 state.update(parted[key])
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; traces keep their precision, and nothing is shared with it."""
-        super().load_state_dict(state_dict)
-        # The base class casts every state to its parameter's dtype: undo that.
+        # The base class casts every state to its parameter's dtype. After the hooks that may
+        # exchange the dict, and before those that look at the result, take it as it was saved.
+        taken: dict[str, Any] = {}
+        hooks = (
+            self.register_load_state_dict_pre_hook(lambda _, given: taken.update(given)),
+            self.register_load_state_dict_post_hook(lambda _: self._restore(taken), prepend=True),
+        )
+        self._check_state_dict(state_dict)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.no_grad()
+    def _restore(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict["state"]
         keys = [k for group in state_dict["param_groups"] for k in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         clocks: dict[Any, dict[str, Tensor]] = {}
         for key, p in zip(keys, params, strict=True):
-            if key not in saved:
-                continue
-            state = {k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()}
-            if "step" in state:
-                reading = (p.device, *[int(state[k]) for k in _CLOCK])
-                state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
-            self.state[p] = state
+            if key in saved:
+                state = {
+                    k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()
+                }
+                if "step" in state:
+                    reading = (p.device, *[int(state[k]) for k in _CLOCK])
+                    state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
+                self.state[p] = state
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse another optimizer's state before anything is loaded."""
+        owner = type(self).__name__
+        for group in state_dict["param_groups"]:
+            missing = self.defaults.keys() - group.keys()
+            if missing:
+                raise ValueError(
+                    f"{owner}: this state dict is another optimizer's; its groups lack "
+                    f"{', '.join(sorted(missing))}"
+                )
+        for state in state_dict["state"].values():
+            missing = {*_CLOCK, *self._weight_states()} - state.keys()
+            if missing:
+                raise ValueError(
+                    f"{owner}: this state dict is another optimizer's; its states lack "
+                    f"{', '.join(sorted(missing))}"
+                )
+
+    def _weight_states(self) -> tuple[str, ...]:
+        """States that are kept for every weight."""
+        return self.method.states
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
+        own = {k: v for k, v in self.__dict__.items() if k != "_plan" and not k.startswith(torchs)}
         return {**super().__getstate__(), **own}
 
     def _noise_step(self, device: torch.device) -> int | Tensor:

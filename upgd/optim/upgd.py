@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.optim.ops import sigmoid
 from upgd.optim.rule import Method, Phase
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Scaling: TypeAlias = Literal["global", "local"]
 
@@ -103,29 +101,29 @@ class UtilityOptimizer(RuleOptimizer):
         return self.build(self.scaling, self.order, group["protect"]).phases
 
     def _corrected(self, p: Tensor) -> Tensor:
-        beta = next(
-            group["beta_utility"]
-            for group in self.param_groups
-            if any(q is p for q in group["params"])
-        )
-        state = self.state[p]
+        groups = [g for g in self.param_groups if any(q is p for q in g["params"])]
+        if not groups or "utility" not in self.state.get(p, {}):
+            raise KeyError(
+                f"{type(self).__name__}: no utility for this tensor of shape {tuple(p.shape)}; "
+                "it is not a parameter of this optimizer, or has not been updated yet"
+            )
+        state, beta = self.state[p], groups[0]["beta_utility"]
         utility: Tensor = state["utility"]
-        correction = 1 - torch.pow(beta, state["step"].to(wide_dtype(p.device)))
+        steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
+        correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
         return utility / correction.to(utility.dtype)
 
     @torch.no_grad()
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility trace Û of a parameter, shaped like it."""
-        if "utility" not in self.state.get(p, {}):
-            raise KeyError(
-                f"{type(self).__name__}: no utility for this tensor of shape {tuple(p.shape)}; "
-                "it is not a parameter of this optimizer, or has not been updated yet"
-            )
         return self._corrected(p)
 
     @torch.no_grad()
     def scaled_utility(self, p: Tensor) -> Tensor:
         """The scaled utility Ū in [0, 1] of a parameter, shaped like it: 1 is protected.
+
+        η is taken over all parameters that have a trace, whether or not the last step
+        updated them.
 
         Example:
             >>> import torch, upgd
