@@ -72,6 +72,7 @@ class StatefulOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; traces keep their precision, and nothing is shared with it."""
+        self._check_state_dict(state_dict)
         # The base class casts every state to its parameter's dtype. After the hooks that may
         # exchange the dict, and before those that look at the result, take it as it was saved.
         taken: dict[str, Any] = {}
@@ -79,7 +80,6 @@ class StatefulOptimizer(Optimizer):
             self.register_load_state_dict_pre_hook(lambda _, given: taken.update(given)),
             self.register_load_state_dict_post_hook(lambda _: self._restore(taken), prepend=True),
         )
-        self._check_state_dict(state_dict)
         try:
             super().load_state_dict(state_dict)
         finally:
