@@ -1,5 +1,6 @@
 """Utility-based perturbed gradient descent: optimizers for networks that keep learning."""
 
+from upgd import curvature
 from upgd.optim import (
     PGD,
     SGDW,
@@ -29,4 +30,5 @@ __all__ = [
     "StreamingRWalk",
     "StreamingSI",
     "__version__",
+    "curvature",
 ]

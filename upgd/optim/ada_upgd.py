@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import Unpack
 
+from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.ops import sigmoid, sqrt
 from upgd.optim.rule import Method, Phase
@@ -121,7 +122,7 @@ class AdaUPGD(UtilityOptimizer):
         sigma: Standard deviation σ of the perturbation.
         betas: Decays of Adam's moments.
         eps: Added to Adam's denominator.
-        scaling, order, protect: See :class:`~upgd.UPGD`.
+        scaling, order, protect, curvature: See :class:`~upgd.UPGD`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
 
@@ -147,6 +148,7 @@ class AdaUPGD(UtilityOptimizer):
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
+        curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
         hyper = {
@@ -163,6 +165,7 @@ class AdaUPGD(UtilityOptimizer):
             scaling=scaling,
             order=order,
             protect=protect,
+            curvature=curvature,
             **common,
         )
 

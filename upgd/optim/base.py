@@ -22,13 +22,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
+from upgd import curvature
 from upgd.optim.batch import DTYPES, Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.noise import GeneratorNoise, NoiseSource
+from upgd.optim.noise import GeneratorNoise, NoiseSource, generator_seed
 from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 from upgd.optim.state import StatefulOptimizer
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
+_SIGNS = 0x51695  # keeps the random signs of Hutchinson's estimate apart from the perturbations
 
 
 class Common(TypedDict, total=False):
@@ -72,6 +74,8 @@ class RuleOptimizer(StatefulOptimizer):
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
     """
+
+    curvature: curvature.Curvature = "hesscale"
 
     def __init__(
         self,
@@ -161,6 +165,47 @@ class RuleOptimizer(StatefulOptimizer):
             with torch.no_grad():
                 self._advance(batches)
         return loss
+
+    def backward(
+        self, loss: Tensor, *, scaler: Any = None, retain_graph: bool = False, samples: int = 1
+    ) -> None:
+        """Do what ``loss.backward()`` does, and compute whatever else this optimizer reads.
+
+        First-order methods need nothing else. With ``order=2`` it leaves on the parameters
+        (or on the layers of `features`) the curvature that the next step reads.
+
+        Args:
+            loss: A one-element tensor.
+            scaler: A ``GradScaler``, instead of scaling the loss yourself.
+            retain_graph: As in ``loss.backward``.
+            samples: How many random vectors ``curvature="hutchinson"`` averages over; they
+                are a function of the optimizer's seed and step.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh())
+            >>> opt = upgd.UPGD(model.parameters(), order=2)
+            >>> opt.backward(model(torch.ones(2, 3)).square().mean())
+            >>> opt.step()
+        """
+        if "curvature" not in self.method.needs:
+            scaled = loss if scaler is None else scaler.scale(loss)
+            scaled.backward(retain_graph=retain_graph)
+            return
+        group = self.param_groups[0]
+        curvature.backward(
+            loss,
+            **self._curvature_of(),
+            method=self.curvature,
+            scaler=scaler,
+            retain_graph=retain_graph,
+            samples=samples,
+            seed=generator_seed(group["seed"], group["noise_step"], offset=_SIGNS),
+        )
+
+    def _curvature_of(self) -> dict[str, Any]:
+        """Whose curvature a step reads."""
+        return {"params": [p for group in self.param_groups for p in group["params"]]}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -354,8 +399,14 @@ class RuleOptimizer(StatefulOptimizer):
         if h is None:
             raise ValueError(
                 f"{type(self).__name__}: order=2 needs curvature and {self._name(m)} has none for "
-                "this step; put the Hessian diagonal on each parameter as `p.curvature` before "
-                "every step"
+                "this step; call opt.backward(loss) instead of loss.backward(), or put a Hessian "
+                "diagonal on each parameter as `p.curvature` before every step"
+            )
+        reason = curvature.stale(m.param)
+        if reason is not None:
+            raise ValueError(
+                f"{type(self).__name__}: the curvature of {self._name(m)} {reason}; call "
+                "opt.backward(loss) before every step"
             )
         if not isinstance(h, Tensor) or h.shape != m.param.shape:
             found = (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params
 from upgd.optim.batch import Batch, Member, compute_dtype
 from upgd.optim.features import FeatureLayer, Features
@@ -77,8 +78,8 @@ class FeatureUPGD(UtilityOptimizer):
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
         features: What measures the gates; see :class:`~upgd.Features` for which outputs
             count as features and which layer is the output.
-        lr, weight_decay, beta_utility, sigma, scaling, order, protect: See
-            :class:`~upgd.UPGD`; ``order=2`` reads ``layer.second`` of every layer.
+        lr, weight_decay, beta_utility, sigma, scaling, order, protect, curvature: See
+            :class:`~upgd.UPGD`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
 
@@ -107,6 +108,7 @@ class FeatureUPGD(UtilityOptimizer):
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
+        curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
         if not isinstance(features, Features):
@@ -118,8 +120,12 @@ class FeatureUPGD(UtilityOptimizer):
             scaling=scaling,
             order=order,
             protect=protect,
+            curvature=curvature,
             **common,
         )
+
+    def _curvature_of(self) -> dict[str, Any]:
+        return {"params": (), "features": self.features}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients and the derivatives of the gates."""
@@ -230,7 +236,8 @@ class FeatureUPGD(UtilityOptimizer):
         if which == "second":
             raise ValueError(
                 f"FeatureUPGD: order=2 needs curvature and layer {layer.name!r} has none for this "
-                "step; set `layer.second` before every step"
+                "step; call opt.backward(loss) instead of loss.backward(), or set `layer.second` "
+                "before every step"
             )
         raise RuntimeError(
             f"FeatureUPGD: layer {layer.name!r} has gradients but its gates were not measured; run "

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from upgd.curvature.walk import TAPS, Tap, in_inner_pass
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
@@ -39,7 +41,8 @@ class FeatureLayer:
             pass.
         first: ``∂L/∂gate`` per feature, summed over backward passes since the last
             step; None before one.
-        second: ``∂²L/∂gate²`` per feature, set by a curvature method.
+        second: ``∂²L/∂gate²`` per feature, filled by ``optimizer.backward(loss)`` or
+            :func:`upgd.curvature.backward`; None otherwise.
     """
 
     name: str
@@ -56,14 +59,21 @@ class FeatureLayer:
 
     def add(self, h: Tensor, gradient: Tensor) -> None:
         """Add one backward pass: `h` and ``∂L/∂h`` of the same shape."""
-        dims = h.dim()
-        axis = dims - 1
-        if isinstance(self.module, _CONVOLUTIONS):
-            axis = dims - 1 - len(self.module.kernel_size)
         # In half precision the products of a scaled loss overflow where gradients do not.
-        product = (h.to(self._dtype) * gradient.to(self._dtype)).movedim(axis, 0)
+        product = (h.to(self._dtype) * gradient.to(self._dtype)).movedim(self.axis(h), 0)
         product = product.reshape(self.size, -1).sum(1)
         self.first = product if self.first is None else self.first + product
+
+    def add_second(self, second: Tensor) -> None:
+        """Add one backward pass's ``∂²L/∂gate²``."""
+        second = second.to(self._dtype)
+        self.second = second if self.second is None else self.second + second
+
+    def axis(self, h: Tensor) -> int:
+        """The dimension of `h` along which the features lie."""
+        if isinstance(self.module, _CONVOLUTIONS):
+            return h.dim() - 1 - len(self.module.kernel_size)
+        return h.dim() - 1
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -77,6 +87,7 @@ class _Tap:
 
     layer: FeatureLayer
     handle: Any = None
+    curvature: list[Tap] | None = None
     version: int = 0
     moved: bool = False
 
@@ -237,6 +248,8 @@ class Features:
             self._adopt(tap.layer, module)
         if not tap.moved:  # a second consumer of the same output adds a gate of its own
             tap.handle.remove()
+            if tap.curvature is not None:
+                tap.curvature[:] = [t for t in tap.curvature if t.owner is not tap.layer]
             tap.moved = True
         self._sit(_Tap(tap.layer), module, output, final=isinstance(module, ACTIVATIONS))
 
@@ -248,6 +261,8 @@ class Features:
         layer.gated = self._names[module]
 
         def on_backward(gradient: Tensor) -> None:
+            if in_inner_pass():
+                return
             if value._version != version:
                 raise RuntimeError(
                     f"Features: the output of {self._names[module]!r} was changed in place after "
@@ -256,6 +271,11 @@ class Features:
             layer.add(value, gradient.detach())
 
         tap.handle = h.register_hook(on_backward)
+        if h.grad_fn is not None:
+            metadata: dict[str, Any] = h.grad_fn.metadata  # type: ignore[assignment]
+            tap.curvature = metadata.setdefault(TAPS, [])
+            place = Tap(layer, value, h.output_nr, layer.axis(value), layer.add_second)
+            tap.curvature.append(place)
         setattr(h, self._mark, None if final else tap)
 
     def _adopt(self, layer: FeatureLayer, norm: nn.Module) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.optim.ops import sigmoid
@@ -78,6 +79,7 @@ class UtilityOptimizer(RuleOptimizer):
         scaling: Scaling,
         order: int,
         protect: bool,
+        curvature: Curvature,
         **common: Unpack[Common],
     ) -> None:
         owner = type(self).__name__
@@ -85,7 +87,11 @@ class UtilityOptimizer(RuleOptimizer):
             raise ValueError(f"{owner}: scaling must be 'global' or 'local', got {scaling!r}")
         if order not in (1, 2):
             raise ValueError(f"{owner}: order must be 1 or 2, got {order!r}")
+        if curvature not in get_args(Curvature):
+            known = ", ".join(map(repr, get_args(Curvature)))
+            raise ValueError(f"{owner}: curvature must be one of {known}, got {curvature!r}")
         self.scaling: Scaling = scaling
+        self.curvature = curvature
         self.order = order
         method = self.build(scaling, order, bool(protect))
         super().__init__(params, method, hyper, {"protect": protect}, **common)
@@ -173,8 +179,12 @@ class UPGD(UtilityOptimizer):
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
         scaling: ``"global"`` or ``"local"``.
-        order: 1, or 2, which reads ``p.curvature`` from every parameter at every step.
+        order: 1, or 2, which needs curvature: call ``opt.backward(loss)`` instead of
+            ``loss.backward()``.
         protect: Gate the gradient too, not only the noise.
+        curvature: Where ``order=2`` takes it from: ``"hesscale"``, ``"ggn"`` (never
+            negative) or ``"hutchinson"`` (unbiased, noisy, any model); see
+            :func:`upgd.curvature.backward`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
 
@@ -199,6 +209,7 @@ class UPGD(UtilityOptimizer):
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
+        curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
@@ -207,5 +218,6 @@ class UPGD(UtilityOptimizer):
             scaling=scaling,
             order=order,
             protect=protect,
+            curvature=curvature,
             **common,
         )

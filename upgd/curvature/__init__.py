@@ -1,0 +1,22 @@
+"""Hessian diagonals: HesScale, Gauss-Newton and Hutchinson, for any PyTorch graph."""
+
+from upgd.curvature import layers  # registers its rules
+from upgd.curvature.api import Curvature, backward, diagonal, stale, unsupported
+from upgd.curvature.rules import elementwise, scaling, selection
+from upgd.curvature.walk import RULES, Op, UnsupportedOperationError, register
+
+__all__ = [
+    "RULES",
+    "Curvature",
+    "Op",
+    "UnsupportedOperationError",
+    "backward",
+    "diagonal",
+    "elementwise",
+    "layers",
+    "register",
+    "scaling",
+    "selection",
+    "stale",
+    "unsupported",
+]

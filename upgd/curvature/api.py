@@ -1,0 +1,291 @@
+"""What users call: gradients and Hessian diagonals of a loss in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves
+
+from upgd.curvature.hutchinson import hutchinson
+from upgd.curvature.walk import RULES, TAPS, Edge, Node, Walk, operation, reachable
+
+Curvature: TypeAlias = Literal["hesscale", "ggn", "hutchinson"]
+
+
+class Stamp(NamedTuple):
+    """What a parameter's curvature belongs to."""
+
+    version: int
+    gradient: Tensor | None
+
+
+def backward(
+    loss: Tensor,
+    params: Iterable[Tensor] | None = None,
+    *,
+    method: Curvature = "hesscale",
+    features: Any = None,
+    scaler: Any = None,
+    retain_graph: bool = False,
+    samples: int = 1,
+    seed: int | None = None,
+) -> None:
+    """Do what ``loss.backward()`` does, and leave a Hessian diagonal on the parameters too.
+
+    Every parameter that gets a ``.grad`` gets a ``.curvature`` of its shape, which
+    second-order optimizers read once. Like gradients, curvatures of several calls add up
+    until the optimizer's ``step()`` or ``zero_grad()``; a curvature whose gradient has been
+    reset by other means is replaced.
+
+    Args:
+        loss: A one-element tensor.
+        params: Leave curvature on these only (gradients go everywhere); default: on all leaves
+            of the graph.
+        method: ``"hesscale"``, an approximation that is exact wherever Hessians with respect
+            to activations are diagonal; ``"ggn"``, the same recursion without the second
+            derivatives of the network (Gauss-Newton), never negative; ``"hutchinson"``,
+            unbiased and noisy, for graphs with any operations.
+        features: A :class:`~upgd.Features`: fill ``second`` of its layers.
+        scaler: A ``GradScaler``: gradients are those of the scaled loss, as its ``step``
+            expects, and curvature that of the loss itself.
+        retain_graph: As in ``loss.backward``.
+        samples: How many random vectors ``"hutchinson"`` averages over.
+        seed: Determines those vectors; by default PyTorch's global generator does.
+
+    Raises:
+        UnsupportedOperationError: The graph contains an operation without a rule. Nothing has
+            been changed.
+
+    Example:
+        >>> import torch
+        >>> from upgd import curvature
+        >>> model = torch.nn.Linear(3, 1)
+        >>> curvature.backward(model(torch.ones(5, 3)).square().mean())
+        >>> model.weight.curvature  # d²/dw² of the mean of (w·x + b)² is 2·x²
+        tensor([[2., 2., 2.]])
+    """
+    _check(loss, method, samples)
+    wanted = None if params is None else list(params)
+    layers = () if features is None else tuple(features.layers)
+    scale = None
+    if scaler is not None:
+        scaled = scaler.scale(loss)
+        scale = scaler.scale(torch.ones((), device=loss.device))
+    else:
+        scaled = loss
+    factor = None if scale is None else 1 / scale
+    if method == "hutchinson":
+        options = {"samples": samples, "seed": seed, "retain_graph": retain_graph}
+        found = _hutchinson_backward(scaled, wanted, layers, factor, **options)
+    else:
+        walk = Walk(scaled, wanted, method, owners=layers, factor=factor)
+        for p in walk.leaves:
+            _drop_stale(p)
+        walk.run(lambda: scaled.backward(retain_graph=retain_graph))
+        found = list(zip(walk.leaves, walk.found(), strict=True))
+    for p, h in found:
+        if p.grad is not None:
+            _leave(p, torch.zeros_like(p) if h is None else h.detach(), factor)
+
+
+def diagonal(
+    loss: Tensor,
+    tensors: Sequence[Tensor],
+    *,
+    method: Curvature = "hesscale",
+    retain_graph: bool = False,
+    samples: int = 1,
+    seed: int | None = None,
+) -> list[Tensor]:
+    """The Hessian diagonal of `loss` with respect to `tensors`, leaving everything as it is.
+
+    The counterpart of ``torch.autograd.grad``: `tensors` may be parameters or anything in
+    between them and the loss. Arguments as in :func:`backward`.
+
+    Example:
+        >>> import torch
+        >>> from upgd import curvature
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> a = 3 * x
+        >>> curvature.diagonal(a.pow(3).sum(), [x, a])
+        [tensor([162., 324.]), tensor([18., 36.])]
+    """
+    _check(loss, method, samples)
+    edges = [_edge(t) for t in tensors]
+    targets = [GradientEdge(*edge) for edge in edges]
+    if method == "hutchinson":
+        taps = [None] * len(edges)
+        _, found = hutchinson(loss, targets, taps, samples, seed, retain_graph)
+    else:
+        inner = [edge for t, edge in zip(tensors, edges, strict=True) if t.grad_fn is not None]
+        walk = Walk(loss, tensors, method, inner)
+        walk.run(
+            lambda: torch.autograd.grad(loss, targets, retain_graph=retain_graph, allow_unused=True)
+        )
+        of_leaf = {id(p): h for p, h in zip(walk.leaves, walk.found(), strict=True)}
+        found = [
+            of_leaf.get(id(t)) if t.grad_fn is None else walk.found_at(edge)
+            for t, edge in zip(tensors, edges, strict=True)
+        ]
+    return [
+        torch.zeros_like(t) if h is None else h.detach().expand_as(t)
+        for t, h in zip(tensors, found, strict=True)
+    ]
+
+
+def stale(p: Tensor) -> str | None:
+    """Why the curvature on `p` is not that of its gradient; None if nothing speaks against it."""
+    stamp = getattr(getattr(p, "curvature", None), "_upgd_stamp", None)
+    if stamp is None:  # somebody else's: it is theirs to know
+        return None
+    if stamp.version != p._version:
+        return "was computed for other weights: they have changed since"
+    if stamp.gradient is not p.grad:
+        return "was computed with another gradient, which has been reset or replaced since"
+    return None
+
+
+def unsupported(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
+    """Which modules of `model` use operations that have no curvature rule.
+
+    Runs ``model(*args, **kwargs)`` once. The keys are module names (``""`` is the model
+    itself), the values the operations that :func:`register` would have to be told about.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from upgd import curvature
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.GLU(), nn.Linear(2, 2))
+        >>> curvature.unsupported(model, torch.ones(1, 4))
+        {'1 (GLU)': ['Glu']}
+    """
+    census = _Census(model)
+    with torch.enable_grad():
+        output = census.call(*args, **kwargs)
+    del output
+    found: dict[str, list[str]] = {}
+    for node, owner in census.owners.items():
+        name = operation(node.name())
+        if not hasattr(node, "variable") and name not in RULES:
+            found.setdefault(owner, []).append(name)
+    return {owner: sorted(set(names)) for owner, names in found.items()}
+
+
+# ------------------------------------------------------------------------- internals
+def _check(loss: Tensor, method: str, samples: int) -> None:
+    if method not in get_args(Curvature):
+        known = ", ".join(map(repr, get_args(Curvature)))
+        raise ValueError(f"curvature must be one of {known}; got {method!r}")
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples!r}")
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"the loss must be a tensor with one element, got {shape}")
+    if loss.grad_fn is None:
+        raise ValueError(
+            "the loss has no graph: it does not depend on a parameter, or was computed under "
+            "torch.no_grad()"
+        )
+
+
+def _edge(t: Tensor) -> Edge:
+    node, output = get_gradient_edge(t)[:2]
+    return node, output
+
+
+def _drop_stale(p: Tensor) -> None:
+    if p.grad is None or stale(p) is not None:
+        p.__dict__.pop("curvature", None)
+
+
+def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
+    """Put `h` on `p`, adding to what an earlier call of the same step left."""
+    if factor is not None:
+        h = h * factor.to(h.device, h.dtype)
+    h = h.expand_as(p)
+    before: Tensor | None = p.__dict__.get("curvature")
+    if before is not None:
+        h = before + h
+    h._upgd_stamp = Stamp(p._version, p.grad)  # type: ignore[attr-defined]
+    p.curvature = h  # type: ignore[attr-defined]
+
+
+def _hutchinson_backward(
+    loss: Tensor,
+    wanted: list[Tensor] | None,
+    layers: tuple[Any, ...],
+    factor: Tensor | None,
+    **options: Any,
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Gradients onto all leaves, curvature into the taps; returns that of the leaves."""
+    nodes = list(reachable(loss.grad_fn))
+    leaves = [node for node in nodes if hasattr(node, "variable")]
+    if wanted is not None:  # the others, which only get a gradient, come last
+        chosen = {id(p) for p in wanted}
+        leaves.sort(key=lambda node: id(node.variable) not in chosen)
+        count = sum(id(node.variable) in chosen for node in leaves)
+    else:
+        count = len(leaves)
+    tapped = [
+        (node, tap)
+        for node in (nodes if layers else ())
+        for tap in node.metadata.get(TAPS, ())
+        if tap.owner in layers
+    ]
+    edges = [GradientEdge(node, tap.output) for node, tap in tapped]
+    edges += [GradientEdge(leaf, 0) for leaf in leaves]
+    taps = [*(tap for _, tap in tapped), *[None] * count]
+    gradients, curvatures = hutchinson(loss, edges, taps, **options)
+    for tap, h in zip(taps, curvatures, strict=False):
+        if tap is not None:
+            tap.reduce(tap.value.new_zeros(()) if h is None else h, factor)
+    params = [leaf.variable for leaf in leaves]
+    for p, g in zip(params, gradients[len(tapped) :], strict=True):
+        _drop_stale(p)
+        if g is not None:
+            p.grad = g if p.grad is None else p.grad.add_(g)
+    return list(zip(params, curvatures[len(tapped) :], strict=False))[:count]
+
+
+class _Census:
+    """Finds out which module made which node of the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.owners: dict[Node, str] = {}
+        self._model = model
+        self._stack = [f"({type(model).__name__})"]
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output; meanwhile every node gets its innermost module for an owner."""
+        handles = []
+        for name, module in self._model.named_modules():
+            if module is not self._model:
+                label = f"{name} ({type(module).__name__})"
+                handles.append(module.register_forward_pre_hook(partial(self._enter, label)))
+                handles.append(module.register_forward_hook(self._leave))
+        try:
+            output = self._model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._claim(output)
+        return output
+
+    def _enter(self, label: str, module: nn.Module, args: Any) -> None:
+        self._claim(args)  # what was done to the inputs, outer modules did
+        self._stack.append(label)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._claim(output)
+        self._stack.pop()
+
+    def _claim(self, values: Any) -> None:
+        tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+        roots = [t.grad_fn for t in tensors if t.grad_fn is not None]
+        for node in list(reachable(*roots, seen=self.owners)):
+            self.owners[node] = self._stack[-1]

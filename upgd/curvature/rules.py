@@ -1,0 +1,208 @@
+"""Rules that serve many operations, and the list of what they serve.
+
+An operation ``y = f(x)`` passes curvature on as
+
+    ``h_x[i] = Σ_k h_y[k]·(∂y_k/∂x_i)² + Σ_k g_k·∂²y_k/∂x_i²``
+
+which is exact if the loss's Hessian with respect to `y` is diagonal; HesScale drops its
+off-diagonal elements wherever they arise. Most operations need no formula: their autograd
+node computes vector-Jacobian products, and for the three kinds below those are enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd.curvature.walk import Curvatures, Op, inner_pass, register
+
+
+def _tuple(x: Any) -> tuple[Tensor | None, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def vjp(op: Op, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operation's vector-Jacobian products, one per input."""
+    return _tuple(op.node(*vectors))
+
+
+def selection(op: Op) -> Curvatures:
+    """All coefficients are 0 or 1, so that squaring them changes nothing: ``Jᵀh``."""
+    return vjp(op, *op.hs)
+
+
+def scaling(op: Op) -> Curvatures:
+    """Linear, and an element of the input enters one element of the output: ``Jᵀh · Jᵀ1``."""
+    if op.h is None:
+        return None
+    parts = zip(vjp(op, op.h), vjp(op, torch.ones_like(op.h)), strict=True)
+    return [None if a is None or b is None else a * b for a, b in parts]
+
+
+def elementwise(op: Op) -> Curvatures:
+    """An element of each input enters one element of the output, linearly or not.
+
+    The second derivative comes from differentiating the node once more, so any elementwise
+    operation that can be differentiated twice is served.
+    """
+    inherited = scaling(op) if op.h is not None else [None] * len(op.edges)
+    return [
+        _sum(a, _second(op, i) if op.g is not None and op.needs[i] else None)
+        for i, a in enumerate(inherited)  # type: ignore[arg-type]
+    ]
+
+
+def _second(op: Op, i: int) -> Tensor | None:
+    with torch.enable_grad(), inner_pass():
+        first = vjp(op, op.g)[i]
+        if first is None or not first.requires_grad:
+            return None
+        edge = torch.autograd.graph.GradientEdge(*op.edges[i])
+        (second,) = torch.autograd.grad(first.sum(), [edge], retain_graph=True, allow_unused=True)
+    return second
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a.sum_to_size(b.shape) + b
+
+
+_VIEWS = (
+    "Alias AsStrided Diagonal Expand Permute ReshapeAlias Select Slice Split SplitWithSizes "
+    "Squeeze T Transpose Unbind Unfold UnsafeView Unsqueeze View"
+)
+_COPIES = (
+    "Cat Clone ConstantPadNd Copy Cumsum Embedding Flip Gather Index IndexSelect MaskedFill "
+    "MaskedSelect PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D "
+    "Repeat ReplicationPad1D ReplicationPad2D Roll Stack Sum ToCopy Tril Triu UpsampleNearest1D "
+    "UpsampleNearest2D Where"
+)
+_CHOICES = (
+    "AdaptiveMaxPool2D AdaptiveMaxPool3D Clamp ClampMax ClampMin Hardtanh Hardshrink Max "
+    "MaxPool2DWithIndices MaxPool3DWithIndices Min Relu Threshold"
+)
+_SCALINGS = (
+    "Abs Amax Amin Hardsigmoid LeakyRelu Maximum Mean Minimum NativeDropout Neg NllLoss NllLoss2D "
+    "PreluKernel Rsub Softshrink Sub"
+)
+_FUNCTIONS = (
+    "Atan Celu Cos Cosh Elu Erf Exp Expm1 Gelu Hardswish Log Log1P LogSigmoid Mish Pow "
+    "Reciprocal Rsqrt Silu Sin Sinh Softplus Sqrt Tan"
+)
+_LOSSES = "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss SmoothL1Loss SoftMarginLoss"
+
+register(*_VIEWS.split(), *_COPIES.split(), *_CHOICES.split(), linear=True)(selection)
+register(*_SCALINGS.split(), linear=True)(scaling)
+register(*_FUNCTIONS.split())(elementwise)
+register(*_LOSSES.split(), loss=True)(elementwise)
+
+
+# ---------------------------------------------------------------- frequent functions
+@register("Tanh")
+def tanh(op: Op) -> Curvatures:
+    """σ' = 1 - y², σ'' = -2·y·σ'"""
+    y = op.node._saved_result
+    first = 1 - y * y
+    inner = None if op.h is None else op.h * first
+    if op.g is not None:
+        inner = torch.mul(op.g, y).mul_(-2) if inner is None else inner.addcmul_(op.g, y, value=-2)
+    return None if inner is None else inner * first
+
+
+@register("Sigmoid")
+def sigmoid(op: Op) -> Curvatures:
+    """σ' = y·(1-y), σ'' = σ'·(1-2y)"""
+    y = op.node._saved_result
+    first = y * (1 - y)
+    inner = None if op.h is None else op.h * first
+    if op.g is not None:
+        inner = _sum(inner, op.g * (1 - 2 * y))
+    return None if inner is None else inner * first
+
+
+# ------------------------------------------------------------------------ arithmetic
+@register("Add", linear=True)
+def add(op: Op) -> Curvatures:
+    """A sum hands its curvature to every term: branches add up, cross terms are dropped."""
+    return (op.h, op.h) if getattr(op.node, "_saved_alpha", 1) == 1 else scaling(op)
+
+
+@register("Mul")
+def mul(op: Op) -> Curvatures:
+    """Each factor with the other one fixed; x·x is a square and treated exactly."""
+    if len(op.edges) == 2 and op.edges[0] == op.edges[1]:
+        x = op.node._saved_self
+        own = None if op.g is None else 2 * op.g
+        inherited = None if op.h is None else 4 * op.h * x * x
+        return (_sum(inherited, own), None)
+    return scaling(op)
+
+
+@register("Div")
+def div(op: Op) -> Curvatures:
+    """A quotient is linear in its numerator."""
+    return elementwise(op) if len(op.needs) > 1 and op.needs[1] else scaling(op)
+
+
+# -------------------------------------------------------------------------- softmax
+@register("Softmax")
+def softmax(op: Op) -> Curvatures:
+    """Along a dimension."""
+    y, dim = op.node._saved_result, _dim(op)
+    parts = []
+    if op.h is not None:
+        hyy = op.h * y * y
+        parts.append(hyy * (1 - 2 * y) + y * y * hyy.sum(dim, keepdim=True))
+    if op.g is not None:
+        mean = (op.g * y).sum(dim, keepdim=True)
+        parts.append(y * (1 - 2 * y) * (op.g - mean))
+    return sum(parts) if parts else None
+
+
+@register("LogSoftmax", loss=True)
+def log_softmax(op: Op) -> Curvatures:
+    """y = log q: with cross-entropy on top, which is linear in y, h_x = q - q² is exact."""
+    dim = _dim(op)
+    q = op.node._saved_result.exp()
+    out = None
+    if op.g is not None:
+        out = torch.addcmul(q, q, q, value=-1).mul_(-op.g.sum(dim, keepdim=True))
+    if op.h is not None:
+        out = _sum(out, op.h * (1 - 2 * q) + q * q * op.h.sum(dim, keepdim=True))
+    return out
+
+
+@register("Logsumexp", loss=True)
+def logsumexp(op: Op) -> Curvatures:
+    """y = log Σ exp x, with derivatives q and q - q²."""
+    q = vjp(op, torch.ones_like(op.gs[0] if op.h is None else op.h))[0]  # type: ignore[arg-type]
+    assert q is not None
+    parts = []
+    if op.h is not None:
+        inherited = vjp(op, op.h)[0]
+        parts.append(inherited * q)  # type: ignore[operator]
+    if op.g is not None:
+        weighted = vjp(op, op.g)[0]
+        parts.append(weighted * (1 - q))  # type: ignore[operator]
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+@register("MseLoss", loss=True)
+def mse_loss(op: Op) -> Curvatures:
+    """L = c·Σ(x - t)² has the curvature 2·c."""
+    x = op.node._saved_self
+    parts: list[Tensor | None] = list(scaling(op) or (None, None))
+    if op.g is not None:
+        c = 2 / x.numel() if op.node._saved_reduction == 1 else 2.0
+        own = (op.g * c).expand_as(x)
+        parts = [_sum(part, own) for part in parts]
+    return parts
+
+
+def _dim(op: Op) -> int:
+    """The saved dimension; autograd keeps -1 as an unsigned number."""
+    dim: int = op.node._saved_dim
+    return dim - 2**64 if dim >= 2**63 else dim

@@ -1,0 +1,370 @@
+"""One walk through the autograd graph beside the gradient's, carrying second derivatives.
+
+PyTorch's graph of a loss already knows every operation, branch and saved tensor, whatever
+modules or functions made it. :class:`Walk` hangs a hook before each node of that graph. When
+the engine reaches a node with the gradient `g` of its output, all consumers of that output
+have been visited, so the curvature `h` that they sent is complete; the node's rule turns
+``(g, h)`` into the curvature of its inputs, which is sent on. Nothing is traversed twice and
+nothing outlives its use: time and memory are those of a second backward pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+Node: TypeAlias = Any  # torch.autograd.graph.Node, whose saved tensors have no static type
+Edge: TypeAlias = tuple[Node, int]
+Curvatures: TypeAlias = "Tensor | Sequence[Tensor | None] | None"
+Recursion: TypeAlias = Literal["hesscale", "ggn"]
+T = TypeVar("T")
+
+TAPS = "upgd.taps"
+"""Key in a node's metadata: list of :class:`Tap` on that node's outputs."""
+
+
+@dataclass(slots=True)
+class Op:
+    """What a rule sees of one operation ``y = f(x, ...)``.
+
+    Attributes:
+        node: The operation's autograd node. ``node(v)`` is its vector-Jacobian product, and
+            ``node._saved_...`` are the tensors it keeps.
+        g: ``∂L/∂y``; None if it is zero or not wanted ("ggn").
+        h: Curvature ``∂²L/∂y²``, elementwise; None if it is zero.
+        gs, hs: The same for operations with several outputs.
+        needs: For each input, whether its curvature is wanted.
+        edges: For each input, the node (and its output) that made it.
+    """
+
+    node: Node
+    gs: Sequence[Tensor | None]
+    hs: Sequence[Tensor | None]
+    needs: tuple[bool, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def g(self) -> Tensor | None:
+        return self.gs[0]
+
+    @property
+    def h(self) -> Tensor | None:
+        return self.hs[0]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How curvature passes an operation.
+
+    Attributes:
+        fn: From an :class:`Op` to the curvature of each of its inputs.
+        linear: The outputs are (piecewise) linear in the inputs: without curvature from
+            above there is none below.
+        loss: The operation is a loss: Gauss-Newton keeps its own curvature.
+    """
+
+    fn: Callable[[Op], Curvatures]
+    linear: bool = False
+    loss: bool = False
+
+
+RULES: dict[str, Rule] = {}
+"""Rules by operation, e.g. ``"Addmm"`` for the nodes ``AddmmBackward0``."""
+
+
+@cache
+def operation(name: str) -> str:
+    """``"AddmmBackward0"`` → ``"Addmm"``."""
+    return re.sub(r"(Backward|Backwards)\d*$", "", name.rsplit("::", 1)[-1])
+
+
+def register(
+    *names: str, linear: bool = False, loss: bool = False
+) -> Callable[[Callable[[Op], Curvatures]], Callable[[Op], Curvatures]]:
+    """Tell how curvature passes an operation; see :class:`Op` for what a rule sees.
+
+    Args:
+        names: Operations as the error for an unsupported one names them: ``"Sinc"``, or
+            the autograd node's full name. An ``autograd.Function`` goes by its class name.
+        linear: The operation is linear or piecewise linear: where no curvature comes from
+            above, the rule is not called.
+        loss: ``"ggn"`` keeps this operation's own curvature where it is positive.
+
+    Example:
+        A sine has ``h_x = h·cos²x - g·sin x``. (:func:`elementwise` would work it out.)
+
+        >>> from upgd import curvature
+        >>> @curvature.register("Sin")
+        ... def sine(op):
+        ...     x = op.node._saved_self
+        ...     inherited = 0 if op.h is None else op.h * x.cos() ** 2
+        ...     own = 0 if op.g is None else op.g * x.sin()
+        ...     return inherited - own
+    """
+
+    def put(fn: Callable[[Op], Curvatures]) -> Callable[[Op], Curvatures]:
+        for name in names:
+            RULES[operation(name)] = Rule(fn, linear, loss)
+        return fn
+
+    return put
+
+
+class UnsupportedOperationError(NotImplementedError):
+    """An operation between the loss and a parameter has no curvature rule."""
+
+
+@dataclass(eq=False)
+class Tap:
+    """Somebody waiting for the curvature of factors, fixed at 1, on the features of a tensor.
+
+    It lives in the metadata of the tensor's autograd node, and goes when the graph goes.
+
+    Attributes:
+        owner: Who waits.
+        value: The tensor, detached.
+        output: Which output of the node it is.
+        axis: The dimension along which its features lie.
+        receive: Takes the second derivative with respect to each feature's factor, a vector.
+    """
+
+    owner: Any
+    value: Tensor
+    output: int
+    axis: int
+    receive: Callable[[Tensor], None]
+
+    def reduce(self, products: Tensor, factor: Tensor | None) -> None:
+        """Hand over the sum over all elements of each feature, times `factor`."""
+        products = products.expand_as(self.value).movedim(self.axis, 0)
+        second = products.reshape(products.shape[0], -1).sum(1)
+        self.receive(second if factor is None else second * factor.to(second.device))
+
+
+class _Stop:
+    """A node on the way, and what is known of it."""
+
+    __slots__ = ("arrived", "edges", "is_leaf", "needed", "needs", "node", "rule", "taps", "to")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.edges: tuple[Edge, ...] = node.next_functions
+        self.is_leaf = not self.edges and hasattr(node, "variable")
+        self.rule: Rule | None = None
+        self.taps: list[Tap] = []
+        self.needed = False
+        self.needs: tuple[bool, ...] = ()
+        self.to: list[tuple[_Stop, int] | None] = []  # where each input's curvature goes
+        self.arrived: dict[int, Tensor] = {}  # by output
+
+
+class Walk:
+    """Curvature of a loss with respect to chosen tensors, by one recursion.
+
+    Args:
+        loss: A one-element tensor with a graph.
+        leaves: Leaf tensors whose curvature is wanted; None: all of them.
+        method: ``"hesscale"``, or ``"ggn"``, which leaves out the second derivatives of
+            everything but the loss.
+        edges: Further places in the graph whose curvature is wanted.
+        owners: Whose taps to serve.
+        factor: What to multiply their curvatures with.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        leaves: Iterable[Tensor] | None,
+        method: Recursion,
+        edges: Iterable[Edge] = (),
+        owners: Iterable[Any] = (),
+        factor: Tensor | None = None,
+    ) -> None:
+        self._ggn = method == "ggn"
+        self._wanted = None if leaves is None else {id(p) for p in leaves}
+        self._places = set(edges)
+        self._owners = set(owners)
+        self._factor = factor
+        self._stops: dict[Node, _Stop] = {}
+        self._leaves: list[_Stop] = []
+        self._at_places: dict[Edge, Tensor] = {}
+        self._survey(loss.grad_fn)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The wanted leaves that the loss depends on."""
+        return [stop.node.variable for stop in self._leaves]
+
+    def found(self) -> list[Tensor | None]:
+        """The curvature of each of :attr:`leaves`; None is zero."""
+        return [stop.arrived.get(0) for stop in self._leaves]
+
+    def found_at(self, edge: Edge) -> Tensor | None:
+        """The curvature at one of the further places; None is zero."""
+        return self._at_places.get(edge)
+
+    # ------------------------------------------------------------------- before
+    def _survey(self, root: Node) -> None:
+        """Find what lies between the loss and the targets, and a rule for all of it."""
+        places = {node for node, _ in self._places}
+        stops = self._stops
+        stack, done = [root], set()
+        while stack:
+            node = stack[-1]
+            stop = stops.get(node)
+            if stop is None:
+                stop = stops[node] = _Stop(node)
+                stack += [n for n, _ in stop.edges if n is not None and n not in stops]
+                continue
+            stack.pop()
+            if node in done:
+                continue
+            done.add(node)
+            if stop.is_leaf:
+                stop.needed = self._wanted is None or id(node.variable) in self._wanted
+                if stop.needed:
+                    self._leaves.append(stop)
+                continue
+            stop.to = [
+                (stops[n], i) if n is not None and stops[n].needed else None for n, i in stop.edges
+            ]
+            stop.needs = tuple(target is not None for target in stop.to)
+            if True in stop.needs:
+                stop.rule = _rule(node)
+                stop.needed = True
+            if self._owners:
+                taps = node.metadata.get(TAPS, ())
+                stop.taps = [tap for tap in taps if tap.owner in self._owners]
+            if stop.taps or node in places:
+                stop.needed = True
+
+    # ------------------------------------------------------------------- during
+    def run(self, backward: Callable[[], T]) -> T:
+        """Call `backward`, which runs the engine from the loss, and walk along."""
+        handles = []
+        transposed = RULES["T"]
+        for stop in self._stops.values():
+            # A transposed weight needs no hook: what arrives goes straight through.
+            through = stop.rule is transposed and stop.to[0][0].is_leaf  # type: ignore[index]
+            if stop.needed and not stop.is_leaf and not through:
+                handles.append(stop.node.register_prehook(partial(self._visit, stop)))
+        try:
+            return backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _visit(self, stop: _Stop, grads: tuple[Tensor | None, ...]) -> None:
+        if in_inner_pass():  # a rule differentiates a node once more
+            return
+        arrived, stop.arrived = stop.arrived, {}
+        hs = [arrived.get(i) for i in range(len(grads))]
+        if self._places:
+            here = {(stop.node, i): h for i, h in arrived.items()}
+            self._at_places.update((e, h) for e, h in here.items() if e in self._places)
+        for tap in stop.taps:
+            h = hs[tap.output]
+            value = tap.value.to(wide(tap.value.dtype))
+            tap.reduce(value.new_zeros(()) if h is None else value * value * h, self._factor)
+        rule = stop.rule
+        if rule is None or (rule.linear and not arrived):
+            return
+        if rule.linear or not self._ggn:
+            self._send(stop, rule.fn(Op(stop.node, grads, hs, stop.needs, stop.edges)))
+            return
+        nothing = [None] * len(grads)
+        if arrived:
+            self._send(stop, rule.fn(Op(stop.node, nothing, hs, stop.needs, stop.edges)))
+        if rule.loss:
+            own = rule.fn(Op(stop.node, grads, nothing, stop.needs, stop.edges))
+            parts = [own] if own is None or isinstance(own, Tensor) else own
+            self._send(stop, [None if h is None else h.clamp_min(0) for h in parts])
+
+    def _send(self, stop: _Stop, parts: Curvatures) -> None:
+        if parts is None or isinstance(parts, Tensor):
+            parts = (parts,)
+        for target, h in zip(stop.to, parts, strict=False):
+            if target is not None and h is not None:
+                self._arrive(*target, h)
+
+    def _arrive(self, stop: _Stop, output: int, h: Tensor) -> None:
+        if stop.rule is RULES["T"] and stop.to[0][0].is_leaf:  # type: ignore[index]
+            self._send(stop, h.t())
+            return
+        shape = stop.node._input_metadata[output].shape
+        if list(h.shape) != shape:  # the engine likewise sums over what was broadcast
+            h = h.sum_to_size(shape)
+        before = stop.arrived.get(output)
+        stop.arrived[output] = h if before is None else before + h
+
+
+def _rule(node: Node) -> Rule:
+    name = node.name()
+    rule = RULES.get(operation(name))
+    if rule is None:
+        raise UnsupportedOperationError(_unsupported(node, operation(name)))
+    return rule
+
+
+def _unsupported(node: Node, name: str) -> str:
+    near = _leaf_below(node)
+    where = "" if near is None else f" on the way to a parameter of shape {tuple(near.shape)}"
+    trace = node.metadata.get("traceback_")
+    line = f"\nIt was made here:\n{''.join(trace[-2:])}" if trace else ""
+    return (
+        f"no curvature rule for the operation {name!r} ({node.name()}){where}. "
+        f"upgd.curvature.unsupported(model, inputs) tells which modules use it; "
+        f"upgd.curvature.register({name!r}) takes a rule for it (an elementwise operation needs "
+        f"one line: upgd.curvature.register({name!r})(upgd.curvature.elementwise)); "
+        f"method 'hutchinson' needs no rules{line}"
+    )
+
+
+def _leaf_below(node: Node) -> Tensor | None:
+    return next((n.variable for n in reachable(node) if hasattr(n, "variable")), None)
+
+
+def reachable(*roots: Node, seen: Container[Node] = ()) -> Iterator[Node]:
+    """The nodes below `roots`, themselves included, nearest first; not past those in `seen`."""
+    queue = deque(dict.fromkeys(root for root in roots if root not in seen))
+    known = set(queue)
+    while queue:
+        node = queue.popleft()
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in known and below not in seen:
+                known.add(below)
+                queue.append(below)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Where squares and sums of half-precision values are taken."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+# --------------------------------------------------------------- passes inside a pass
+_inner = 0
+
+
+@contextmanager
+def inner_pass() -> Any:
+    """Mark backward passes whose gradients are not the loss's: observers should look away."""
+    global _inner
+    _inner += 1
+    try:
+        yield
+    finally:
+        _inner -= 1
+
+
+def in_inner_pass() -> bool:
+    """Whether a hook sees a gradient that belongs to curvature and not to the loss."""
+    return _inner > 0
