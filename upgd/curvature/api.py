@@ -90,7 +90,7 @@ def backward(
         found = list(zip(walk.leaves, walk.found(), strict=True))
     for p, h in found:
         if p.grad is not None:
-            _leave(p, torch.zeros_like(p) if h is None else h.detach(), factor)
+            _leave(p, torch.zeros_like(p) if h is None else h, factor)
 
 
 def diagonal(
@@ -207,7 +207,8 @@ def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
     """Put `h` on `p`, adding to what an earlier call of the same step left."""
     if factor is not None:
         h = h * factor.to(h.device, h.dtype)
-    h = h.expand_as(p)
+    if h.shape != p.shape:
+        h = h.expand_as(p)
     before: Tensor | None = p.__dict__.get("curvature")
     if before is not None:
         h = before + h

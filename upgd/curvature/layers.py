@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from upgd.curvature.rules import softmax, vjp
-from upgd.curvature.walk import Curvatures, Op, UnsupportedOperationError, register
+from upgd.curvature.walk import Curvatures, Node, Op, UnsupportedOperationError, register
 
 
 # -------------------------------------------------------------------------- products
@@ -26,7 +27,7 @@ def _product(op: Op, a: Tensor | None, b: Tensor | None, need_a: bool, need_b: b
     return h_a, h_b
 
 
-@register("Addmm", linear=True)
+@register("Addmm", linear=True, shaped=True)
 def addmm(op: Op) -> Curvatures:
     """``y = β·bias + α·(a @ b)``: a linear layer."""
     node = op.node
@@ -51,7 +52,7 @@ def _times(h: Tensor | None, factor: float) -> Tensor | None:
     return h if h is None or factor == 1 else h * factor**2
 
 
-@register("Mm", "Bmm", linear=True)
+@register("Mm", "Bmm", linear=True, shaped=True)
 def mm(op: Op) -> Curvatures:
     """``y = a @ b``"""
     a, b = op.node._saved_self, op.node._saved_mat2
@@ -77,7 +78,7 @@ def dot(op: Op) -> Curvatures:
 
 
 # ---------------------------------------------------------------------- convolutions
-@register("Convolution", linear=True)
+@register("Convolution", linear=True, shaped=True)
 def convolution(op: Op) -> Curvatures:
     """The gradient's own formula with squared inputs and squared weights."""
     node = op.node
@@ -87,14 +88,14 @@ def convolution(op: Op) -> Curvatures:
         op.h,
         x * x if op.needs[1] else x,
         weight * weight if op.needs[0] else weight,
-        None if sizes is None else list(sizes),
-        list(node._saved_stride),
-        list(node._saved_padding),
-        list(node._saved_dilation),
+        sizes,
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
         node._saved_transposed,
-        list(node._saved_output_padding),
+        node._saved_output_padding,
         node._saved_groups,
-        list(op.needs),
+        op.needs,
     )
     return h_x, h_weight, h_bias
 
@@ -197,26 +198,38 @@ def group_norm(op: Op) -> Curvatures:
     return None if below is None else below.reshape(x.shape), *_per_channel(h_weight, h_bias)
 
 
-@register("NativeBatchNorm", "CudnnBatchNorm")
+def _is_fixed(node: Node) -> bool:
+    return not getattr(node, "_saved_training", True)
+
+
+@register("NativeBatchNorm", "CudnnBatchNorm", linear=_is_fixed, shaped=True)
 def batch_norm(op: Op) -> Curvatures:
     """In eval mode an affine map per channel; in training normalised over the batch too."""
     node = op.node
-    if getattr(node, "_saved_training", True):
+    if not _is_fixed(node):
         return _batch_norm_training(op)
-    if op.h is None:
-        return None
-    # The gradient's own kernel, told other numbers: it forms h·weight·rstd and Σ h·input·rstd.
+    # The gradient's own kernel, told other numbers: with mean 0 and variance 1
+    # it forms h·weight and Σ h·input.
     x, weight = node._saved_input, node._saved_weight
-    mean, variance, eps = node._saved_running_mean, node._saved_running_var, node._saved_eps
-    rstd = (variance + eps).rsqrt_()
-    squared = rstd if weight is None else weight * weight * rstd
-    z = x - mean.reshape(1, -1, *[1] * (x.dim() - 2)) if op.needs[1] else x
+    mean, variance = node._saved_running_mean, node._saved_running_var
+    eps = getattr(node, "_saved_eps", None) or node._saved_epsilon  # cuDNN's name for it
+    variance = variance + eps
+    squared = 1 / variance if weight is None else (weight * weight).div_(variance)
+    if op.needs[1]:
+        x = x - mean.view(-1, *[1] * (x.dim() - 2))
+        x.mul_(x)
+    zeros, ones = _constants(mean.shape[0], mean.dtype, mean.device)
     h_x, h_weight, h_bias = torch.ops.aten.native_batch_norm_backward(
-        op.h,
-        z.mul_(z) if op.needs[1] else x,
-        *(squared, torch.zeros_like(mean), variance, None, None, False, eps, list(op.needs)),
+        *(op.h, x, squared, zeros, ones, None, None, False, 0.0, op.needs)
     )
-    return h_x, h_weight * rstd if op.needs[1] else None, h_bias
+    return h_x, h_weight.div_(variance) if op.needs[1] else None, h_bias
+
+
+@lru_cache(maxsize=64)
+def _constants(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros(size, dtype=dtype, device=device), torch.ones(
+        size, dtype=dtype, device=device
+    )
 
 
 def _batch_norm_training(op: Op) -> Curvatures:

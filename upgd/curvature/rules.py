@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upgd.curvature.walk import Curvatures, Op, inner_pass, register
+from upgd.curvature.walk import Curvatures, Node, Op, inner_pass, register
 
 
 def _tuple(x: Any) -> tuple[Tensor | None, ...]:
@@ -94,14 +94,14 @@ _FUNCTIONS = (
 )
 _LOSSES = "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss SmoothL1Loss SoftMarginLoss"
 
-register(*_VIEWS.split(), *_COPIES.split(), *_CHOICES.split(), linear=True)(selection)
+register(*_VIEWS.split(), *_COPIES.split(), *_CHOICES.split(), linear=True, shaped=True)(selection)
 register(*_SCALINGS.split(), linear=True)(scaling)
 register(*_FUNCTIONS.split())(elementwise)
 register(*_LOSSES.split(), loss=True)(elementwise)
 
 
 # ---------------------------------------------------------------- frequent functions
-@register("Tanh")
+@register("Tanh", shaped=True)
 def tanh(op: Op) -> Curvatures:
     """σ' = 1 - y², σ'' = -2·y·σ'"""
     y = op.node._saved_result
@@ -112,7 +112,7 @@ def tanh(op: Op) -> Curvatures:
     return None if inner is None else inner * first
 
 
-@register("Sigmoid")
+@register("Sigmoid", shaped=True)
 def sigmoid(op: Op) -> Curvatures:
     """σ' = y·(1-y), σ'' = σ'·(1-2y)"""
     y = op.node._saved_result
@@ -130,10 +130,15 @@ def add(op: Op) -> Curvatures:
     return (op.h, op.h) if getattr(op.node, "_saved_alpha", 1) == 1 else scaling(op)
 
 
-@register("Mul")
+def _two_factors(node: Node) -> bool:
+    edges = node.next_functions
+    return len(edges) < 2 or edges[0] != edges[1]
+
+
+@register("Mul", linear=_two_factors)
 def mul(op: Op) -> Curvatures:
     """Each factor with the other one fixed; x·x is a square and treated exactly."""
-    if len(op.edges) == 2 and op.edges[0] == op.edges[1]:
+    if not _two_factors(op.node):
         x = op.node._saved_self
         own = None if op.g is None else 2 * op.g
         inherited = None if op.h is None else 4 * op.h * x * x
@@ -141,14 +146,19 @@ def mul(op: Op) -> Curvatures:
     return scaling(op)
 
 
-@register("Div")
+def _fixed_denominator(node: Node) -> bool:
+    edges = node.next_functions
+    return len(edges) < 2 or edges[1][0] is None
+
+
+@register("Div", linear=_fixed_denominator)
 def div(op: Op) -> Curvatures:
     """A quotient is linear in its numerator."""
-    return elementwise(op) if len(op.needs) > 1 and op.needs[1] else scaling(op)
+    return scaling(op) if _fixed_denominator(op.node) else elementwise(op)
 
 
 # -------------------------------------------------------------------------- softmax
-@register("Softmax")
+@register("Softmax", "SafeSoftmax", shaped=True)
 def softmax(op: Op) -> Curvatures:
     """Along a dimension."""
     y, dim = op.node._saved_result, _dim(op)
@@ -162,7 +172,7 @@ def softmax(op: Op) -> Curvatures:
     return sum(parts) if parts else None
 
 
-@register("LogSoftmax", loss=True)
+@register("LogSoftmax", loss=True, shaped=True)
 def log_softmax(op: Op) -> Curvatures:
     """y = log q: with cross-entropy on top, which is linear in y, h_x = q - q² is exact."""
     dim = _dim(op)

@@ -1,11 +1,12 @@
 """One walk through the autograd graph beside the gradient's, carrying second derivatives.
 
 PyTorch's graph of a loss already knows every operation, branch and saved tensor, whatever
-modules or functions made it. :class:`Walk` hangs a hook before each node of that graph. When
-the engine reaches a node with the gradient `g` of its output, all consumers of that output
-have been visited, so the curvature `h` that they sent is complete; the node's rule turns
-``(g, h)`` into the curvature of its inputs, which is sent on. Nothing is traversed twice and
-nothing outlives its use: time and memory are those of a second backward pass.
+modules or functions made it. :class:`Walk` goes down that graph with the curvature `h` of each
+operation's output: once all consumers of the output have sent theirs, the operation's rule turns
+it into the curvature of its inputs, which is sent on. An operation that bends its inputs also
+needs the gradient `g`: it waits for a hook that the engine calls on reaching it. Every
+operation is passed once and nothing outlives its use, so time and memory are those of a second
+backward pass.
 """
 
 from __future__ import annotations
@@ -60,20 +61,30 @@ class Op:
         return self.hs[0]
 
 
+def _always(node: Node) -> bool:
+    return True
+
+
+def _never(node: Node) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Rule:
     """How curvature passes an operation.
 
     Attributes:
         fn: From an :class:`Op` to the curvature of each of its inputs.
-        linear: The outputs are (piecewise) linear in the inputs: without curvature from
-            above there is none below.
+        linear: Whether the outputs of a node are (piecewise) linear in its inputs: then
+            without curvature from above there is none below, and no gradient is needed.
         loss: The operation is a loss: Gauss-Newton keeps its own curvature.
+        shaped: The results have the shapes of the inputs, so nothing was broadcast.
     """
 
     fn: Callable[[Op], Curvatures]
-    linear: bool = False
+    linear: Callable[[Node], bool] = _never
     loss: bool = False
+    shaped: bool = False
 
 
 RULES: dict[str, Rule] = {}
@@ -87,16 +98,22 @@ def operation(name: str) -> str:
 
 
 def register(
-    *names: str, linear: bool = False, loss: bool = False
+    *names: str,
+    linear: bool | Callable[[Node], bool] = False,
+    loss: bool = False,
+    shaped: bool = False,
 ) -> Callable[[Callable[[Op], Curvatures]], Callable[[Op], Curvatures]]:
     """Tell how curvature passes an operation; see :class:`Op` for what a rule sees.
 
     Args:
         names: Operations as the error for an unsupported one names them: ``"Sinc"``, or
             the autograd node's full name. An ``autograd.Function`` goes by its class name.
-        linear: The operation is linear or piecewise linear: where no curvature comes from
-            above, the rule is not called.
+        linear: The operation is linear or piecewise linear: it needs no gradient, and where
+            no curvature comes from above the rule is not called. May be a function of the
+            node.
         loss: ``"ggn"`` keeps this operation's own curvature where it is positive.
+        shaped: The rule's results have the shapes of the inputs; spares a check. Without
+            it they may have the output's shape and are summed over what was broadcast.
 
     Example:
         A sine has ``h_x = h·cos²x - g·sin x``. (:func:`elementwise` would work it out.)
@@ -109,10 +126,12 @@ def register(
         ...     own = 0 if op.g is None else op.g * x.sin()
         ...     return inherited - own
     """
+    if isinstance(linear, bool):
+        linear = _always if linear else _never
 
     def put(fn: Callable[[Op], Curvatures]) -> Callable[[Op], Curvatures]:
         for name in names:
-            RULES[operation(name)] = Rule(fn, linear, loss)
+            RULES[operation(name)] = Rule(fn, linear, loss, shaped)
         return fn
 
     return put
@@ -152,17 +171,17 @@ class Tap:
 class _Stop:
     """A node on the way, and what is known of it."""
 
-    __slots__ = ("arrived", "edges", "is_leaf", "needed", "needs", "node", "rule", "taps", "to")
+    rule: Rule | None = None
+    waits = False  # for a gradient
+    expected = 0  # how many consumers have not sent yet
+    taps: Sequence[Tap] = ()
+    edges: tuple[Edge, ...] = ()
+    needs: tuple[bool, ...] = ()
+    to: Sequence[tuple[_Stop, int] | None] = ()  # where each input's curvature goes
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, needed: bool) -> None:
         self.node = node
-        self.edges: tuple[Edge, ...] = node.next_functions
-        self.is_leaf = not self.edges and hasattr(node, "variable")
-        self.rule: Rule | None = None
-        self.taps: list[Tap] = []
-        self.needed = False
-        self.needs: tuple[bool, ...] = ()
-        self.to: list[tuple[_Stop, int] | None] = []  # where each input's curvature goes
+        self.needed = needed
         self.arrived: dict[int, Tensor] = {}  # by output
 
 
@@ -195,8 +214,10 @@ class Walk:
         self._factor = factor
         self._stops: dict[Node, _Stop] = {}
         self._leaves: list[_Stop] = []
+        self._inner: list[_Stop] = []
         self._at_places: dict[Edge, Tensor] = {}
-        self._survey(loss.grad_fn)
+        self._root: Node = loss.grad_fn
+        self._survey(self._root)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -215,95 +236,120 @@ class Walk:
     def _survey(self, root: Node) -> None:
         """Find what lies between the loss and the targets, and a rule for all of it."""
         places = {node for node, _ in self._places}
+        edges: dict[Node, tuple[Edge, ...]] = {}
         stops = self._stops
-        stack, done = [root], set()
+        stack = [root]
         while stack:
             node = stack[-1]
-            stop = stops.get(node)
-            if stop is None:
-                stop = stops[node] = _Stop(node)
-                stack += [n for n, _ in stop.edges if n is not None and n not in stops]
+            if node not in edges:
+                edges[node] = below = node.next_functions
+                stack += [n for n, _ in below if n is not None and n not in edges]
                 continue
             stack.pop()
-            if node in done:
+            if node in stops:
                 continue
-            done.add(node)
-            if stop.is_leaf:
-                stop.needed = self._wanted is None or id(node.variable) in self._wanted
-                if stop.needed:
+            below = edges[node]
+            if not below and hasattr(node, "variable"):
+                needed = self._wanted is None or id(node.variable) in self._wanted
+                stops[node] = stop = _Stop(node, needed)
+                if needed:
                     self._leaves.append(stop)
                 continue
-            stop.to = [
-                (stops[n], i) if n is not None and stops[n].needed else None for n, i in stop.edges
-            ]
-            stop.needs = tuple(target is not None for target in stop.to)
-            if True in stop.needs:
+            to = [(stops[n], i) if n is not None and stops[n].needed else None for n, i in below]
+            taps = node.metadata.get(TAPS, ()) if self._owners else ()
+            taps = [tap for tap in taps if tap.owner in self._owners]
+            on_the_way = any(to)
+            stop = stops[node] = _Stop(node, on_the_way or bool(taps) or node in places)
+            if stop.needed:
+                stop.taps = taps
+                stop.edges = below
+                stop.to = to
+                stop.needs = tuple([target is not None for target in to])
+                self._inner.append(stop)
+            if on_the_way:
                 stop.rule = _rule(node)
-                stop.needed = True
-            if self._owners:
-                taps = node.metadata.get(TAPS, ())
-                stop.taps = [tap for tap in taps if tap.owner in self._owners]
-            if stop.taps or node in places:
-                stop.needed = True
+                stop.waits = not stop.rule.linear(node)
+                for target in to:
+                    if target is not None:
+                        target[0].expected += 1
 
     # ------------------------------------------------------------------- during
     def run(self, backward: Callable[[], T]) -> T:
         """Call `backward`, which runs the engine from the loss, and walk along."""
-        handles = []
-        transposed = RULES["T"]
-        for stop in self._stops.values():
-            # A transposed weight needs no hook: what arrives goes straight through.
-            through = stop.rule is transposed and stop.to[0][0].is_leaf  # type: ignore[index]
-            if stop.needed and not stop.is_leaf and not through:
-                handles.append(stop.node.register_prehook(partial(self._visit, stop)))
+        handles = [
+            stop.node.register_prehook(partial(self._on_gradient, stop))
+            for stop in self._inner
+            if stop.waits
+        ]
         try:
+            root = self._stops[self._root]
+            if root.needed and not root.waits:
+                self._go_on(root)
             return backward()
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _visit(self, stop: _Stop, grads: tuple[Tensor | None, ...]) -> None:
-        if in_inner_pass():  # a rule differentiates a node once more
+    def _on_gradient(self, stop: _Stop, grads: tuple[Tensor | None, ...]) -> None:
+        if not in_inner_pass():  # a rule differentiates a node once more
+            self._go_on(stop, grads)
+
+    def _go_on(self, stop: _Stop, grads: tuple[Tensor | None, ...] = ()) -> None:
+        """Pass `stop`, and all that is complete below it and needs no gradient."""
+        self._pass(stop, grads)
+        ready = [stop]
+        while ready:
+            for target in ready.pop().to:
+                if target is not None:
+                    below = target[0]
+                    below.expected -= 1
+                    if below.expected == 0 and not below.waits:
+                        self._pass(below)
+                        ready.append(below)
+
+    def _pass(self, stop: _Stop, grads: Sequence[Tensor | None] = ()) -> None:
+        """Hand on what arrived: to taps, to places, and through the rule to the inputs."""
+        if not stop.edges:  # a leaf keeps it
             return
+        node, rule = stop.node, stop.rule
         arrived, stop.arrived = stop.arrived, {}
+        if not arrived and not stop.waits and not stop.taps:
+            return
+        grads = grads or [None] * len(node._input_metadata)
         hs = [arrived.get(i) for i in range(len(grads))]
         if self._places:
-            here = {(stop.node, i): h for i, h in arrived.items()}
+            here = {(node, i): h for i, h in arrived.items()}
             self._at_places.update((e, h) for e, h in here.items() if e in self._places)
         for tap in stop.taps:
             h = hs[tap.output]
             value = tap.value.to(wide(tap.value.dtype))
             tap.reduce(value.new_zeros(()) if h is None else value * value * h, self._factor)
-        rule = stop.rule
-        if rule is None or (rule.linear and not arrived):
+        if rule is None or (not arrived and not stop.waits):
             return
-        if rule.linear or not self._ggn:
-            self._send(stop, rule.fn(Op(stop.node, grads, hs, stop.needs, stop.edges)))
+        if not stop.waits or not self._ggn:
+            self._send(stop, rule.fn(Op(node, grads, hs, stop.needs, stop.edges)))
             return
         nothing = [None] * len(grads)
         if arrived:
-            self._send(stop, rule.fn(Op(stop.node, nothing, hs, stop.needs, stop.edges)))
+            self._send(stop, rule.fn(Op(node, nothing, hs, stop.needs, stop.edges)))
         if rule.loss:
-            own = rule.fn(Op(stop.node, grads, nothing, stop.needs, stop.edges))
+            own = rule.fn(Op(node, grads, nothing, stop.needs, stop.edges))
             parts = [own] if own is None or isinstance(own, Tensor) else own
             self._send(stop, [None if h is None else h.clamp_min(0) for h in parts])
 
     def _send(self, stop: _Stop, parts: Curvatures) -> None:
         if parts is None or isinstance(parts, Tensor):
             parts = (parts,)
+        shaped = stop.rule is None or stop.rule.shaped
         for target, h in zip(stop.to, parts, strict=False):
-            if target is not None and h is not None:
-                self._arrive(*target, h)
-
-    def _arrive(self, stop: _Stop, output: int, h: Tensor) -> None:
-        if stop.rule is RULES["T"] and stop.to[0][0].is_leaf:  # type: ignore[index]
-            self._send(stop, h.t())
-            return
-        shape = stop.node._input_metadata[output].shape
-        if list(h.shape) != shape:  # the engine likewise sums over what was broadcast
-            h = h.sum_to_size(shape)
-        before = stop.arrived.get(output)
-        stop.arrived[output] = h if before is None else before + h
+            if target is None or h is None:
+                continue
+            below, output = target
+            if not shaped:  # the engine likewise sums over what was broadcast
+                shape = below.node._input_metadata[output].shape
+                h = h if list(h.shape) == shape else h.sum_to_size(shape)
+            before = below.arrived.get(output)
+            below.arrived[output] = h if before is None else before + h
 
 
 def _rule(node: Node) -> Rule:
