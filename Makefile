@@ -26,6 +26,8 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/optimizer_step.py
+	$(BIN)/python benchmarks/curvature_cost.py
+	$(BIN)/python benchmarks/curvature_quality.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from upgd.curvature import RULES
 from upgd.optim.registry import table
 from upgd.optim.rule import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
 
 
 def test_the_table_of_methods_is_the_registry() -> None:
@@ -27,8 +29,13 @@ def test_the_vocabulary_is_documented() -> None:
 def test_examples_run(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), {})
+    known = dict(RULES)
+    try:
+        for block in blocks:
+            exec(compile(block, str(page), "exec"), {})
+    finally:  # a page may register rules of its own
+        RULES.clear()
+        RULES.update(known)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
@@ -51,3 +58,8 @@ def test_readme_speed_is_what_was_measured() -> None:
             rf"^\| {re.escape(name.strip('`'))} \| \d+ \| ([\d.]+) \|", pages[device], re.M
         )
         assert rows == [paper, stack], label
+
+
+def test_the_list_of_rules_is_the_registry() -> None:
+    names = textwrap.fill(", ".join(sorted(RULES)), 98)
+    assert f"```text\n{names}\n```" in (ROOT / "docs" / "curvature.md").read_text()

@@ -1,6 +1,6 @@
 """Utility-based perturbed gradient descent: optimizers for networks that keep learning."""
 
-from upgd import curvature
+from upgd import curvature, utility
 from upgd.optim import (
     PGD,
     SGDW,
@@ -31,4 +31,5 @@ __all__ = [
     "StreamingSI",
     "__version__",
     "curvature",
+    "utility",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointError
 
 from upgd.curvature.hutchinson import hutchinson
-from upgd.curvature.walk import RULES, TAPS, Edge, Node, Walk, operation, reachable
+from upgd.curvature.walk import RULES, TAPS, Edge, Node, Walk, operation, reachable, unobserved
 
 Curvature: TypeAlias = Literal["hesscale", "ggn", "hutchinson"]
 
@@ -86,11 +88,18 @@ def backward(
         walk = Walk(scaled, wanted, method, owners=layers, factor=factor)
         for p in walk.leaves:
             _drop_stale(p)
-        walk.run(lambda: scaled.backward(retain_graph=retain_graph))
+        with _explained():
+            walk.run(lambda: scaled.backward(retain_graph=retain_graph))
         found = list(zip(walk.leaves, walk.found(), strict=True))
+    seen: set[int] = set()
     for p, h in found:
         if p.grad is not None:
-            _leave(p, torch.zeros_like(p) if h is None else h, factor)
+            if h is None:
+                h = torch.zeros_like(p)
+            elif h.data_ptr() in seen or h.shape != p.shape:  # terms of a sum get the same one
+                h = h.expand_as(p).clone()
+            seen.add(h.data_ptr())
+            _leave(p, h, factor)
 
 
 def diagonal(
@@ -98,14 +107,14 @@ def diagonal(
     tensors: Sequence[Tensor],
     *,
     method: Curvature = "hesscale",
-    retain_graph: bool = False,
     samples: int = 1,
     seed: int | None = None,
 ) -> list[Tensor]:
     """The Hessian diagonal of `loss` with respect to `tensors`, leaving everything as it is.
 
     The counterpart of ``torch.autograd.grad``: `tensors` may be parameters or anything in
-    between them and the loss. Arguments as in :func:`backward`.
+    between them and the loss. The graph is kept, and (but for ``"hutchinson"``) no hooks run.
+    Arguments as in :func:`backward`.
 
     Example:
         >>> import torch
@@ -117,16 +126,14 @@ def diagonal(
     """
     _check(loss, method, samples)
     edges = [_edge(t) for t in tensors]
-    targets = [GradientEdge(*edge) for edge in edges]
     if method == "hutchinson":
-        taps = [None] * len(edges)
-        _, found = hutchinson(loss, targets, taps, samples, seed, retain_graph)
+        targets = [GradientEdge(*edge) for edge in edges]
+        with unobserved(loss.grad_fn):
+            _, found = hutchinson(loss, targets, [None] * len(edges), samples, seed, True)
     else:
         inner = [edge for t, edge in zip(tensors, edges, strict=True) if t.grad_fn is not None]
         walk = Walk(loss, tensors, method, inner)
-        walk.run(
-            lambda: torch.autograd.grad(loss, targets, retain_graph=retain_graph, allow_unused=True)
-        )
+        walk.run_alone(loss)
         of_leaf = {id(p): h for p, h in zip(walk.leaves, walk.found(), strict=True)}
         found = [
             of_leaf.get(id(t)) if t.grad_fn is None else walk.found_at(edge)
@@ -193,6 +200,18 @@ def _check(loss: Tensor, method: str, samples: int) -> None:
         )
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise RuntimeError(
+            "checkpointed blocks give out their activations once, and curvature needs them too; "
+            "take curvature.diagonal(loss, params) first, which does not free them, put the "
+            "results on the parameters as p.curvature, and call loss.backward()"
+        ) from error
+
+
 def _edge(t: Tensor) -> Edge:
     node, output = get_gradient_edge(t)[:2]
     return node, output
@@ -207,8 +226,6 @@ def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
     """Put `h` on `p`, adding to what an earlier call of the same step left."""
     if factor is not None:
         h = h * factor.to(h.device, h.dtype)
-    if h.shape != p.shape:
-        h = h.expand_as(p)
     before: Tensor | None = p.__dict__.get("curvature")
     if before is not None:
         h = before + h
@@ -246,10 +263,14 @@ def _hutchinson_backward(
         if tap is not None:
             tap.reduce(tap.value.new_zeros(()) if h is None else h, factor)
     params = [leaf.variable for leaf in leaves]
-    for p, g in zip(params, gradients[len(tapped) :], strict=True):
+    given = [(p, g) for p, g in zip(params, gradients[len(tapped) :], strict=True) if g is not None]
+    for p, g in given:
         _drop_stale(p)
-        if g is not None:
-            p.grad = g if p.grad is None else p.grad.add_(g)
+        if p._backward_hooks:  # they have run on this gradient already
+            p.grad = g.clone() if p.grad is None else p.grad.add_(g)
+    rest = [(p, g) for p, g in given if not p._backward_hooks]
+    if rest:
+        torch.autograd.backward([p for p, _ in rest], [g for _, g in rest])
     return list(zip(params, curvatures[len(tapped) :], strict=False))[:count]
 
 

@@ -33,9 +33,10 @@ def addmm(op: Op) -> Curvatures:
     node = op.node
     alpha, beta = node._saved_alpha, node._saved_beta
     h_a, h_b = _product(op, node._saved_mat1, node._saved_mat2, op.needs[1], op.needs[2])
-    bias = op.h if op.needs[0] else None
-    if bias is not None and op.edges[0][0]._input_metadata[op.edges[0][1]].shape != bias.shape:
-        bias = bias.sum(0)
+    bias = None
+    if op.needs[0]:
+        below, output = op.edges[0]
+        bias = op.h.sum_to_size(below._input_metadata[output].shape)  # type: ignore[union-attr]
     return _times(bias, beta), _times(h_a, alpha), _times(h_b, alpha)
 
 
@@ -67,14 +68,6 @@ def mv(op: Op) -> Curvatures:
     assert op.h is not None
     h_a = torch.outer(op.h, v * v) if op.needs[0] else None
     return h_a, (a * a).t() @ op.h if op.needs[1] else None
-
-
-@register("Dot", linear=True)
-def dot(op: Op) -> Curvatures:
-    """``y = a · b``"""
-    a, b = op.node._saved_self, op.node._saved_tensor
-    assert op.h is not None
-    return (op.h * b * b if op.needs[0] else None), (op.h * a * a if op.needs[1] else None)
 
 
 # ---------------------------------------------------------------------- convolutions
@@ -168,7 +161,7 @@ def _affine(
     h = op.h if op.h is None or weight is None else op.h * weight * weight
     g = op.g if op.g is None or weight is None else op.g * weight
     h_weight = op.h * z * z if op.h is not None and op.needs[1] else None
-    return h, g, h_weight, op.h if op.needs[2] else None
+    return h, g, h_weight, op.h.to(z.dtype) if op.h is not None and op.needs[2] else None
 
 
 @register("NativeLayerNorm")
@@ -212,16 +205,19 @@ def batch_norm(op: Op) -> Curvatures:
     # it forms h·weight and Σ h·input.
     x, weight = node._saved_input, node._saved_weight
     mean, variance = node._saved_running_mean, node._saved_running_var
-    eps = getattr(node, "_saved_eps", None) or node._saved_epsilon  # cuDNN's name for it
+    eps = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon  # cuDNN's
     variance = variance + eps
     squared = 1 / variance if weight is None else (weight * weight).div_(variance)
     if op.needs[1]:
         x = x - mean.view(-1, *[1] * (x.dim() - 2))
         x.mul_(x)
+    h = op.h.to(x.dtype)  # type: ignore[union-attr]  # under autocast they differ
     zeros, ones = _constants(mean.shape[0], mean.dtype, mean.device)
     h_x, h_weight, h_bias = torch.ops.aten.native_batch_norm_backward(
-        *(op.h, x, squared, zeros, ones, None, None, False, 0.0, op.needs)
+        *(h, x, squared, zeros, ones, zeros, ones, False, 0.0, op.needs)
     )
+    if op.needs[0]:
+        h_x = h_x.to(op.h.dtype)  # type: ignore[union-attr]
     return h_x, h_weight.div_(variance) if op.needs[1] else None, h_bias
 
 
@@ -241,7 +237,7 @@ def _batch_norm_training(op: Op) -> Curvatures:
     z = (x - mean) * rstd
     h, g, h_weight, h_bias = _affine(op, z, None if weight is None else weight.reshape(shape))
     below = _normalised(z, rstd, h, g, dims) if op.needs[0] else None
-    return below, *_per_channel(h_weight, h_bias)
+    return None if below is None else below.to(x.dtype), *_per_channel(h_weight, h_bias)
 
 
 def _per_channel(*tensors: Tensor | None) -> list[Any]:
@@ -275,15 +271,15 @@ def attention(op: Op) -> Curvatures:
     if node._saved_is_causal:
         blocked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(blocked, -torch.inf)
-    p = scores.softmax(-1)
+    p = scores.softmax(-1).nan_to_num()  # 0 for a query that may look nowhere
     g_p = None if op.g is None else op.g @ v.transpose(-1, -2)
     h_p = None if op.h is None else op.h @ (v * v).transpose(-1, -2)
     h_scores = softmax(Op(_Softmax(p), [g_p], [h_p], (True,), ()))
     h_v = None if op.h is None else (p * p).transpose(-1, -2) @ op.h
     if not isinstance(h_scores, Tensor):
         return None, None, h_v
-    h_scores = h_scores * scale**2
-    return h_scores @ (k * k), h_scores.transpose(-1, -2) @ (q * q), h_v
+    h_product = h_scores * scale**2
+    return h_product @ (k * k), h_product.transpose(-1, -2) @ (q * q), h_v, h_scores
 
 
 class _Softmax:

@@ -11,21 +11,15 @@ node computes vector-Jacobian products, and for the three kinds below those are 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from upgd.curvature.walk import Curvatures, Node, Op, inner_pass, register
-
-
-def _tuple(x: Any) -> tuple[Tensor | None, ...]:
-    return x if isinstance(x, tuple) else (x,)
+from upgd.curvature.walk import Curvatures, Edge, Node, Op, apply, derivative, register
 
 
 def vjp(op: Op, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The operation's vector-Jacobian products, one per input."""
-    return _tuple(op.node(*vectors))
+    return apply(op.node, *vectors)
 
 
 def selection(op: Op) -> Curvatures:
@@ -45,26 +39,36 @@ def elementwise(op: Op) -> Curvatures:
     """An element of each input enters one element of the output, linearly or not.
 
     The second derivative comes from differentiating the node once more, so any elementwise
-    operation that can be differentiated twice is served.
+    operation that can be differentiated twice is served. A tensor that enters twice
+    (``x * x``) is treated as one input; different inputs are each treated with the others fixed.
     """
-    inherited = scaling(op) if op.h is not None else [None] * len(op.edges)
-    return [
-        _sum(a, _second(op, i) if op.g is not None and op.needs[i] else None)
-        for i, a in enumerate(inherited)  # type: ignore[arg-type]
-    ]
+    places: dict[Edge, list[int]] = {}
+    for i, (edge, need) in enumerate(zip(op.edges, op.needs, strict=True)):
+        if need:
+            places.setdefault(edge, []).append(i)
+    found: list[Tensor | None] = [None] * len(op.edges)
+    for edge, indices in places.items():
+        if op.h is not None:
+            slopes = [vjp(op, v) for v in (op.h, torch.ones_like(op.h))]
+            down, slope = (_total([each[i] for i in indices]) for each in slopes)
+            found[indices[0]] = None if down is None or slope is None else down * slope
+        if op.g is not None:
+            with torch.enable_grad():
+                first = _total([vjp(op, op.g)[i] for i in indices])
+            second = None if first is None else derivative(first, edge, op.edges)
+            found[indices[0]] = _sum(found[indices[0]], second)
+    return found
 
 
-def _second(op: Op, i: int) -> Tensor | None:
-    with torch.enable_grad(), inner_pass():
-        first = vjp(op, op.g)[i]
-        if first is None or not first.requires_grad:
-            return None
-        edge = torch.autograd.graph.GradientEdge(*op.edges[i])
-        (second,) = torch.autograd.grad(first.sum(), [edge], retain_graph=True, allow_unused=True)
-    return second
+def _total(parts: list[Tensor | None]) -> Tensor | None:
+    total = None
+    for part in parts:
+        total = part if total is None else total if part is None else total + part
+    return total
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """`b` has the input's shape; `a` may still have the output's."""
     if a is None or b is None:
         return b if a is None else a
     return a.sum_to_size(b.shape) + b
@@ -75,15 +79,15 @@ _VIEWS = (
     "Squeeze T Transpose Unbind Unfold UnsafeView Unsqueeze View"
 )
 _COPIES = (
-    "Cat Clone ConstantPadNd Copy Cumsum Embedding Flip Gather Index IndexSelect MaskedFill "
-    "MaskedSelect PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D "
-    "Repeat ReplicationPad1D ReplicationPad2D Roll Stack Sum ToCopy Tril Triu UpsampleNearest1D "
-    "UpsampleNearest2D Where"
+    "Cat Clone ConstantPadNd Cumsum Embedding Flip Gather Index IndexSelect MaskedSelect "
+    "PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D Repeat ReplicationPad1D "
+    "ReplicationPad2D Roll Stack Sum ToCopy Tril Triu UpsampleNearest1D UpsampleNearest2D"
 )
 _CHOICES = (
-    "AdaptiveMaxPool2D AdaptiveMaxPool3D Clamp ClampMax ClampMin Hardtanh Hardshrink Max "
-    "MaxPool2DWithIndices MaxPool3DWithIndices Min Relu Threshold"
+    "AdaptiveMaxPool2D AdaptiveMaxPool3D Hardtanh Hardshrink Max MaxPool2DWithIndices "
+    "MaxPool3DWithIndices Min Relu Threshold"
 )
+_MAY_BROADCAST = "Clamp ClampMax ClampMin Copy MaskedFill Where"
 _SCALINGS = (
     "Abs Amax Amin Hardsigmoid LeakyRelu Maximum Mean Minimum NativeDropout Neg NllLoss NllLoss2D "
     "PreluKernel Rsub Softshrink Sub"
@@ -95,6 +99,7 @@ _FUNCTIONS = (
 _LOSSES = "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss SmoothL1Loss SoftMarginLoss"
 
 register(*_VIEWS.split(), *_COPIES.split(), *_CHOICES.split(), linear=True, shaped=True)(selection)
+register(*_MAY_BROADCAST.split(), linear=True)(selection)
 register(*_SCALINGS.split(), linear=True)(scaling)
 register(*_FUNCTIONS.split())(elementwise)
 register(*_LOSSES.split(), loss=True)(elementwise)
@@ -135,15 +140,10 @@ def _two_factors(node: Node) -> bool:
     return len(edges) < 2 or edges[0] != edges[1]
 
 
-@register("Mul", linear=_two_factors)
+@register("Mul", "Dot", linear=_two_factors)
 def mul(op: Op) -> Curvatures:
-    """Each factor with the other one fixed; x·x is a square and treated exactly."""
-    if not _two_factors(op.node):
-        x = op.node._saved_self
-        own = None if op.g is None else 2 * op.g
-        inherited = None if op.h is None else 4 * op.h * x * x
-        return (_sum(inherited, own), None)
-    return scaling(op)
+    """Each factor with the other one fixed; x·x is a square."""
+    return scaling(op) if _two_factors(op.node) else elementwise(op)
 
 
 def _fixed_denominator(node: Node) -> bool:

@@ -277,7 +277,7 @@ class Walk:
     def run(self, backward: Callable[[], T]) -> T:
         """Call `backward`, which runs the engine from the loss, and walk along."""
         handles = [
-            stop.node.register_prehook(partial(self._on_gradient, stop))
+            stop.node.register_prehook(partial(self._go_on, stop))
             for stop in self._inner
             if stop.waits
         ]
@@ -290,11 +290,26 @@ class Walk:
             for handle in handles:
                 handle.remove()
 
-    def _on_gradient(self, stop: _Stop, grads: tuple[Tensor | None, ...]) -> None:
-        if not in_inner_pass():  # a rule differentiates a node once more
-            self._go_on(stop, grads)
+    @torch.no_grad()
+    def run_alone(self, loss: Tensor) -> None:
+        """Walk with gradients made on the way: without the engine, no hooks and no freed graph."""
+        root = self._stops[self._root]
+        if root.needed and not root.waits:
+            self._go_on(root)
+        gradients: dict[Edge, Tensor] = {(self._root, loss.output_nr): torch.ones_like(loss)}
+        for stop in reversed(self._inner):  # consumers come before what they consume
+            outputs = range(len(stop.node._input_metadata))
+            grads = [gradients.pop((stop.node, i), None) for i in outputs]
+            if stop.waits:
+                self._go_on(stop, grads)
+            if all(g is None for g in grads):
+                continue
+            for target, edge, g in zip(stop.to, stop.edges, apply(stop.node, *grads), strict=False):
+                if target is not None and g is not None:
+                    g = _as_expected(g, edge)
+                    gradients[edge] = g if edge not in gradients else gradients[edge] + g
 
-    def _go_on(self, stop: _Stop, grads: tuple[Tensor | None, ...] = ()) -> None:
+    def _go_on(self, stop: _Stop, grads: Sequence[Tensor | None] = ()) -> None:
         """Pass `stop`, and all that is complete below it and needs no gradient."""
         self._pass(stop, grads)
         ready = [stop]
@@ -345,9 +360,8 @@ class Walk:
             if target is None or h is None:
                 continue
             below, output = target
-            if not shaped:  # the engine likewise sums over what was broadcast
-                shape = below.node._input_metadata[output].shape
-                h = h if list(h.shape) == shape else h.sum_to_size(shape)
+            if not shaped:
+                h = _as_expected(h, (below.node, output))
             before = below.arrived.get(output)
             below.arrived[output] = h if before is None else before + h
 
@@ -396,21 +410,75 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-# --------------------------------------------------------------- passes inside a pass
-_inner = 0
+# --------------------------------------------------------------------- using a node's formula
+def apply(node: Node, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """A node's vector-Jacobian products, one per input; no hooks are run."""
+    # The node of an autograd.Function is that function's context.
+    result = node(*vectors) if callable(node) else node.apply(*vectors)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _as_expected(t: Tensor, edge: Edge) -> Tensor:
+    """As the engine does: summed over what was broadcast, and cast."""
+    meta = edge[0]._input_metadata[edge[1]]
+    t = t if list(t.shape) == meta.shape else t.sum_to_size(meta.shape)
+    return t.to(meta.dtype)
+
+
+@torch.no_grad()
+def derivative(of: Tensor, edge: Edge, stops: Sequence[Edge]) -> Tensor | None:
+    """The gradient of ``of.sum()`` at `edge`, with everything else at `stops` held fixed.
+
+    A small engine of its own for the few nodes between: it runs no hooks, enters no other
+    part of the graph, and may be used inside a backward pass.
+    """
+    if of.grad_fn is None:
+        return None
+    ends = set(stops)
+    order: list[Node] = []
+    stack, seen = [(of.grad_fn, False)], set()
+    while stack:  # children first
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(n, False) for n, i in node.next_functions if n and (n, i) not in ends]
+    arrived: dict[Edge, Tensor] = {(of.grad_fn, of.output_nr): torch.ones_like(of)}
+    for node in reversed(order):
+        outputs = [arrived.pop((node, i), None) for i in range(len(node._input_metadata))]
+        if hasattr(node, "variable") or all(v is None for v in outputs):
+            continue
+        for below, part in zip(node.next_functions, apply(node, *outputs), strict=False):
+            if below[0] is not None and part is not None:
+                part = _as_expected(part, below)
+                arrived[below] = part + arrived[below] if below in arrived else part
+    return arrived.get(edge)
+
+
+# ------------------------------------------------------------ passes that are not training's
+_unobserved: set[int] = set()  # the engine's numbers of such passes
 
 
 @contextmanager
-def inner_pass() -> Any:
-    """Mark backward passes whose gradients are not the loss's: observers should look away."""
-    global _inner
-    _inner += 1
+def unobserved(*roots: Node) -> Iterator[None]:
+    """Mark the backward passes from `roots`: what measures training should not see them."""
+    passes = set()
+
+    def note(grads: Any) -> None:
+        passes.add(torch._C._current_graph_task_id())
+        _unobserved.update(passes)
+
+    handles = [root.register_prehook(note) for root in roots]
     try:
         yield
     finally:
-        _inner -= 1
+        for handle in handles:
+            handle.remove()
+        _unobserved.difference_update(passes)
 
 
-def in_inner_pass() -> bool:
-    """Whether a hook sees a gradient that belongs to curvature and not to the loss."""
-    return _inner > 0
+def is_observed() -> bool:
+    """Whether the gradient that a hook sees belongs to training."""
+    return not _unobserved or torch._C._current_graph_task_id() not in _unobserved

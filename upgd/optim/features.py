@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upgd.curvature.walk import TAPS, Tap, in_inner_pass
+from upgd.curvature.walk import TAPS, Tap, is_observed
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -261,7 +261,7 @@ class Features:
         layer.gated = self._names[module]
 
         def on_backward(gradient: Tensor) -> None:
-            if in_inner_pass():
+            if not is_observed():
                 return
             if value._version != version:
                 raise RuntimeError(

@@ -1,0 +1,115 @@
+"""What the paper's theorems leave open, measured: conservation and stochastic convergence.
+
+    python -m upgd.paper.theorems
+
+Tests show where the theorems hold exactly (tests/test_theorems.py, tests/test_convergence.py).
+This prints how far the rest is off: the second-order part of the conservation of utility, and
+UPGD with gradients and utilities of the same sample, for which the proof of convergence assumes
+an independence that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from upgd.optim import UPGD
+from upgd.utility import propagated_utility
+
+SMALLEST_GATE = 1 / (1 + math.e)  # 1 - φ(1)
+
+
+def conservation(
+    activation: type[nn.Module], width: int, networks: int = 200
+) -> tuple[float, float]:
+    """Median relative distance between what enters and what leaves a hidden layer's features.
+
+    Layers through which nothing flows are left out.
+
+    Returns the first- and the second-order part's, over random 8-w-w-4 networks with
+    PyTorch's initial weights, one normal input and cross-entropy.
+    """
+    found = []
+    for seed in range(networks):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            *(nn.Linear(8, width), activation(), nn.Linear(width, width), activation()),
+            nn.Linear(width, 4),
+        ).double()
+        x = torch.randn(1, 8, dtype=torch.float64)
+        layers = propagated_utility(model, x, _cross_entropy)
+        for below, above in pairwise(layers):
+            found.append(
+                [
+                    _distance(below.first.sum(1) + below.first_bias, above.first.sum(0)),
+                    _distance(below.second.sum(1) + below.second_bias, above.second.sum(0)),
+                ]
+            )
+    first, second = np.nanmedian(np.array(found), axis=0)
+    return float(first), float(second)
+
+
+def _cross_entropy(output: Tensor) -> Tensor:
+    return F.cross_entropy(output, torch.tensor([1]))
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def sampled_upgd(
+    lr: float, beta: float, steps: int, replicas: int = 8
+) -> tuple[float, float, float]:
+    """UPGD on samples ½(θ - c)², c = 0 or 2, from the minimum θ = 1: does the bound hold?
+
+    Returns the averaged squared gradient norm of the expected loss, its standard error over
+    replicas, and the theorem's bound.
+    """
+    averages = []
+    for replica in range(replicas):
+        targets = np.random.default_rng([replica, 0xC0]).integers(0, 2, steps) * 2.0
+        theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        opt = UPGD([theta], lr=lr, sigma=0.0, beta_utility=beta)
+        total = 0.0
+        for target in targets:
+            total += float((theta.detach() - 1) ** 2)
+            theta.grad = theta.detach() - target
+            opt.step()
+        averages.append(total / steps)
+    error = float(np.std(averages, ddof=1) / math.sqrt(replicas))
+    # L = 1, σ_g² = 1, f(θ₁) = f*: only the second term is left.
+    bound = lr**2 / (2 * lr * SMALLEST_GATE - lr**2)
+    return float(np.mean(averages)), error, bound
+
+
+def main() -> None:
+    """Print both as Markdown."""
+    activations: list[Any] = [nn.ReLU, nn.LeakyReLU, nn.Tanh]
+    print("Conservation: median of |into - out| / |out| over 200 random 8-w-w-4 networks\n")
+    print("| activation | width | first order | second order |\n|---|---:|---:|---:|")
+    for activation in activations:
+        for width in (8, 64):
+            first, second = conservation(activation, width)
+            print(f"| {activation.__name__} | {width} | {first:.1e} | {second:.2f} |", flush=True)
+    print("\nConvergence: UPGD with gradient and utility of the same sample, 8 replicas\n")
+    print("| α | β | steps | averaged squared gradient | bound | |\n|---:|---:|---:|---:|---:|---|")
+    for lr, beta, steps in (
+        *((0.05, 0.0, 1000), (0.02, 0.0, 2000), (0.005, 0.0, 4000)),
+        *((0.02, 0.9, 2000), (0.02, 0.99, 2000), (0.02, 0.999, 2000)),
+    ):
+        mean, error, bound = sampled_upgd(lr, beta, steps)
+        verdict = "violated" if mean - 2 * error > bound else "obeyed"
+        print(
+            f"| {lr} | {beta} | {steps} | {mean:.4f} ± {error:.4f} | {bound:.4f} | {verdict} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
