@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.cases import assert_equal, batches, every_device, loss_of, network, weights
 from upgd import UPGD, AdaUPGD, Features, FeatureUPGD, curvature
 from upgd.curvature.exact import exact_diagonal
-from upgd.curvature.walk import RULES, Rule, unobserved
+from upgd.curvature.graph import unobserved
+from upgd.curvature.walk import RULES, Rule
 
 DOUBLE = torch.float64
 METHODS = ("hesscale", "ggn", "hutchinson")

@@ -13,8 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
+from upgd.curvature.graph import Edge, Node, operation, reachable, unobserved
 from upgd.curvature.hutchinson import hutchinson
-from upgd.curvature.walk import RULES, TAPS, Edge, Node, Walk, operation, reachable, unobserved
+from upgd.curvature.walk import RULES, TAPS, Walk
 
 Curvature: TypeAlias = Literal["hesscale", "ggn", "hutchinson"]
 
@@ -96,8 +97,8 @@ def backward(
         if p.grad is not None:
             if h is None:
                 h = torch.zeros_like(p)
-            elif h.data_ptr() in seen or h.shape != p.shape:  # terms of a sum get the same one
-                h = h.expand_as(p).clone()
+            elif h.data_ptr() in seen or 0 in h.stride():  # it must be the parameter's own
+                h = h.clone()
             seen.add(h.data_ptr())
             _leave(p, h, factor)
 

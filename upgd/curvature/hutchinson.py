@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from upgd.curvature.walk import Tap, UnsupportedOperationError, unobserved
+from upgd.curvature.graph import unobserved
+from upgd.curvature.walk import Tap, UnsupportedOperationError
 
 
 def hutchinson(

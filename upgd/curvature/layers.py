@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from upgd.curvature.graph import Node
 from upgd.curvature.rules import softmax, vjp
-from upgd.curvature.walk import Curvatures, Node, Op, UnsupportedOperationError, register
+from upgd.curvature.walk import Curvatures, Op, UnsupportedOperationError, register
 
 
 # -------------------------------------------------------------------------- products

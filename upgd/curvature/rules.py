@@ -14,7 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from upgd.curvature.walk import Curvatures, Edge, Node, Op, apply, derivative, register
+from upgd.curvature.graph import Edge, Node, apply, derivative
+from upgd.curvature.walk import Curvatures, Op, register
 
 
 def vjp(op: Op, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -11,19 +11,16 @@ backward pass.
 
 from __future__ import annotations
 
-import re
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-Node: TypeAlias = Any  # torch.autograd.graph.Node, whose saved tensors have no static type
-Edge: TypeAlias = tuple[Node, int]
+from upgd.curvature.graph import Edge, Node, apply, as_expected, operation, reachable
+
 Curvatures: TypeAlias = "Tensor | Sequence[Tensor | None] | None"
 Recursion: TypeAlias = Literal["hesscale", "ggn"]
 T = TypeVar("T")
@@ -89,12 +86,6 @@ class Rule:
 
 RULES: dict[str, Rule] = {}
 """Rules by operation, e.g. ``"Addmm"`` for the nodes ``AddmmBackward0``."""
-
-
-@cache
-def operation(name: str) -> str:
-    """``"AddmmBackward0"`` → ``"Addmm"``."""
-    return re.sub(r"(Backward|Backwards)\d*$", "", name.rsplit("::", 1)[-1])
 
 
 def register(
@@ -306,7 +297,7 @@ class Walk:
                 continue
             for target, edge, g in zip(stop.to, stop.edges, apply(stop.node, *grads), strict=False):
                 if target is not None and g is not None:
-                    g = _as_expected(g, edge)
+                    g = as_expected(g, edge)
                     gradients[edge] = g if edge not in gradients else gradients[edge] + g
 
     def _go_on(self, stop: _Stop, grads: Sequence[Tensor | None] = ()) -> None:
@@ -361,7 +352,7 @@ class Walk:
                 continue
             below, output = target
             if not shaped:
-                h = _as_expected(h, (below.node, output))
+                h = as_expected(h, (below.node, output))
             before = below.arrived.get(output)
             below.arrived[output] = h if before is None else before + h
 
@@ -392,93 +383,6 @@ def _leaf_below(node: Node) -> Tensor | None:
     return next((n.variable for n in reachable(node) if hasattr(n, "variable")), None)
 
 
-def reachable(*roots: Node, seen: Container[Node] = ()) -> Iterator[Node]:
-    """The nodes below `roots`, themselves included, nearest first; not past those in `seen`."""
-    queue = deque(dict.fromkeys(root for root in roots if root not in seen))
-    known = set(queue)
-    while queue:
-        node = queue.popleft()
-        yield node
-        for below, _ in node.next_functions:
-            if below is not None and below not in known and below not in seen:
-                known.add(below)
-                queue.append(below)
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Where squares and sums of half-precision values are taken."""
     return torch.promote_types(dtype, torch.float32)
-
-
-# --------------------------------------------------------------------- using a node's formula
-def apply(node: Node, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """A node's vector-Jacobian products, one per input; no hooks are run."""
-    # The node of an autograd.Function is that function's context.
-    result = node(*vectors) if callable(node) else node.apply(*vectors)
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _as_expected(t: Tensor, edge: Edge) -> Tensor:
-    """As the engine does: summed over what was broadcast, and cast."""
-    meta = edge[0]._input_metadata[edge[1]]
-    t = t if list(t.shape) == meta.shape else t.sum_to_size(meta.shape)
-    return t.to(meta.dtype)
-
-
-@torch.no_grad()
-def derivative(of: Tensor, edge: Edge, stops: Sequence[Edge]) -> Tensor | None:
-    """The gradient of ``of.sum()`` at `edge`, with everything else at `stops` held fixed.
-
-    A small engine of its own for the few nodes between: it runs no hooks, enters no other
-    part of the graph, and may be used inside a backward pass.
-    """
-    if of.grad_fn is None:
-        return None
-    ends = set(stops)
-    order: list[Node] = []
-    stack, seen = [(of.grad_fn, False)], set()
-    while stack:  # children first
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(n, False) for n, i in node.next_functions if n and (n, i) not in ends]
-    arrived: dict[Edge, Tensor] = {(of.grad_fn, of.output_nr): torch.ones_like(of)}
-    for node in reversed(order):
-        outputs = [arrived.pop((node, i), None) for i in range(len(node._input_metadata))]
-        if hasattr(node, "variable") or all(v is None for v in outputs):
-            continue
-        for below, part in zip(node.next_functions, apply(node, *outputs), strict=False):
-            if below[0] is not None and part is not None:
-                part = _as_expected(part, below)
-                arrived[below] = part + arrived[below] if below in arrived else part
-    return arrived.get(edge)
-
-
-# ------------------------------------------------------------ passes that are not training's
-_unobserved: set[int] = set()  # the engine's numbers of such passes
-
-
-@contextmanager
-def unobserved(*roots: Node) -> Iterator[None]:
-    """Mark the backward passes from `roots`: what measures training should not see them."""
-    passes = set()
-
-    def note(grads: Any) -> None:
-        passes.add(torch._C._current_graph_task_id())
-        _unobserved.update(passes)
-
-    handles = [root.register_prehook(note) for root in roots]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        _unobserved.difference_update(passes)
-
-
-def is_observed() -> bool:
-    """Whether the gradient that a hook sees belongs to training."""
-    return not _unobserved or torch._C._current_graph_task_id() not in _unobserved

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upgd.curvature.walk import TAPS, Tap, is_observed
+from upgd.curvature.graph import is_observed
+from upgd.curvature.walk import TAPS, Tap
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
