@@ -908,6 +908,18 @@ def test_hooks_after_accumulation_run(method: Any) -> None:
 
 
 @every_curvature
+def test_hooks_of_parameters_act_once(method: Any) -> None:
+    w = normal(3).requires_grad_()
+    seen: list[Tensor] = []
+    w.register_hook(lambda g: 2 * g)
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for _ in range(2):
+        curvature.backward(w.square().sum(), method=method)
+    assert torch.equal(w.grad, 8 * w.detach())
+    assert_equal(seen, [4 * w.detach(), 8 * w.detach()])
+
+
+@every_curvature
 def test_curvatures_add_up_as_gradients_do(method: Any) -> None:
     model = mlp(4, 5, 3)
     (x, y), (u, v) = ((normal(6, 4, seed=s), labels(6, 3, s)) for s in (1, 2))

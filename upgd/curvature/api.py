@@ -51,8 +51,9 @@ def backward(
             of the graph.
         method: ``"hesscale"``, an approximation that is exact wherever Hessians with respect
             to activations are diagonal; ``"ggn"``, the same recursion without the second
-            derivatives of the network (Gauss-Newton), never negative; ``"hutchinson"``,
-            unbiased and noisy, for graphs with any operations.
+            derivatives of the network (Gauss-Newton; the loss is what bends first on the way
+            down), never negative; ``"hutchinson"``, unbiased and noisy, for graphs with any
+            operations.
         features: A :class:`~upgd.Features`: fill ``second`` of its layers.
         scaler: A ``GradScaler``: gradients are those of the scaled loss, as its ``step``
             expects, and curvature that of the loss itself.
@@ -161,8 +162,8 @@ def stale(p: Tensor) -> str | None:
 def unsupported(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
     """Which modules of `model` use operations that have no curvature rule.
 
-    Runs ``model(*args, **kwargs)`` once. The keys are module names (``""`` is the model
-    itself), the values the operations that :func:`register` would have to be told about.
+    Runs ``model(*args, **kwargs)`` once. The keys are the modules' names and classes, the
+    values the operations that :func:`register` would have to be told about.
 
     Example:
         >>> import torch
@@ -269,6 +270,8 @@ def _hutchinson_backward(
         _drop_stale(p)
         if p._backward_hooks:  # they have run on this gradient already
             p.grad = g.clone() if p.grad is None else p.grad.add_(g)
+            for hook in (p._post_accumulate_grad_hooks or {}).values():
+                hook(p)
     rest = [(p, g) for p, g in given if not p._backward_hooks]
     if rest:
         torch.autograd.backward([p for p, _ in rest], [g for _, g in rest])

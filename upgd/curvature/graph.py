@@ -51,10 +51,10 @@ def _zeros(meta: Any) -> Tensor:
 
 
 def as_expected(t: Tensor, edge: Edge) -> Tensor:
-    """As the engine does: summed over what was broadcast, and cast."""
+    """As the engine does: summed over what was broadcast, moved and cast."""
     meta = edge[0]._input_metadata[edge[1]]
     t = t if list(t.shape) == meta.shape else t.sum_to_size(meta.shape)
-    return t.to(meta.dtype)
+    return t.to(meta.device, meta.dtype)
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 _VIEWS = (
     "Alias AsStrided Diagonal Expand Permute ReshapeAlias Select Slice Split SplitWithSizes "
-    "Squeeze T Transpose Unbind Unfold UnsafeView Unsqueeze View"
+    "Squeeze T Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View"
 )
 _COPIES = (
     "Cat Clone ConstantPadNd Cumsum Embedding Flip Gather Index IndexSelect MaskedSelect "
@@ -103,7 +103,7 @@ register(*_VIEWS.split(), *_COPIES.split(), *_CHOICES.split(), linear=True, shap
 register(*_MAY_BROADCAST.split(), linear=True)(selection)
 register(*_SCALINGS.split(), linear=True)(scaling)
 register(*_FUNCTIONS.split())(elementwise)
-register(*_LOSSES.split(), loss=True)(elementwise)
+register(*_LOSSES.split())(elementwise)
 
 
 # ---------------------------------------------------------------- frequent functions
@@ -130,21 +130,23 @@ def sigmoid(op: Op) -> Curvatures:
 
 
 # ------------------------------------------------------------------------ arithmetic
-@register("Add", linear=True)
-def add(op: Op) -> Curvatures:
-    """A sum hands its curvature to every term: branches add up, cross terms are dropped."""
-    return (op.h, op.h) if getattr(op.node, "_saved_alpha", 1) == 1 else scaling(op)
-
-
-def _two_factors(node: Node) -> bool:
+def _two_inputs(node: Node) -> bool:
     edges = node.next_functions
     return len(edges) < 2 or edges[0] != edges[1]
 
 
-@register("Mul", "Dot", linear=_two_factors)
+@register("Add", linear=True)
+def add(op: Op) -> Curvatures:
+    """A sum hands its curvature to every term; x + x is one term."""
+    if not _two_inputs(op.node):
+        return elementwise(op)
+    return (op.h, op.h) if getattr(op.node, "_saved_alpha", 1) == 1 else scaling(op)
+
+
+@register("Mul", "Dot", linear=_two_inputs)
 def mul(op: Op) -> Curvatures:
     """Each factor with the other one fixed; x·x is a square."""
-    return scaling(op) if _two_factors(op.node) else elementwise(op)
+    return scaling(op) if _two_inputs(op.node) else elementwise(op)
 
 
 def _fixed_denominator(node: Node) -> bool:
@@ -173,7 +175,7 @@ def softmax(op: Op) -> Curvatures:
     return sum(parts) if parts else None
 
 
-@register("LogSoftmax", loss=True, shaped=True)
+@register("LogSoftmax", shaped=True)
 def log_softmax(op: Op) -> Curvatures:
     """y = log q: with cross-entropy on top, which is linear in y, h_x = q - q² is exact."""
     dim = _dim(op)
@@ -186,7 +188,7 @@ def log_softmax(op: Op) -> Curvatures:
     return out
 
 
-@register("Logsumexp", loss=True)
+@register("Logsumexp")
 def logsumexp(op: Op) -> Curvatures:
     """y = log Σ exp x, with derivatives q and q - q²."""
     q = vjp(op, torch.ones_like(op.gs[0] if op.h is None else op.h))[0]  # type: ignore[arg-type]
@@ -201,7 +203,7 @@ def logsumexp(op: Op) -> Curvatures:
     return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-@register("MseLoss", loss=True)
+@register("MseLoss")
 def mse_loss(op: Op) -> Curvatures:
     """L = c·Σ(x - t)² has the curvature 2·c."""
     x = op.node._saved_self

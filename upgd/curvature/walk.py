@@ -74,13 +74,11 @@ class Rule:
         fn: From an :class:`Op` to the curvature of each of its inputs.
         linear: Whether the outputs of a node are (piecewise) linear in its inputs: then
             without curvature from above there is none below, and no gradient is needed.
-        loss: The operation is a loss: Gauss-Newton keeps its own curvature.
         shaped: The results have the shapes of the inputs, so nothing was broadcast.
     """
 
     fn: Callable[[Op], Curvatures]
     linear: Callable[[Node], bool] = _never
-    loss: bool = False
     shaped: bool = False
 
 
@@ -91,7 +89,6 @@ RULES: dict[str, Rule] = {}
 def register(
     *names: str,
     linear: bool | Callable[[Node], bool] = False,
-    loss: bool = False,
     shaped: bool = False,
 ) -> Callable[[Callable[[Op], Curvatures]], Callable[[Op], Curvatures]]:
     """Tell how curvature passes an operation; see :class:`Op` for what a rule sees.
@@ -102,7 +99,6 @@ def register(
         linear: The operation is linear or piecewise linear: it needs no gradient, and where
             no curvature comes from above the rule is not called. May be a function of the
             node.
-        loss: ``"ggn"`` keeps this operation's own curvature where it is positive.
         shaped: The rule's results have the shapes of the inputs; spares a check. Without
             it they may have the output's shape and are summed over what was broadcast.
 
@@ -122,7 +118,7 @@ def register(
 
     def put(fn: Callable[[Op], Curvatures]) -> Callable[[Op], Curvatures]:
         for name in names:
-            RULES[operation(name)] = Rule(fn, linear, loss, shaped)
+            RULES[operation(name)] = Rule(fn, linear, shaped)
         return fn
 
     return put
@@ -183,7 +179,7 @@ class Walk:
         loss: A one-element tensor with a graph.
         leaves: Leaf tensors whose curvature is wanted; None: all of them.
         method: ``"hesscale"``, or ``"ggn"``, which leaves out the second derivatives of
-            everything but the loss.
+            everything but the loss, that is, of what bends first on the way down.
         edges: Further places in the graph whose curvature is wanted.
         owners: Whose taps to serve.
         factor: What to multiply their curvatures with.
@@ -332,16 +328,13 @@ class Walk:
             tap.reduce(value.new_zeros(()) if h is None else value * value * h, self._factor)
         if rule is None or (not arrived and not stop.waits):
             return
-        if not stop.waits or not self._ggn:
-            self._send(stop, rule.fn(Op(node, grads, hs, stop.needs, stop.edges)))
-            return
-        nothing = [None] * len(grads)
-        if arrived:
-            self._send(stop, rule.fn(Op(node, nothing, hs, stop.needs, stop.edges)))
-        if rule.loss:
-            own = rule.fn(Op(node, grads, nothing, stop.needs, stop.edges))
-            parts = [own] if own is None or isinstance(own, Tensor) else own
-            self._send(stop, [None if h is None else h.clamp_min(0) for h in parts])
+        if stop.waits and self._ggn and arrived:  # inside the network: its own bend is dropped
+            grads = [None] * len(grads)
+        parts = rule.fn(Op(node, grads, hs, stop.needs, stop.edges))
+        if stop.waits and self._ggn and not arrived:  # the loss, where it is convex
+            parts = [parts] if parts is None or isinstance(parts, Tensor) else parts
+            parts = [None if h is None else h.clamp_min(0) for h in parts]
+        self._send(stop, parts)
 
     def _send(self, stop: _Stop, parts: Curvatures) -> None:
         if parts is None or isinstance(parts, Tensor):
