@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import importlib.util
 import io
 import itertools
 import sys
@@ -470,6 +471,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.seeds < 2 or args.steps < 5 * POINT or args.steps % POINT:
         parser.error(f"at least 2 seeds, and steps a multiple of {POINT} from {5 * POINT} on")
+    if importlib.util.find_spec("matplotlib") is None:  # say so before the work, not after it
+        parser.error("the figures need matplotlib: pip install 'upgd[demo]'")
     numbers = args.output / "correlations.csv.gz"
     if args.redraw:
         if not numbers.exists():
