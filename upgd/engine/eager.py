@@ -1,0 +1,270 @@
+"""The eager engine: one learner, any module, one sample after the other. The reference.
+
+A step in order: predict, score, differentiate, update, score the same sample again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
+from upgd.optim.base import RuleOptimizer
+from upgd.optim.noise import mix64
+from upgd.optim.registry import get
+
+LossName = Literal["cross_entropy", "squared_error"]
+
+
+class Samples(Protocol):
+    """What the engine asks of a stream."""
+
+    loss: Any
+    task_length: int | None
+
+    def at(self, step: int, batch: int = 1) -> Any:
+        """Inputs and targets of one step."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a learner is run; the defaults are the paper's.
+
+    Attributes:
+        method: A name of the registry.
+        hyper: Its hyperparameters; missing ones take the registry's defaults.
+        seed: Determines perturbations and, at restarts, fresh weights.
+        window: Samples per window of the metrics.
+        batch: Samples per step.
+        restart: Begin every task with a fresh network and optimizer.
+        held_out: After each task's last update, predict so many held-out samples of it.
+        stride: Take diagnostics every so many steps; 0 for never.
+    """
+
+    method: str
+    hyper: Mapping[str, float]
+    seed: int
+    window: int
+    batch: int = 1
+    restart: bool = False
+    held_out: int = 0
+    stride: int = 0
+
+
+class Divergence(ArithmeticError):  # noqa: N818 - it is a result, not a mistake
+    """The loss or a gradient is not finite; the run ends with this step."""
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"diverged at step {step}: {what}")
+        self.step = step
+
+
+class EagerRun:
+    """One learner on one stream, step by step, resumable bit for bit.
+
+    Args:
+        stream: Where samples come from; a function of the step.
+        build: Makes the network from a seed.
+        setting: How it learns and what is measured.
+        device: Where it runs.
+
+    Example:
+        >>> import numpy as np
+        >>> from upgd.engine import EagerRun, Setting
+        >>> from upgd.networks import mlp
+        >>> class Coin:
+        ...     loss, task_length = "cross_entropy", 10
+        ...     def at(self, step, batch=1):
+        ...         return np.full((batch, 2), step % 2, np.float32), np.full(batch, step % 2)
+        >>> run = EagerRun(Coin(), lambda seed: mlp([2, 4, 2]), Setting("upgd", {}, 0, window=10))
+        >>> run.advance(20)
+        >>> len(run.meter.series("accuracy"))
+        2
+    """
+
+    def __init__(
+        self,
+        stream: Samples,
+        build: Callable[[int], nn.Module],
+        setting: Setting,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if setting.window % setting.batch:
+            raise ValueError(
+                f"a window of {setting.window} samples is not a whole number of batches of "
+                f"{setting.batch}"
+            )
+        if (setting.restart or setting.held_out) and stream.task_length is None:
+            raise ValueError("restarts and held-out evaluation need a stream that has tasks")
+        self.stream = stream
+        self.setting = setting
+        self.device = torch.device(device)
+        self.step = 0
+        self.meter = Meter(setting.window)
+        self.offline: list[float] = []
+        self._build = build
+        self._begin(setting.seed)
+
+    def _begin(self, seed: int) -> None:
+        """A fresh network and optimizer."""
+        self.model = self._build(seed).to(self.device)
+        row, defaults = get(self.setting.method)
+        unknown = self.setting.hyper.keys() - defaults.keys()
+        if unknown:
+            raise ValueError(
+                f"{self.setting.method} has no hyperparameter {', '.join(sorted(unknown))}; "
+                f"it has {', '.join(defaults)}"
+            )
+        hyper = {**defaults, **self.setting.hyper}
+        self.optimizer: RuleOptimizer = row.make(self.model, **hyper, seed=seed)
+
+    # --------------------------------------------------------------------- learning
+    def advance(self, steps: int) -> None:
+        """Learn from the next `steps` batches.
+
+        Raises:
+            Divergence: The loss or a gradient is not finite; the learner stands before that
+                step.
+        """
+        for _ in range(steps):
+            self._learn()
+
+    def _learn(self) -> None:
+        setting, step = self.setting, self.step
+        task_step = self._steps_per_task()
+        if setting.restart and task_step and step and step % task_step == 0:
+            self._begin(_task_seed(setting.seed, step // task_step))
+        x, y = self._tensors(self.stream.at(step, setting.batch))
+        measured = setting.stride > 0 and step % setting.stride == 0
+        with _zero_shares(self.model, measured) as zeros:
+            output = self.model(x)
+        losses = self._losses(output, y)
+        if not bool(losses.isfinite().all()):
+            raise Divergence(step, "the loss is not finite")
+        self.optimizer.zero_grad()
+        self.optimizer.backward(losses.mean())
+        values: dict[str, float] = {}
+        if measured:
+            gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
+            values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
+            values["zero_activations"] = float(np.mean(zeros)) if zeros else float("nan")
+        try:
+            self.optimizer.step()
+        except FloatingPointError as error:
+            raise Divergence(step, str(error)) from error
+        with torch.no_grad():
+            after = self._losses(self.model(x), y)
+        before = losses.detach().cpu().numpy()
+        if measured:
+            weights = norms(self.model.parameters())
+            values.update(weight_l1=weights.l1, weight_l2=weights.l2)
+            values["effective_rank"] = mean_effective_rank(self.model)
+        self._count(output.detach(), y, before, after.cpu().numpy(), values)
+        self.step += 1
+        if setting.held_out and task_step and self.step % task_step == 0:
+            self.offline.append(self._predict_held_out(step // task_step))
+
+    def _count(
+        self,
+        output: Tensor,
+        y: Tensor,
+        before: NDArray[np.float32],
+        after: NDArray[np.float32],
+        diagnostics: dict[str, float],
+    ) -> None:
+        batch = self.setting.batch
+        sums = {
+            "loss": float(before.sum(dtype=np.float64)),
+            "plasticity": float(sample_plasticity(before, after).sum()),
+        }
+        if self.stream.loss == "cross_entropy":
+            sums["accuracy"] = float((output.argmax(1) == y).sum())
+        # Diagnostics belong to the step: they count for each of its samples.
+        self.meter.add(batch, **sums, **{k: batch * v for k, v in diagnostics.items()})
+
+    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.stream.loss == "cross_entropy":
+            return F.cross_entropy(output, y, reduction="none")
+        return F.mse_loss(output, y, reduction="none").flatten(1).mean(1)
+
+    def _tensors(self, sample: Any) -> tuple[Tensor, Tensor]:
+        x, y = (torch.from_numpy(np.ascontiguousarray(part)) for part in sample)
+        return x.to(self.device), y.to(self.device)
+
+    def _steps_per_task(self) -> int | None:
+        length = self.stream.task_length
+        return None if length is None else max(1, length // self.setting.batch)
+
+    @torch.no_grad()
+    def _predict_held_out(self, task: int) -> float:
+        x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))  # type: ignore[attr-defined]
+        return float((self.model(x).argmax(1) == y).double().mean())
+
+    # -------------------------------------------------------------------- checkpoints
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Everything that the rest of the run depends on: arrays, and what fits into JSON."""
+        arrays = {f"model/{k}": v.cpu().numpy() for k, v in self.model.state_dict().items()}
+        saved = self.optimizer.state_dict()
+        for index, entries in saved["state"].items():
+            for name, value in entries.items():
+                arrays[f"optimizer/{index}/{name}"] = torch.as_tensor(value).cpu().numpy()
+        groups = [dict(group) for group in saved["param_groups"]]
+        for name, values in self.meter.closed.items():
+            arrays[f"meter/{name}"] = np.array(values)
+        meta = {
+            "step": self.step,
+            "groups": json.loads(json.dumps(groups)),
+            "meter": {k: getattr(self.meter, k) for k in ("count", "windows", "sums", "counts")},
+            "offline": self.offline,
+        }
+        return {k: v.copy() for k, v in arrays.items()}, json.loads(json.dumps(meta))
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state` returned."""
+        model = {k[6:]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith("model/")}
+        self.model.load_state_dict(model)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in arrays.items():
+            if key.startswith("optimizer/"):
+                _, index, name = key.split("/", 2)
+                state.setdefault(int(index), {})[name] = torch.from_numpy(np.asarray(value))
+        groups = [
+            {k: tuple(v) if k == "betas" else v for k, v in group.items()}
+            for group in meta["groups"]
+        ]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        closed = {k[6:]: list(map(float, v)) for k, v in arrays.items() if k.startswith("meter/")}
+        self.meter = Meter(self.setting.window, **meta["meter"], closed=closed)
+        self.offline = list(meta["offline"])
+        self.step = int(meta["step"])
+
+
+def _task_seed(seed: int, task: int) -> int:
+    """The seed of the network that starts a task after a restart."""
+    return mix64(mix64(seed) ^ task) >> 1
+
+
+@contextmanager
+def _zero_shares(model: nn.Module, active: bool) -> Iterator[list[float]]:
+    """Collect the share of zeros in the output of every ReLU."""
+    shares: list[float] = []
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        shares.append(float((output == 0).double().mean()))
+
+    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
+    handles = [m.register_forward_hook(note) for m in relus]
+    try:
+        yield shares
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,276 @@
+"""What is measured of a learner on a stream, and over seeds.
+
+Everything online is a mean over a window, kept as a running sum: constant memory per window.
+Windows are one task long unless a problem says otherwise; forgetting and loss of plasticity are
+taken over windows of two tasks, which are means of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+Series = NDArray[np.float64]
+FLOOR = 1e-8
+PLASTICITY_FROM = 500_000
+
+
+# ------------------------------------------------------------------------- per sample
+def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
+    """``clip(1 - L(W†)/max(L(W), 1e-8), 0, 1)``: the progress one update made on its sample.
+
+    Args:
+        before: The sample's loss before the update.
+        after: Its loss after the update.
+
+    Example:
+        >>> from upgd.metrics import sample_plasticity
+        >>> sample_plasticity([2.0, 1.0, 1.0], [0.5, 1.5, 0.0])
+        array([0.75, 0.  , 1.  ])
+    """
+    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    progress: Series = np.clip(1 - after / np.maximum(before, FLOOR), 0, 1)
+    return progress
+
+
+@dataclass
+class Meter:
+    """Means over consecutive windows of `length` samples, of any number of metrics.
+
+    Metrics that are measured at a stride are averaged over the samples that have them; a
+    window without any has NaN.
+
+    Example:
+        >>> from upgd.metrics import Meter
+        >>> meter = Meter(length=2)
+        >>> for correct in (1, 0, 1, 1, 0):
+        ...     _ = meter.add(accuracy=correct)
+        >>> meter.series("accuracy")
+        array([0.5, 1. ])
+    """
+
+    length: int
+    count: int = 0
+    windows: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    closed: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"Meter: a window has at least one sample, got {self.length}")
+
+    def add(self, samples: int = 1, **values: float) -> bool:
+        """Add the metrics' sums over `samples` samples of one window; True if it is full."""
+        if self.count + samples > self.length:
+            raise ValueError(
+                f"Meter: {samples} samples do not fit into what is left of the window, "
+                f"{self.length - self.count}"
+            )
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+            self.counts[name] = self.counts.get(name, 0) + samples
+        self.count += samples
+        if self.count < self.length:
+            return False
+        self._close()
+        return True
+
+    def _close(self) -> None:
+        for name in {**self.closed, **self.sums}:
+            past = self.closed.setdefault(name, [float("nan")] * self.windows)
+            counted = self.counts.get(name, 0)
+            past.append(self.sums[name] / counted if counted else float("nan"))
+        self.windows += 1
+        self.count = 0
+        self.sums.clear()
+        self.counts.clear()
+
+    def series(self, name: str) -> Series:
+        """The closed windows' means."""
+        return np.array(self.closed.get(name, [float("nan")] * self.windows))
+
+
+# --------------------------------------------------------------------------- per run
+def rewindow(series: ArrayLike, factor: int = 2) -> Series:
+    """Means of `factor` consecutive windows; what is left over at the end is dropped.
+
+    Example:
+        >>> from upgd.metrics import rewindow
+        >>> rewindow([1.0, 2.0, 3.0, 5.0, 9.0])
+        array([1.5, 4. ])
+    """
+    values = np.asarray(series, np.float64)
+    whole = len(values) // factor * factor
+    means: Series = values[:whole].reshape(-1, factor).mean(1)
+    return means
+
+
+def forgetting(accuracy: ArrayLike) -> float:
+    """``A_1 - A_T`` over windows of two tasks, from the first sample on; negative is learning.
+
+    Args:
+        accuracy: Online accuracy, a value per task.
+
+    Example:
+        >>> from upgd.metrics import forgetting
+        >>> round(forgetting([0.2, 0.4, 0.5, 0.5, 0.7, 0.7]), 3)
+        -0.4
+    """
+    return _first_minus_last(rewindow(accuracy), "forgetting")
+
+
+def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
+    """``p̄_1 - p̄_T`` over windows of two tasks, from sample 0.5 M on.
+
+    Where half the run comes before that, from half the run on.
+
+    Args:
+        plasticity: Mean sample plasticity, a value per task.
+        window: The number of samples in a task.
+
+    Example:
+        >>> from upgd.metrics import loss_of_plasticity
+        >>> round(loss_of_plasticity([0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.3, 0.3], 100), 3)
+        0.2
+    """
+    values = np.asarray(plasticity, np.float64)
+    start = min(PLASTICITY_FROM, len(values) * window // 2)
+    first = -(-start // window)  # the first window that lies behind it as a whole
+    return _first_minus_last(rewindow(values[first:]), "loss of plasticity")
+
+
+def _first_minus_last(windows: Series, what: str) -> float:
+    if len(windows) < 2:
+        raise ValueError(
+            f"{what}: the run is too short; it takes two windows of two tasks each, found "
+            f"{len(windows)}"
+        )
+    return float(windows[0] - windows[-1])
+
+
+# ------------------------------------------------------------------------ diagnostics
+class Norms(NamedTuple):
+    """Of all tensors stacked: the share of non-zero elements, and two norms."""
+
+    l0: float
+    l1: float
+    l2: float
+
+
+@torch.no_grad()
+def norms(tensors: Iterable[Tensor]) -> Norms:
+    """ℓ0 (as a share), ℓ1 and ℓ2 of all tensors stacked into one vector.
+
+    Example:
+        >>> import torch
+        >>> from upgd.metrics import norms
+        >>> norms([torch.tensor([3.0, 0.0]), torch.tensor([-4.0, 0.0])])
+        Norms(l0=0.5, l1=7.0, l2=5.0)
+    """
+    flat = [t.detach().double().flatten() for t in tensors]
+    stacked = torch.cat(flat) if flat else torch.zeros(0)
+    share = float((stacked != 0).double().mean()) if len(stacked) else float("nan")
+    return Norms(share, float(stacked.abs().sum()), float(stacked.square().sum().sqrt()))
+
+
+@torch.no_grad()
+def effective_rank(matrix: Tensor) -> float:
+    """The exponential of the entropy of the normalised singular values.
+
+    A matrix of more dimensions is taken with one row per output unit.
+
+    Example:
+        >>> import torch
+        >>> from upgd.metrics import effective_rank
+        >>> round(effective_rank(torch.eye(4)), 6), effective_rank(torch.ones(4, 4))
+        (4.0, 1.0)
+    """
+    rows = matrix.detach().double().reshape(matrix.shape[0], -1)
+    values = torch.linalg.svdvals(rows)
+    total = values.sum()
+    if not total > 0:
+        return 0.0
+    shares = values / total
+    shares = shares[shares > 1e-12]
+    return round(float((-(shares * shares.log()).sum()).exp()), 12)
+
+
+def mean_effective_rank(model: nn.Module) -> float:
+    """The mean of :func:`effective_rank` over all weights of two dimensions or more."""
+    ranks = [effective_rank(p) for p in model.parameters() if p.dim() > 1]
+    return float(np.mean(ranks)) if ranks else float("nan")
+
+
+# -------------------------------------------------------------------------- over seeds
+class Interval(NamedTuple):
+    """An estimate with a 95% interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def standard_error(values: ArrayLike, axis: int = 0) -> Series:
+    """The standard error of the mean over seeds.
+
+    Example:
+        >>> from upgd.metrics import standard_error
+        >>> round(float(standard_error([1.0, 2.0, 3.0])), 6)
+        0.57735
+    """
+    array = np.asarray(values, np.float64)
+    return np.asarray(array.std(axis, ddof=1) / np.sqrt(array.shape[axis]))
+
+
+def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
+    """The mean of the middle half; where quarters are not whole, ends count in part.
+
+    Example:
+        >>> from upgd.metrics import interquartile_mean
+        >>> float(interquartile_mean([0.0, 1.0, 2.0, 100.0]))
+        1.5
+    """
+    ordered = np.sort(np.asarray(values, np.float64), axis=axis)
+    ordered = np.moveaxis(ordered, axis, -1)
+    n = ordered.shape[-1]
+    edges = np.arange(n + 1)
+    low, high = n / 4, 3 * n / 4
+    weights = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None)
+    return np.asarray((ordered * weights).sum(-1) / weights.sum())
+
+
+def bootstrap(
+    groups: Mapping[str, ArrayLike] | ArrayLike, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """The interquartile mean with a stratified 95% bootstrap interval.
+
+    Args:
+        groups: Values of all seeds; or, for several problems, values by problem: seeds are
+            drawn anew within each, and all are pooled.
+        resamples: How many times.
+        seed: Determines the draws.
+
+    Example:
+        >>> from upgd.metrics import bootstrap
+        >>> interval = bootstrap([0.70, 0.71, 0.72, 0.73, 0.74, 0.75])
+        >>> interval.low < interval.estimate < interval.high
+        True
+    """
+    strata = list(groups.values()) if isinstance(groups, Mapping) else [groups]
+    arrays = [np.asarray(values, np.float64).ravel() for values in strata]
+    if not arrays or any(len(values) == 0 for values in arrays):
+        raise ValueError("bootstrap: no values")
+    generator = np.random.default_rng(seed)
+    drawn = [
+        values[generator.integers(len(values), size=(resamples, len(values)))] for values in arrays
+    ]
+    means = interquartile_mean(np.concatenate(drawn, axis=1))
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(float(interquartile_mean(np.concatenate(arrays))), float(low), float(high))
