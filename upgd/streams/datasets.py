@@ -1,0 +1,270 @@
+r"""The data behind the problems: found on disk, checked, and given as arrays.
+
+Files are searched for in `data_dir`, then in ``$UPGD_DATA``, then in the user's cache
+(``$XDG_CACHE_HOME/upgd`` or ``~/.cache/upgd``; ``%LOCALAPPDATA%\upgd`` on Windows), in each
+first in a sub-folder with the dataset's name and then in the folder itself. The files that
+people already have are read as they are; ``<name>.npz`` (:func:`upgd.streams.read_npz`) does for
+every dataset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.streams.files import DATASETS, Source, find, missing
+from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_npz
+
+Split = Literal["train", "test"]
+_Key = tuple[str, str, tuple[tuple[str, int, int], ...]]
+_LOADED: dict[_Key, Dataset] = {}
+_KEEP = 8  # datasets in memory, shared by the streams of all seeds
+
+
+class DataNotFoundError(FileNotFoundError):
+    """No file of a dataset was found: says which to put where.
+
+    Example:
+        >>> issubclass(DataNotFoundError, FileNotFoundError)
+        True
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs and labels in memory.
+
+    Args:
+        name: of the dataset.
+        inputs: uint8 images [n, …] or float32 features [n, d].
+        labels: int64 [n], from 0.
+        classes: how many there are; a sample of each need not be present.
+        top: the brightest value of uint8 images.
+        source: the file that was read, for messages.
+
+    Example:
+        >>> images = np.array([[[0, 255]]], dtype=np.uint8)
+        >>> Dataset("tiny", images, np.array([1]), classes=2).scaled([0])
+        array([[[-1.,  1.]]], dtype=float32)
+    """
+
+    name: str
+    inputs: Inputs
+    labels: Labels
+    classes: int
+    top: int = 255
+    source: str = "memory"
+
+    def __post_init__(self) -> None:
+        if self.inputs.dtype not in (np.uint8, np.float32):
+            wrong = f"inputs are {self.inputs.dtype}"
+            raise DataError(self.source, wrong, "give uint8 images or float32 features")
+        if len(self.labels) == 0 or self.labels.shape != self.inputs.shape[:1]:
+            wrong = f"has {len(self.inputs)} inputs and labels of shape {self.labels.shape}"
+            raise DataError(self.source, wrong, "give one label per input, and at least one")
+        check_labels(self.source, self.labels, self.classes)
+        if self.inputs.dtype == np.uint8 and self.inputs.max() > self.top:
+            wrong = f"has values up to {self.inputs.max()}, {self.top} expected"
+            raise DataError(self.source, wrong, "set top to the brightest value")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    def scaled(self, indices: NDArray[np.int64] | list[int] | slice) -> NDArray[np.float32]:
+        """Inputs as a network takes them: images in [-1, 1], features as they are.
+
+        Images become ``(x/top - 0.5)/0.5``. Shape [len(indices), …], a copy.
+        """
+        chosen = self.inputs[indices]
+        if chosen.dtype == np.float32:
+            return chosen.astype(np.float32)  # a slice would be a view
+        half = np.float32(0.5)
+        scaled: NDArray[np.float32] = (
+            chosen.astype(np.float32) / np.float32(self.top) - half
+        ) / half
+        return scaled
+
+
+class Facts(NamedTuple):
+    """What :func:`check` found out about one split.
+
+    Example:
+        >>> check("digits")[1]
+        Facts(split='test', source='scikit-learn', samples=359, shape=(8, 8), classes=10)
+    """
+
+    split: Split
+    source: str
+    samples: int
+    shape: tuple[int, ...]
+    classes: int
+
+
+def user_cache() -> Path:
+    """The folder for data where no other is named.
+
+    Example:
+        >>> user_cache().name
+        'upgd'
+    """
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "upgd"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upgd"
+
+
+def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The folders searched, in order: `data_dir`, ``$UPGD_DATA``, the user's cache.
+
+    Example:
+        >>> search_path("mine")[0].name
+        'mine'
+    """
+    named = (data_dir, os.environ.get("UPGD_DATA"))
+    return [Path(folder).expanduser() for folder in named if folder] + [user_cache()]
+
+
+def load(
+    name: str,
+    split: Split = "train",
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+) -> Dataset:
+    """A dataset by name. Read once, then shared; its arrays cannot be written to.
+
+    Args:
+        name: ``mnist``, ``emnist47``, ``cifar10``, ``mini-imagenet`` (2048 features), ``digits``
+            (scikit-learn's, embedded), or the path of an ``.npz``.
+        split: ``"train"`` or ``"test"``.
+        data_dir: searched first.
+        download: fetch public files, with checksums, into the first folder searched if none of
+            them has the data. Needs ``pooch``.
+
+    Raises:
+        DataNotFoundError: there is no file; says which to put where.
+        DataError: a file is truncated or not what it should be.
+
+    Example:
+        >>> digits = load("digits")
+        >>> len(digits), digits.shape, digits.classes
+        (1438, (8, 8), 10)
+    """
+    if split not in get_args(Split):
+        raise ValueError(f"unknown split {split!r}; it is 'train' or 'test'")
+    if name.endswith(".npz"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise DataNotFoundError(f"{path}: no such file")
+        return _read(path.stem, split, Source((path,), partial(read_npz, path, split)), None)
+    if name == "digits":
+        return _digits(split)
+    if name not in DATASETS:
+        names = ["digits", *DATASETS]
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown dataset {name!r}{hint} there are {', '.join(names)}")
+    folders = search_path(data_dir)
+    source = find(name, split, folders)
+    if source is None and download:
+        from upgd.streams.download import fetch
+
+        fetch(name, folders[0])
+        source = find(name, split, folders)
+    if source is None:
+        raise DataNotFoundError(missing(name, split, folders))
+    return _read(name, split, source, DATASETS[name].classes)
+
+
+def check(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Facts]:
+    """Read all of a dataset, so that a wrong file is known before a run starts.
+
+    Raises what :func:`load` raises. A missing test split is an error only for datasets that are
+    published with one.
+
+    Example:
+        >>> [(facts.split, facts.samples) for facts in check("digits")]
+        [('train', 1438), ('test', 359)]
+    """
+    splits: tuple[Split, ...] = ("train", "test")
+    if name in DATASETS and not DATASETS[name].has_test:
+        splits = ("train",)
+    found = [(split, load(name, split, data_dir)) for split in splits]
+    if len({data.shape for _, data in found}) > 1:
+        wrong = f"train inputs have shape {found[0][1].shape}, test inputs {found[1][1].shape}"
+        raise DataError(found[1][1].source, wrong)
+    return [Facts(s, d.source, len(d), d.shape, d.classes) for s, d in found]
+
+
+def write_npz(path: str | os.PathLike[str], train: Dataset, test: Dataset | None = None) -> None:
+    """Write the ``.npz`` that :func:`upgd.streams.read_npz` documents, or nothing at all.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "digits.npz"
+        >>> write_npz(file, load("digits"), load("digits", "test"))
+        >>> load(str(file), "test").inputs.shape
+        (359, 8, 8)
+    """
+    arrays = {"inputs": train.inputs, "labels": train.labels, "top": np.array(train.top)}
+    if test is not None:
+        arrays |= {"test_inputs": test.inputs, "test_labels": test.labels}
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(name: str, split: Split, source: Source, classes: int | None) -> Dataset:
+    stamps = ((str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in source.paths)
+    key = (name, split, tuple(stamps))
+    if key not in _LOADED:
+        inputs, labels, top = source.read()
+        known = classes or int(labels.max()) + 1
+        dataset = Dataset(name, inputs, labels, known, top, str(source.paths[0]))
+        _remember(key, dataset)
+    return _LOADED[key]
+
+
+def _digits(split: Split) -> Dataset:
+    """scikit-learn's 1797 digits of 8×8 values from 0 to 16; every fifth one is for testing."""
+    key: _Key = ("digits", split, ())
+    if key not in _LOADED:
+        try:
+            sklearn = importlib.import_module("sklearn.datasets")
+        except ImportError as error:
+            raise ImportError(
+                "the embedded digits come with scikit-learn; pip install 'upgd[demo]'"
+            ) from error
+        bundle = sklearn.load_digits()
+        chosen = (np.arange(len(bundle.target)) % 5 == 4) == (split == "test")
+        inputs = bundle.images[chosen].astype(np.uint8)
+        labels = bundle.target[chosen].astype(np.int64)
+        _remember(key, Dataset("digits", inputs, labels, 10, 16, "scikit-learn"))
+    return _LOADED[key]
+
+
+def _remember(key: _Key, dataset: Dataset) -> None:
+    dataset.inputs.setflags(write=False)
+    dataset.labels.setflags(write=False)
+    if len(_LOADED) >= _KEEP:
+        del _LOADED[next(iter(_LOADED))]
+    _LOADED[key] = dataset

@@ -1,0 +1,125 @@
+"""A stream from any Python iterable of ``(x, y)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from upgd.streams.stream import Loss, Sample
+
+
+class StreamEndedError(RuntimeError):
+    """An iterable had fewer samples than were asked for.
+
+    Example:
+        >>> from_iterable([([1.0], 0)], shape=(1,), outputs=2).at(1)
+        Traceback (most recent call last):
+        upgd.streams.iterables.StreamEndedError: sample 1 was asked for, the iterable has 1
+    """
+
+
+class IterableStream:
+    """What :func:`from_iterable` makes: a stream that reads forward.
+
+    Example:
+        >>> IterableStream([([1.0], 0)], (1,), 2, "cross_entropy").task(5)
+        0
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[tuple[ArrayLike, ArrayLike]],
+        shape: tuple[int, ...],
+        outputs: int,
+        loss: Loss,
+    ) -> None:
+        if loss not in get_args(Loss):
+            raise ValueError(f"loss must be one of {get_args(Loss)}, got {loss!r}")
+        self.shape, self.outputs, self.loss = tuple(shape), outputs, loss
+        self.task_length: int | None = None
+        self._iterable = iterable
+        self._iterator: Iterator[tuple[ArrayLike, ArrayLike]] | None = None
+        self._next = 0
+        self._last: tuple[tuple[int, int], Sample] | None = None
+
+    def at(self, step: int, batch: int = 1) -> Sample:
+        """Samples ``step·batch … (step+1)·batch - 1``; skips those before, one by one."""
+        if self._last is not None and self._last[0] == (step, batch):
+            return self._last[1]
+        first = step * batch
+        if self._iterator is None or first < self._next:
+            self._rewind(first)
+        while self._next < first:
+            self._draw()
+        pairs = [self._check(*self._draw()) for _ in range(batch)]
+        sample = Sample(np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs]))
+        self._last = ((step, batch), sample)
+        return sample
+
+    def task(self, step: int) -> int:
+        """Always 0: an iterable does not say."""
+        return 0
+
+    def _rewind(self, first: int) -> None:
+        iterator = iter(self._iterable)
+        if self._iterator is not None and iterator is self._iterator:
+            raise ValueError(
+                f"sample {first} was asked for and the iterator is at {self._next}; "
+                "give a list or an object whose __iter__ starts anew"
+            )
+        self._iterator, self._next = iterator, 0
+
+    def _draw(self) -> tuple[ArrayLike, ArrayLike]:
+        assert self._iterator is not None
+        try:
+            pair = next(self._iterator)
+        except StopIteration:
+            raise StreamEndedError(
+                f"sample {self._next} was asked for, the iterable has {self._next}"
+            ) from None
+        self._next += 1
+        return pair
+
+    def _check(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        place = f"sample {self._next - 1} of the iterable"
+        inputs = np.asarray(x, dtype=np.float32)
+        if inputs.shape != self.shape:
+            raise ValueError(f"{place}: x has shape {inputs.shape}, {self.shape} expected")
+        if self.loss == "squared_error":
+            target = np.asarray(y, dtype=np.float32).reshape(-1)
+            if target.shape != (self.outputs,):
+                raise ValueError(f"{place}: y has {target.size} values, {self.outputs} expected")
+            return inputs, target
+        label = np.asarray(y)
+        if label.shape != () or label.dtype.kind not in "iu" or not 0 <= label < self.outputs:
+            raise ValueError(f"{place}: y is {y!r}, a class from 0 to {self.outputs - 1} expected")
+        return inputs, label.astype(np.int64)
+
+
+def from_iterable(
+    iterable: Iterable[tuple[ArrayLike, ArrayLike]],
+    shape: tuple[int, ...],
+    outputs: int,
+    loss: Loss = "cross_entropy",
+) -> IterableStream:
+    """A stream of your own data: any iterable of ``(x, y)``.
+
+    It has no random access: resuming at step k draws and drops the k samples before, and going
+    back starts the iterable anew (a generator cannot, a list can). The iterable must give the
+    same samples each time for a run to be repeatable.
+
+    Args:
+        iterable: pairs of an input of `shape` and a class (int) or `outputs` target values.
+        shape: of one input.
+        outputs: classes, or values of a target.
+        loss: ``"cross_entropy"`` or ``"squared_error"``.
+
+    Example:
+        >>> stream = from_iterable([([0.0, 1.0], 1), ([1.0, 0.0], 0)], shape=(2,), outputs=2)
+        >>> stream.at(1).y
+        array([0])
+    """
+    return IterableStream(iterable, shape, outputs, loss)
