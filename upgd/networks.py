@@ -12,7 +12,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
     "tanh": nn.Tanh,
-    "identity": nn.Identity,
+    "linear": nn.Identity,
 }
 
 

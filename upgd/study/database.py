@@ -1,0 +1,287 @@
+"""The SQLite file under a ledger: opened with care, written in whole transactions.
+
+Durability. A commit appends to the write-ahead log. ``synchronous=NORMAL`` would already survive
+``kill -9``, because the system keeps what a dead process wrote; only ``FULL``, which syncs the
+log at each commit, also survives a power cut. Commits are few (a claim and a finish per run, a
+heartbeat now and then), so the ledger takes FULL and a finished run is finished.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from weakref import WeakSet
+
+from upgd.study import crash, disks, schema
+from upgd.study.errors import LedgerError
+
+MAGIC = b"SQLite format 3\0"
+BUSY_SECONDS = 30.0
+
+# SQLite's locks and shared memory do not survive a fork: a child must neither open a file again
+# that its parent had open at the fork, nor close it.
+_opened: WeakSet[Database] = WeakSet()
+_inherited: list[tuple[str, sqlite3.Connection]] = []
+
+
+class Database:
+    """One connection to a ledger's file; threads may share it, processes may not.
+
+    Args:
+        path: The file.
+        create: Whether to make it where there is none.
+        exclusive: Keep other processes out and do without the write-ahead log, which makes
+            network disks safe.
+        read_only: Write nothing at all, so that a read-only folder can be read.
+
+    Raises:
+        LedgerError: If the file cannot be opened, is no ledger, or is one of a newer version.
+    """
+
+    def __init__(
+        self, path: Path, create: bool = True, exclusive: bool = False, read_only: bool = False
+    ) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._check_place(create and not read_only, exclusive or read_only)
+        try:
+            connection = self._connect(read_only)
+            self._connection = connection
+            _opened.add(self)
+            self._check_identity()
+            if read_only:
+                if self._version() < len(schema.MIGRATIONS):
+                    raise LedgerError(
+                        f"{path} is of an older version of upgd and cannot be upgraded while read "
+                        "only; open it once for writing ('upgd resume')"
+                    )
+                connection.execute("PRAGMA query_only=ON")
+                return
+            self._configure(exclusive)
+            self._migrate()
+        except sqlite3.Error as error:
+            self.close()
+            raise explain(error, path) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; a ledger that is closed by its last process is one plain file."""
+        _opened.discard(self)
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._process != os.getpid():
+            # Kept, or the garbage collector would close it.
+            _inherited.append((os.path.realpath(self.path), connection))
+            return
+        with self._lock, suppress(sqlite3.Error):
+            connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):
+            self.close()
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection to read; SQLite's errors become ours."""
+        with self._lock:
+            try:
+                yield self._usable()
+            except sqlite3.Error as error:
+                raise explain(error, self.path) from error
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[sqlite3.Connection]:
+        """Lend the connection for one transaction: all of it is on disk afterwards, or nothing.
+
+        It begins as a writer (BEGIN IMMEDIATE), so what it reads is still true when it commits.
+        """
+        with self._lock:
+            connection = self._usable()
+            crash.point(f"{name}: before begin")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                if self._version() > len(schema.MIGRATIONS):
+                    raise _newer(self.path, self._version())
+                yield connection
+                crash.point(f"{name}: before commit")
+                connection.execute("COMMIT")
+            except BaseException as error:
+                with suppress(sqlite3.Error):  # the first error is the one to tell
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise explain(error, self.path) from error
+                raise
+            crash.point(f"{name}: after commit")
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._process != os.getpid():
+            raise LedgerError(f"{self.path} was opened by another process; open it in this one")
+        if self._connection is None:
+            raise LedgerError(f"{self.path} is closed; open it again")
+        return self._connection
+
+    def _version(self) -> int:
+        return int(self._usable().execute("PRAGMA user_version").fetchone()[0])
+
+    def _check_place(self, create: bool, any_disk: bool) -> None:
+        path, folder = self.path, self.path.parent
+        others = [other for other in list(_opened) if other._process != os.getpid()]
+        inherited = [os.path.realpath(other.path) for other in others]
+        if os.path.realpath(path) in [*inherited, *(real for real, _ in _inherited)]:
+            raise LedgerError(
+                f"{path} was open when this process was forked, which SQLite does not survive; "
+                "close it before forking, or start processes with 'spawn'"
+            )
+        try:
+            if create:
+                folder.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() or (path.exists() and not path.is_file()):
+                raise LedgerError(f"{path} is not a file; choose another folder with --study")
+            start = b""
+            if path.exists():
+                with open(path, "rb") as file:
+                    start = file.read(len(MAGIC))
+            elif not create:
+                raise LedgerError(
+                    f"there is no study in {folder}; 'upgd run --study {folder}' makes one"
+                )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LedgerError(
+                f"cannot use {folder} for a study: {reason}; choose another folder with --study"
+            ) from error
+        if start and start != MAGIC:
+            raise _foreign(path)
+        kind = None if any_disk else disks.network_filesystem(folder)
+        if kind:
+            raise LedgerError(
+                f"{folder} is on a network disk ({kind}), where processes cannot share a ledger "
+                "safely; choose a local folder with --study, or open it for one process alone "
+                "(exclusive=True)"
+            )
+
+    def _connect(self, read_only: bool) -> sqlite3.Connection:
+        def connect(target: str, uri: bool) -> sqlite3.Connection:
+            return sqlite3.connect(
+                target,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,  # transactions begin and end where we say
+                check_same_thread=False,  # self._lock keeps threads apart
+                uri=uri,
+            )
+
+        if not read_only:
+            return connect(str(self.path), uri=False)
+        address = self.path.resolve().as_uri()
+        connection = connect(f"{address}?mode=ro", uri=True)
+        try:
+            connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.OperationalError:
+            # The log's index cannot be made in a read-only folder. Without a log there is no
+            # need for it: the file alone is the whole ledger.
+            connection.close()
+            log = self.path.with_name(self.path.name + "-wal")
+            if log.exists() and log.stat().st_size:
+                raise LedgerError(
+                    f"{self.path} has the log of a process that was killed, which cannot be read "
+                    "in a read-only folder; copy the folder to where you may write"
+                ) from None
+            connection = connect(f"{address}?immutable=1", uri=True)
+        return connection
+
+    def _check_identity(self) -> None:
+        """Raise where the file is not ours to write; a new one is."""
+        connection = self._usable()
+        connection.execute("BEGIN")  # one snapshot: another process may be making the tables
+        version = self._version()
+        identity = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        connection.execute("COMMIT")
+        if not tables and not version and identity in (0, schema.APPLICATION_ID):
+            return
+        if identity != schema.APPLICATION_ID:
+            raise _foreign(self.path)
+        if version > len(schema.MIGRATIONS):
+            raise _newer(self.path, version)
+
+    def _configure(self, exclusive: bool) -> None:
+        connection = self._usable()
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA fullfsync=ON")  # macOS: through the drive's cache
+        if exclusive:
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        mode = "DELETE" if exclusive else "WAL"
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:  # SQLite does not wait for others here, as it does elsewhere
+            try:
+                connection.execute(f"PRAGMA journal_mode={mode}")
+                break
+            except sqlite3.OperationalError as error:
+                busy = "locked" in str(error)
+                if exclusive or not busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        if exclusive:
+            connection.execute("BEGIN EXCLUSIVE")  # takes the lock now, and keeps it
+            connection.execute("COMMIT")
+
+    def _migrate(self) -> None:
+        """Bring the tables up to date; also tells at once whether the ledger can be written."""
+        with self.write("migrate") as db:
+            version = self._version()  # again: another process may have been faster
+            if version == 0:
+                db.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
+            for number, statements in enumerate(schema.MIGRATIONS[version:], version + 1):
+                for statement in statements:
+                    db.execute(statement)
+                    crash.point("migrate: after statement")
+                db.execute(f"PRAGMA user_version={number}")
+
+
+def _foreign(path: Path) -> LedgerError:
+    return LedgerError(
+        f"{path} is not a ledger of upgd; choose another folder with --study, or move it away"
+    )
+
+
+def _newer(path: Path, version: int) -> LedgerError:
+    return LedgerError(
+        f"{path} was written by a newer upgd (ledger version {version}, this one knows "
+        f"{len(schema.MIGRATIONS)}); upgrade with 'pip install -U upgd'"
+    )
+
+
+def explain(error: sqlite3.Error, path: Path) -> LedgerError:
+    """One line for an error of SQLite: what, which file, and the way out.
+
+    >>> print(explain(sqlite3.OperationalError("database is locked"), Path("s/ledger.sqlite")))
+    ... # doctest: +ELLIPSIS
+    s...ledger.sqlite is in use by another process (database is locked); wait for it or end it
+    """
+    text = str(error)
+    lower = text.lower()
+    if "full" in lower or "disk i/o" in lower:
+        what = "cannot be written: the disk is full or failing"
+        way_out = "free space and run again, finished runs are safe"
+    elif "readonly" in lower or "unable to open" in lower:
+        what = "cannot be opened or written"
+        way_out = "choose a folder you may write to with --study, or open it to read only"
+    elif "locked" in lower or "busy" in lower:
+        what, way_out = "is in use by another process", "wait for it or end it"
+    elif "malformed" in lower or "not a database" in lower:
+        what, way_out = "is damaged", "restore it from a copy, or start anew with --study"
+    else:
+        what, way_out = "failed", "run again; if it stays, report it with this line"
+    return LedgerError(f"{path} {what} ({text}); {way_out}")

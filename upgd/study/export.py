@@ -1,0 +1,103 @@
+"""Tables for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from upgd.study.files import write_atomically
+from upgd.study.records import Run
+
+if TYPE_CHECKING:
+    from upgd.study.ledger import Ledger
+
+FIRST = ("key", "problem", "method", "seed", "steps", "rules", "state", "attempts", "error")
+LAST = ("engine", "device", "dtype", "started", "finished", "wall", "diverged_at")
+
+Target = str | os.PathLike[str] | TextIO
+
+
+def runs_csv(runs: Iterable[Run], target: Target) -> int:
+    """Write one row per run and return how many.
+
+    Hyperparameters, options and final metrics have a column each, called ``hyper.lr``,
+    ``option.batch``, ``summary.accuracy``; a cell is empty where a run has no such value. Numbers
+    are written exactly. The last column, ``spec``, is the whole specification as JSON.
+
+    Args:
+        runs: What to write.
+        target: A path, which is written atomically, or an open text file.
+    """
+    rows = [_row(run) for run in runs]
+    extra = {name for row in rows for name in row if "." in name}
+    groups = [sorted(n for n in extra if n.startswith(g)) for g in ("hyper.", "option.")]
+    metrics = sorted(n for n in extra if n.startswith("summary."))
+    columns = [*FIRST, *groups[0], *groups[1], *LAST, *metrics, "spec"]
+    _write(target, columns, ([row.get(name) for name in columns] for row in rows))
+    return len(rows)
+
+
+def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None = None) -> int:
+    """Write one row per run, metric and window, and return how many.
+
+    Columns: key, problem, method, seed, metric, step (the last one of the window), value.
+
+    Args:
+        ledger: Where the series are.
+        target: A path, which is written atomically, or an open text file.
+        metrics: Only these; all of them by default.
+    """
+    count = 0
+
+    def rows() -> Iterator[list[Any]]:
+        nonlocal count
+        for run in ledger.runs():
+            spec = run.spec
+            for metric, window in ledger.metrics(run.key).items() if run.result else ():
+                if metrics is not None and metric not in metrics:
+                    continue
+                start = [run.key, spec.problem, spec.method, spec.seed, metric]
+                for index, value in enumerate(ledger.series(run.key, metric), 1):
+                    count += 1
+                    yield [*start, index * window, str(value)]
+
+    _write(target, ["key", "problem", "method", "seed", "metric", "step", "value"], rows())
+    return count
+
+
+def _row(run: Run) -> dict[str, Any]:
+    spec, result = run.spec, run.result
+    row = {name: getattr(run if hasattr(run, name) else spec, name) for name in FIRST}
+    row["spec"] = spec.to_json()
+    row.update({f"hyper.{name}": value for name, value in spec.hyper.items()})
+    row.update({f"option.{name}": _cell(value) for name, value in spec.options.items()})
+    if result is not None:
+        row.update({name: getattr(result, name) for name in LAST})
+        row.update({f"summary.{name}": _cell(value) for name, value in result.summary.items()})
+    return row
+
+
+def _cell(value: Any) -> Any:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+
+
+def _write(target: Target, columns: list[str], rows: Iterable[list[Any]]) -> None:
+    def fill(file: TextIO) -> None:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+    def encoded(file: BinaryIO) -> None:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        try:
+            fill(text)
+        finally:
+            text.detach()  # flushes, and leaves the file open for its owner
+
+    if isinstance(target, str | os.PathLike):
+        write_atomically(target, encoded)
+    else:
+        fill(target)

@@ -1,0 +1,359 @@
+"""The ledger of a study: which runs there are, who works on them, and what they gave.
+
+Processes share a ledger by leases. A claim holds a run until its lease expires; a heartbeat
+extends it. When a process dies, its lease runs out and another takes the run over with a larger
+token. Should the first come back, its token is stale and the ledger refuses its result: each
+run has one result, from the last process that held it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.study import crash, export
+from upgd.study.database import Database
+from upgd.study.errors import LeaseLostError, LedgerError
+from upgd.study.queries import FILTERS, read_run, select_runs
+from upgd.study.records import STATES, Claim, Lease, Result, Run, from_blob, to_blob, to_text
+from upgd.study.spec import RULES_VERSION, RunSpec
+
+NAME = "ledger.sqlite"
+Where = Mapping[str, str | int | Collection[str] | Collection[int]]
+
+
+class Ledger:
+    """A study's ledger; open one with :meth:`open`.
+
+    >>> import tempfile
+    >>> from upgd.study import Ledger, Result, RunSpec, Series
+    >>> specs = [RunSpec("digits", "upgd", {"lr": 0.01}, seed=s, steps=100) for s in range(3)]
+    >>> with tempfile.TemporaryDirectory() as folder, Ledger.open(folder) as ledger:
+    ...     print(ledger.add(specs), ledger.add(specs))
+    ...     [claim] = ledger.claim("me", lease_seconds=60)
+    ...     accuracy = Series([0.25, 0.75], window=50)
+    ...     ledger.finish(claim, Result("eager", series={"accuracy": accuracy}))
+    ...     print(ledger.counts()["done"], ledger.series(claim.spec.key, "accuracy"))
+    (3, 0) (0, 3)
+    1 [0.25 0.75]
+    """
+
+    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._now = now
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        create: bool = True,
+        *,
+        exclusive: bool = False,
+        read_only: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> Ledger:
+        """Open the ledger of the study in `folder`.
+
+        Args:
+            folder: The study.
+            create: Whether to make folder and ledger where there are none.
+            exclusive: For one process alone, which is safe on network disks too.
+            read_only: Write nothing; works in folders that cannot be written.
+            now: The clock of leases, in seconds; the same for all processes of a study.
+
+        Raises:
+            LedgerError: If it cannot be opened, is no ledger, or is one of a newer upgd.
+        """
+        return cls(Database(Path(folder) / NAME, create, exclusive, read_only), now)
+
+    @property
+    def path(self) -> Path:
+        """The ledger's file."""
+        return self._database.path
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, specs: Iterable[RunSpec]) -> tuple[int, int]:
+        """Add runs that are not there yet; return how many were added and how many known."""
+        rows = [(s.key, s.to_json(), s.rules, s.problem, s.method, s.seed, s.steps) for s in specs]
+        with self._database.write("add") as db:
+            before = db.total_changes
+            db.executemany(
+                "INSERT INTO runs (key, spec, rules, problem, method, seed, steps) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                rows,
+            )
+            added = db.total_changes - before
+        return added, len(rows) - added
+
+    def claim(
+        self, owner: str, lease_seconds: float, limit: int = 1, where: Where | None = None
+    ) -> list[Claim]:
+        """Take runs to work on: first those whose lease expired, then pending ones, oldest first.
+
+        Runs that were specified for other rules than this upgd's are left alone.
+
+        Args:
+            owner: Who asks; see :func:`owner_name`.
+            lease_seconds: How long the claim holds without a heartbeat.
+            limit: How many runs to take at most.
+            where: Restricts problem, method, seed, steps or key to a value or to several.
+
+        Returns:
+            The claims; fewer than `limit`, or none, where there is no more to do.
+        """
+        if not 0 < lease_seconds < float("inf"):
+            raise ValueError(f"lease_seconds must be positive, not {lease_seconds}")
+        accepts = _acceptance(where or {})
+        now = self._now()
+        claims = []
+        with self._database.write("claim") as db:
+            for row in _candidates(db, now, limit, accepts):
+                key, attempt = row["key"], row["attempts"] + 1
+                db.execute("DELETE FROM leases WHERE key = ?", (key,))
+                token = db.execute(
+                    "INSERT INTO leases (key, owner, expires) VALUES (?, ?, ?)",
+                    (key, owner, now + lease_seconds),
+                ).lastrowid
+                crash.point("claim: after lease")
+                db.execute(
+                    "UPDATE runs SET state = 'running', attempts = ? WHERE key = ?", (attempt, key)
+                )
+                spec = RunSpec.from_json(row["spec"])
+                claims.append(Claim(spec, int(token or 0), owner, lease_seconds, attempt))
+        return claims
+
+    def heartbeat(self, claim: Claim) -> float:
+        """Extend a claim; return until when it holds.
+
+        Raises:
+            LeaseLostError: If the run is not the claimant's any more: stop working on it.
+        """
+        expires = self._now() + claim.lease_seconds
+        with self._database.write("heartbeat") as db:
+            _check_held(db, claim)
+            db.execute("UPDATE leases SET expires = ? WHERE token = ?", (expires, claim.token))
+        return expires
+
+    def finish(self, claim: Claim, result: Result) -> None:
+        """Commit the result of a run, once and for all; it is on disk when this returns.
+
+        Raises:
+            LeaseLostError: If the run is not the claimant's any more; nothing is changed.
+        """
+        self._settle("finish", claim, "done", replace(result, diverged_at=None))
+
+    def diverge(self, claim: Claim, step: int, result: Result) -> None:
+        """Commit what there is of a run whose loss was not finite at `step`; it is over.
+
+        Raises:
+            LeaseLostError: If the run is not the claimant's any more; nothing is changed.
+        """
+        self._settle("diverge", claim, "diverged", replace(result, diverged_at=int(step)))
+
+    def fail(self, claim: Claim, error: str, retry: bool) -> None:
+        """Record that a run went wrong; with `retry` it waits for the next claim.
+
+        Raises:
+            LeaseLostError: If the run is not the claimant's any more; nothing is changed.
+        """
+        text = error.encode("utf-8", "replace").decode()[:10_000]
+        with self._database.write("fail") as db:
+            _check_held(db, claim)
+            _leave(db, claim, "pending" if retry else "failed")
+            db.execute("UPDATE runs SET error = ? WHERE key = ?", (text, claim.spec.key))
+
+    def release(self, claim: Claim) -> None:
+        """Give a run back, for example when interrupted; it waits for the next claim.
+
+        Raises:
+            LeaseLostError: If the run is not the claimant's any more; nothing is changed.
+        """
+        with self._database.write("release") as db:
+            _check_held(db, claim)
+            _leave(db, claim, "pending")
+
+    def evict(self, owner: str) -> int:
+        """Give back all runs of an owner that is known to be dead; return how many."""
+        with self._database.write("evict") as db:
+            keys = db.execute("SELECT key FROM leases WHERE owner = ?", (owner,)).fetchall()
+            db.executemany("UPDATE runs SET state = 'pending' WHERE key = ?", keys)
+            db.execute("DELETE FROM leases WHERE owner = ?", (owner,))
+        return len(keys)
+
+    def retry_failed(self) -> int:
+        """Let failed runs wait for a claim again; return how many."""
+        with self._database.write("retry") as db:
+            query = "UPDATE runs SET state = 'pending' WHERE state = 'failed'"
+            return db.execute(query).rowcount
+
+    def leases(self) -> list[Lease]:
+        """Who holds which run, oldest claim first."""
+        with self._database.read() as db:
+            rows = db.execute("SELECT key, owner, token, expires FROM leases ORDER BY token")
+            return [Lease(*row) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """How many runs are in each state."""
+        with self._database.read() as db:
+            found = dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
+        return {state: found.get(state, 0) for state in STATES}
+
+    def runs(
+        self,
+        problem: str | None = None,
+        method: str | None = None,
+        state: str | None = None,
+        hyper: Mapping[str, float] | None = None,
+    ) -> Iterator[Run]:
+        """Go through the runs in the order in which they were added.
+
+        Others may write meanwhile: each run is as it was when its page was read.
+
+        Args:
+            problem: Only this problem's.
+            method: Only this method's.
+            state: Only those in this state.
+            hyper: Only those with these values of hyperparameters, among others.
+        """
+        if state is not None and state not in STATES:
+            raise LedgerError(f"unknown state {state!r}; the states are {', '.join(STATES)}")
+        wanted = {name: float(value) for name, value in (hyper or {}).items()}
+        for run in select_runs(self._database, problem=problem, method=method, state=state):
+            if all(run.spec.hyper.get(name) == value for name, value in wanted.items()):
+                yield run
+
+    def get(self, key: str) -> Run:
+        """The run with this key.
+
+        Raises:
+            LedgerError: If there is none.
+        """
+        with self._database.read() as db:
+            run = read_run(db, key)
+        if run is None:
+            raise LedgerError(f"{self.path} has no run {key!r}; 'upgd show' lists them")
+        return run
+
+    def metrics(self, key: str) -> dict[str, int]:
+        """The metrics that a run has series of, with the steps of a window."""
+        with self._database.read() as db:
+            query = "SELECT metric, window FROM series WHERE key = ? ORDER BY metric"
+            return dict(db.execute(query, (key,)).fetchall())
+
+    def series(self, key: str, metric: str) -> NDArray[np.float32]:
+        """A metric over time: one number per window, in order.
+
+        Raises:
+            LedgerError: If there is no such run, or it has no such series.
+        """
+        with self._database.read() as db:
+            query = "SELECT data FROM series WHERE key = ? AND metric = ?"
+            row = db.execute(query, (key, metric)).fetchone()
+        if row is None:
+            state = self.get(key).state
+            have = ", ".join(self.metrics(key)) or "none"
+            raise LedgerError(f"run {key} ({state}) has no series {metric!r}; it has {have}")
+        return from_blob(row[0])
+
+    def export_csv(self, target: str | os.PathLike[str] | TextIO) -> int:
+        """Write a table with a row per run; see :func:`upgd.study.export.runs_csv`."""
+        return export.runs_csv(self.runs(), target)
+
+    def series_csv(
+        self, target: str | os.PathLike[str] | TextIO, metrics: Collection[str] | None = None
+    ) -> int:
+        """Write a table with a row per window; see :func:`upgd.study.export.series_csv`."""
+        return export.series_csv(self, target, metrics)
+
+    def _settle(self, name: str, claim: Claim, state: str, result: Result) -> None:
+        key = claim.spec.key
+        series = [
+            (key, metric, int(one.window), to_blob(one.values))
+            for metric, one in result.series.items()
+        ]
+        row = (
+            *(key, result.engine, result.device, result.dtype),
+            *(to_text(result.versions), to_text(result.host)),
+            *(float(result.started), float(result.finished), float(result.wall)),
+            *(to_text(result.summary), result.diverged_at),
+        )
+        with self._database.write(name) as db:
+            _check_held(db, claim)
+            db.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", row)
+            crash.point(f"{name}: after result")
+            db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", series)
+            crash.point(f"{name}: after series")
+            _leave(db, claim, state)
+            db.execute("UPDATE runs SET error = NULL WHERE key = ?", (key,))
+
+
+def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
+    allowed: dict[str, frozenset[Any]] = {}
+    for name, value in where.items():
+        if name not in FILTERS:
+            raise LedgerError(f"cannot choose runs by {name!r}; choose by {', '.join(FILTERS)}")
+        allowed[name] = frozenset([value] if isinstance(value, str | int) else value)
+    return lambda row: all(row[name] in values for name, values in allowed.items())
+
+
+def _candidates(
+    db: sqlite3.Connection, now: float, limit: int, accepts: Callable[[sqlite3.Row], bool]
+) -> list[sqlite3.Row]:
+    expired = """
+        SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
+        WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ? ORDER BY id
+    """
+    pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ? ORDER BY id"
+    found: list[sqlite3.Row] = []
+    for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
+        cursor = db.cursor()
+        cursor.row_factory = sqlite3.Row
+        for row in cursor.execute(query, values):
+            if len(found) >= limit:
+                break
+            if accepts(row):
+                found.append(row)
+        cursor.close()
+    return found
+
+
+def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
+    key = claim.spec.key
+    query = "SELECT 1 FROM leases WHERE token = ? AND key = ?"
+    if db.execute(query, (claim.token, key)).fetchone():
+        return
+    query = "SELECT state, owner FROM runs LEFT JOIN leases USING (key) WHERE runs.key = ?"
+    row = db.execute(query, (key,)).fetchone()
+    if row is None:
+        raise LeaseLostError(f"run {key} is not in this ledger")
+    state, owner = row
+    now = f"held by {owner}" if owner else f"already {state}" if state != "pending" else "given up"
+    raise LeaseLostError(f"run {key} is {now}; {claim.owner} has lost it and must drop its work")
+
+
+def _leave(db: sqlite3.Connection, claim: Claim, state: str) -> None:
+    db.execute("UPDATE runs SET state = ? WHERE key = ?", (state, claim.spec.key))
+    db.execute("DELETE FROM leases WHERE token = ?", (claim.token,))

@@ -1,0 +1,291 @@
+"""Do the work of a study: claim a run, learn, keep checkpoints, commit the result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import upgd
+from upgd import metrics
+from upgd.engine import Divergence, EagerRun, Setting
+from upgd.networks import build
+from upgd.optim.registry import get as get_method
+from upgd.streams import get as get_problem
+from upgd.study.errors import LeaseLostError, SpecError
+from upgd.study.files import load_checkpoint_or_none, save_checkpoint
+from upgd.study.ledger import Ledger
+from upgd.study.records import Claim, Result, Series, owner_name
+from upgd.study.spec import RunSpec
+
+CHECKPOINT_SHARE = 0.02
+LONGEST_LOSS = 60.0
+"""After a kill, at most so many seconds of work are done again."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    spec: RunSpec
+    step: int
+    rate: float
+    latest: Mapping[str, float]
+
+
+@dataclass
+class Tally:
+    """What a worker did."""
+
+    done: int = 0
+    diverged: int = 0
+    failed: int = 0
+    lost: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def prepare(
+    spec: RunSpec, data_dir: str | os.PathLike[str] | None = None, device: str = "cpu"
+) -> EagerRun:
+    """The run that `spec` describes, at its first step.
+
+    Raises:
+        SpecError: The specification does not fit the problem or the method.
+
+    Example:
+        >>> from upgd.study import RunSpec
+        >>> from upgd.study.work import prepare
+        >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
+        >>> prepare(spec).advance(10)
+    """
+    problem = get_problem(spec.problem)
+    options = dict(spec.options)
+    setting = Setting(
+        spec.method,
+        _arguments(spec),
+        spec.seed,
+        window=int(options.pop("window", problem.window)),  # type: ignore[arg-type]
+        batch=int(options.pop("batch", 1)),  # type: ignore[arg-type]
+        restart=bool(options.pop("restart", False)),
+        held_out=int(options.pop("held_out", 0)),  # type: ignore[arg-type]
+        stride=int(options.pop("stride", 0)),  # type: ignore[arg-type]
+    )
+    if options:
+        raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
+    stream = problem.make(spec.seed, data_dir)
+    try:
+        return EagerRun(
+            stream,
+            lambda seed: build(problem.network, seed, problem.activation),
+            setting,
+            device,
+        )
+    except ValueError as error:
+        raise SpecError(f"{spec.label()}: {error}") from error
+
+
+def _arguments(spec: RunSpec) -> dict[str, Any]:
+    """The optimizer's arguments: ``beta1`` and ``beta2`` are its ``betas``."""
+    hyper: dict[str, Any] = dict(spec.hyper)
+    if "beta1" in hyper or "beta2" in hyper:
+        _, defaults = get_method(spec.method)
+        first, second = defaults.get("betas", (None, None))
+        hyper["betas"] = (hyper.pop("beta1", first), hyper.pop("beta2", second))
+    return hyper
+
+
+def work(
+    ledger: Ledger,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    where: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    lease_seconds: float = 60.0,
+    checkpoint_seconds: float | None = None,
+) -> Tally:
+    """Run what is pending until nothing is left; several processes may share a study.
+
+    An interrupt (Ctrl-C) saves a checkpoint, gives the run back and goes on to the caller.
+
+    Args:
+        ledger: The study's.
+        data_dir: Where data are looked for first.
+        device: Where the learners run.
+        where: Restricts which runs are taken; see :meth:`Ledger.claim`.
+        on_progress: Told about every half second.
+        lease_seconds: How long a run stays ours without a sign of life.
+        checkpoint_seconds: How often a run is saved; by default so that it costs 2% of the
+            time at most, and at least every half minute.
+    """
+    owner, tally = owner_name(), Tally()
+    while claims := ledger.claim(owner, lease_seconds, where=where):
+        for claim in claims:
+            worker = _Worker(ledger, claim, device, on_progress, checkpoint_seconds)
+            _one(ledger, claim, tally, data_dir, device, worker)
+    return tally
+
+
+def _one(
+    ledger: Ledger,
+    claim: Claim,
+    tally: Tally,
+    data_dir: str | os.PathLike[str] | None,
+    device: str,
+    worker: _Worker,
+) -> None:
+    try:
+        worker.begin(prepare(claim.spec, data_dir, device))
+        worker.learn()
+        ledger.finish(claim, worker.result())
+        tally.done += 1
+    except Divergence as end:
+        ledger.diverge(claim, end.step, worker.result(end.step))
+        tally.diverged += 1
+    except LeaseLostError:
+        tally.lost += 1  # another process has it; its result will be the same
+        return
+    except KeyboardInterrupt:
+        worker.save()
+        ledger.release(claim)
+        raise
+    except Exception as error:
+        ledger.fail(claim, f"{type(error).__name__}: {error}", retry=False)
+        tally.failed += 1
+        tally.errors.append(f"{claim.spec.label()}: {error}")
+        return
+    worker.checkpoint.unlink(missing_ok=True)
+
+
+class _Worker:
+    """One claimed run, from its checkpoint to its result."""
+
+    run: EagerRun | None = None
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        claim: Claim,
+        device: str,
+        on_progress: Callable[[Progress], None] | None,
+        pause: float | None,
+    ) -> None:
+        self.ledger, self.claim, self.device = ledger, claim, device
+        self.on_progress = on_progress
+        self.pause = pause
+        folder = ledger.path.parent / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        self.checkpoint: Path = folder / f"{claim.spec.key}.npz"
+        self.started = time.time()
+        self.wall = 0.0
+        self._since = time.monotonic()
+        self._saved = self._beaten = self._since
+        self._cost = 0.1
+
+    def begin(self, run: EagerRun) -> None:
+        """Take up a checkpoint of the same engine and device, if there is one."""
+        self.run = run
+        found = load_checkpoint_or_none(self.checkpoint)
+        if found is not None and found[1].get("stack") == self._stack():
+            arrays, meta = found
+            run.restore(arrays, meta["run"])
+            self.wall, self.started = meta["wall"], meta["started"]
+        self._since = self._saved = self._beaten = time.monotonic()
+
+    def learn(self) -> None:
+        """Advance to the end in pieces of about half a second."""
+        assert self.run is not None
+        run, steps = self.run, self.claim.spec.steps
+        piece = 20
+        while run.step < steps:
+            before = time.monotonic()
+            count = min(piece, steps - run.step)
+            run.advance(count)
+            took = max(time.monotonic() - before, 1e-6)
+            piece = max(1, min(100_000, int(count * 0.5 / took)))
+            if self.on_progress is not None:
+                latest = {k: v[-1] for k, v in run.meter.closed.items() if v}
+                self.on_progress(Progress(self.claim.spec, run.step, count / took, latest))
+            self._keep(time.monotonic())
+
+    def _keep(self, now: float) -> None:
+        """Save and renew the lease when it is time."""
+        pause = self.pause
+        if pause is None:
+            pause = min(LONGEST_LOSS / 2, max(5.0, self._cost / CHECKPOINT_SHARE))
+        if now - self._saved >= pause:
+            self.save()
+            self._cost = time.monotonic() - now
+            self._saved = time.monotonic()
+        if now - self._beaten >= self.claim.lease_seconds / 4:
+            self.ledger.heartbeat(self.claim)
+            self._beaten = time.monotonic()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        if self.run is None or self.run.step == 0:
+            return
+        arrays, meta = self.run.state()
+        facts = {"run": meta, "stack": self._stack(), "wall": self._wall(), "started": self.started}
+        save_checkpoint(self.checkpoint, arrays, facts)
+
+    def _wall(self) -> float:
+        return self.wall + time.monotonic() - self._since
+
+    def _stack(self) -> dict[str, str]:
+        """What must be the same for a continued run to be the uninterrupted one."""
+        return {"engine": "eager", "device": self.device, **_versions()}
+
+    def result(self, diverged_at: int | None = None) -> Result:
+        """What the run gave."""
+        assert self.run is not None
+        meter, window = self.run.meter, self.run.setting.window
+        series = {name: Series(meter.series(name), window) for name in meter.closed}
+        if self.run.offline:
+            length = self.run.stream.task_length or window
+            series["offline_accuracy"] = Series(self.run.offline, length)
+        return Result(
+            engine="eager",
+            device=self.device,
+            versions=_versions(),
+            host={"machine": platform.machine(), "system": platform.system()},
+            started=self.started,
+            finished=time.time(),
+            wall=self._wall(),
+            summary=summarise(self.run),
+            series=series,
+            diverged_at=diverged_at,
+        )
+
+
+def summarise(run: EagerRun) -> dict[str, float]:
+    """Final metrics: means over the run, and forgetting and loss of plasticity if it has tasks."""
+    found: dict[str, float] = {"steps": run.step}
+    series = {name: run.meter.series(name) for name in run.meter.closed}
+    for name, values in series.items():
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            found[name] = float(finite.mean())
+    if run.stream.task_length == run.setting.window:
+        if len(series.get("accuracy", ())) >= 4:
+            found["forgetting"] = metrics.forgetting(series["accuracy"])
+        if len(series.get("plasticity", ())) >= 8:
+            lost = metrics.loss_of_plasticity(series["plasticity"], run.setting.window)
+            found["loss_of_plasticity"] = lost
+    return found
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "upgd": upgd.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
