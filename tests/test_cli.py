@@ -1,0 +1,156 @@
+"""The command line: what it runs, shows and draws, and how it tells mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+import upgd
+from upgd.cli import app
+from upgd.study import Ledger, RunSpec
+from upgd.study.work import prepare, work
+
+PROBLEM = "label-permuted-digits"
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_version_and_list() -> None:
+    assert call("--version").output.strip() == f"upgd {upgd.__version__}"
+    shown = call("list")
+    assert shown.exit_code == 0
+    assert "input-permuted-mnist" in shown.output
+    assert "feature-upgd" in shown.output
+    facts = json.loads(call("list", "--json").output)
+    assert facts["problems"]["input-permuted-mnist"]["network"] == "784-300-150-10"
+    assert facts["methods"]["upgd"]["hyper"]["lr"] == 0.01
+
+
+def test_run_show_and_plot(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    arguments = ("run", PROBLEM, "sgd", "upgd", "--seeds", "2", "--steps", "400")
+    arguments = (*arguments, "--window", "100", "--study", str(study))
+    dry = call(*arguments, "--dry-run")
+    assert "4 of 4 runs" in dry.output
+    assert not study.exists()
+    done = call(*arguments, "--set", "sigma=0.02", "--json")
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.output)
+    assert shown["counts"]["done"] == 4
+    by_method = {row["method"]: row for row in shown["results"]}
+    assert by_method["upgd"]["hyper"]["sigma"] == 0.02
+    assert "sigma" not in by_method["sgd"]["hyper"]
+    # The table is the ledger's, and the ledger's what the engine gives.
+    with Ledger.open(study, create=False) as ledger:
+        runs = list(ledger.runs(method="sgd"))
+        means = [run.result.summary["accuracy"] for run in runs]
+        assert by_method["sgd"]["mean"] == pytest.approx(np.mean(means))
+        again = prepare(runs[0].spec)
+        again.advance(400)
+        np.testing.assert_array_equal(
+            ledger.series(runs[0].key, "accuracy"), again.meter.series("accuracy").astype("f4")
+        )
+    assert "0 of 4 runs" in call(*arguments, "--set", "sigma=0.02", "--dry-run").output
+    assert call("show", study).exit_code == 0
+    assert call("plot", study).exit_code == 0
+    assert (study / "accuracy.png").stat().st_size > 1000
+    assert "there are" in call("plot", study, "--metric", "nothing").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "digits", "upgd"), "did you mean"),
+        (("run", PROBLEM, "updg"), "did you mean 'upgd'"),
+        (("run", PROBLEM, "upgd", "--seeds", "none"), "seeds are a number"),
+        (("run", PROBLEM, "upgd", "--seeds", "0"), "seeds are a number"),
+        (("run", PROBLEM, "upgd", "--steps", "1.5"), "whole number"),
+        (("run", PROBLEM, "upgd", "--steps", "-3"), "whole number"),
+        (("run", PROBLEM, "upgd", "--set", "lr"), "name=number"),
+        (("run", PROBLEM, "upgd", "--set", "lr=fast"), "name=number"),
+        (("run", PROBLEM, "upgd", "--set", "lr=nan"), "lr"),
+        (("run", PROBLEM, "upgd", "--set", "lr=-1"), "lr"),
+        (("run", PROBLEM, "upgd", "--set", "kappa=1"), "none of upgd has"),
+        (("run", PROBLEM, "upgd", "--batch", "7"), "whole number of batches"),
+        (("run", "stationary-mnist", "upgd", "--data-dir", "nowhere"), "mnist"),
+        (("show", "nowhere"), "nowhere"),
+        (("resume", "nowhere"), "nowhere"),
+        (("plot", "nowhere"), "nowhere"),
+        (("list", "cats"), "problems and methods"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "studies").exists()
+
+
+def test_divergence_ends_a_run_and_not_the_study(tmp_path: Path) -> None:
+    result = call(
+        *("run", "toy-changing-inputs", "sgd", "--seeds", "2", "--steps", "4000"),
+        *("--set", "lr=1e6", "--study", tmp_path, "--json"),
+    )
+    assert result.exit_code == 0
+    with Ledger.open(tmp_path, create=False) as ledger:
+        runs = list(ledger.runs())
+        assert [run.state for run in runs] == ["diverged", "diverged"]
+        assert all(run.result.diverged_at < 4000 for run in runs)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_killed_studies_resume_to_the_same_result(tmp_path: Path) -> None:
+    """Killed in mid-run several times, then resumed: as if nothing had happened."""
+    options = {"window": 100}
+    specs = [RunSpec(PROBLEM, "upgd", {"lr": 0.01}, seed, 800, options) for seed in range(2)]
+    for name in ("killed", "whole"):
+        with Ledger.open(tmp_path / name) as ledger:
+            ledger.add(specs)
+    script = (
+        "import sys; from upgd.study import Ledger; from upgd.study.work import work\n"
+        "print('begun', flush=True)\n"
+        "work(Ledger.open(sys.argv[1]), lease_seconds=1.0, checkpoint_seconds=0.2)\n"
+    )
+    for pause in (0.6, 0.9, 1.3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "killed")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(pause)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(1.1)  # let its lease run out
+    for name in ("killed", "whole"):
+        with Ledger.open(tmp_path / name) as ledger:
+            work(ledger)
+            assert ledger.counts()["done"] == 2
+    with Ledger.open(tmp_path / "killed") as killed, Ledger.open(tmp_path / "whole") as whole:
+        for spec in specs:
+            for metric in ("accuracy", "loss", "plasticity"):
+                np.testing.assert_array_equal(
+                    killed.series(spec.key, metric), whole.series(spec.key, metric)
+                )
+    assert not list((tmp_path / "killed" / "checkpoints").glob("*.npz"))
