@@ -34,7 +34,7 @@ from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally, prepare, work
 
 app = typer.Typer(
-    help="Run streaming continual-learning studies: thousands of learners, nothing lost.",
+    help="Run streaming continual-learning studies; a study is a folder, and nothing is lost.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
