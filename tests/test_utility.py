@@ -316,7 +316,7 @@ def test_a_seed_does_not_depend_on_its_neighbours(of: Any) -> None:
     alone = list(utility_quality.run("tanh", of, [7], 6))
     for a, b in zip(together, alone, strict=True):
         for key in a:
-            torch.testing.assert_close(a[key][1], b[key][0], atol=2e-3, rtol=0)
+            torch.testing.assert_close(a[key][1], b[key][0], atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("of", ["weight", "feature"])
@@ -344,7 +344,8 @@ def test_the_experiment_measures_what_the_library_measures(of: Any) -> None:
             guess = feature_utility(model, loss, features, order)
         for scope in ("global", "local"):
             expected = rank_correlation(true, guess, scope).value
-            torch.testing.assert_close(row[kind, scope][0], expected, atol=2e-3, rtol=0)
+            # Rounding may exchange neighbours in rank: a pair is worth 3e-7 here.
+            torch.testing.assert_close(row[kind, scope][0], expected, atol=1e-5, rtol=0)
 
 
 def test_the_public_codes_correlation_is_that_of_one_argsort() -> None:
