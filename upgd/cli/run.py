@@ -1,0 +1,149 @@
+"""``upgd run`` and ``upgd resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from upgd.cli.app import app, err, mistakes_are_one_line, out
+from upgd.cli.arguments import hyperparameters, seed_list, whole
+from upgd.cli.show import show_study
+from upgd.streams import check
+from upgd.streams import get as get_problem
+from upgd.study import Ledger, RunSpec
+from upgd.study.work import Progress as RunProgress
+from upgd.study.work import Tally, prepare, work
+
+
+@app.command()
+@mistakes_are_one_line
+def run(
+    problem: Annotated[str, typer.Argument(help="A problem; 'upgd list' shows them.")],
+    methods: Annotated[list[str], typer.Argument(help="One or several methods.")],
+    seeds: Annotated[str, typer.Option(help="How many, or which: 20, or 3,5, or 0-4.")] = "5",
+    steps: Annotated[str, typer.Option(help="Samples per run; default the problem's.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
+    ] = None,
+    study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data are looked for first.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Samples per update.")] = 1,
+    restart: Annotated[bool, typer.Option(help="A fresh learner for every task.")] = False,
+    held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
+    stride: Annotated[int, typer.Option(min=0, help="Diagnostics every so many steps.")] = 0,
+    window: Annotated[int, typer.Option(min=0, help="Samples per point; default one task.")] = 0,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress, no table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
+) -> None:
+    """Run methods on a problem; what the study has already is not run again."""
+    row = get_problem(problem)
+    length = whole("steps", steps) if steps else row.steps
+    options: dict[str, Any] = {"batch": batch} if batch > 1 else {}
+    options |= {"restart": True} if restart else {}
+    options |= {"held_out": held_out} if held_out else {}
+    options |= {"stride": stride} if stride else {}
+    options |= {"window": window} if window else {}
+    specs = [
+        RunSpec(row.name, name, hyper, seed, length, options)
+        for name, hyper in hyperparameters(methods, settings or []).items()
+        for seed in seed_list(seeds)
+    ]
+    if row.dataset is not None:
+        check(row.dataset, data_dir)  # a wrong file is found before anything starts
+    for spec in {s.method: s for s in specs}.values():
+        prepare(spec, data_dir, device)
+    folder = study if study is not None else Path("studies") / row.name
+    if dry_run:
+        known = _known(folder)
+        missing = [s for s in specs if s.key not in known]
+        out.print(f"{len(missing)} of {len(specs)} runs to do in {folder}: {length} steps each")
+        return
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        keys = [spec.key for spec in specs]
+        _work(ledger, {"key": keys}, len(specs), data_dir, device, quiet)
+        if not quiet:
+            show_study(ledger, folder, as_json, set(keys))
+
+
+@app.command()
+@mistakes_are_one_line
+def resume(
+    study: Annotated[Path, typer.Argument(help="A study's folder.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Where data are looked for first.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quiet: Annotated[bool, typer.Option(help="No progress, no table.")] = False,
+) -> None:
+    """Finish what a study has begun."""
+    with Ledger.open(study, create=False) as ledger:
+        counts = ledger.counts()
+        _work(ledger, None, counts["pending"] + counts["running"], data_dir, device, quiet)
+        if not quiet:
+            show_study(ledger, study, False)
+
+
+def _known(folder: Path) -> set[str]:
+    if not (folder / "ledger.sqlite").exists():
+        return set()
+    with Ledger.open(folder, create=False, read_only=True) as ledger:
+        return {run.key for run in ledger.runs() if run.state in ("done", "diverged")}
+
+
+def _work(
+    ledger: Ledger,
+    where: dict[str, Any] | None,
+    total: int,
+    data_dir: Path | None,
+    device: str,
+    quiet: bool,
+) -> None:
+    with _progress(total, quiet) as on_progress:
+        tally = work(ledger, data_dir=data_dir, device=device, where=where, on_progress=on_progress)
+    _report(tally)
+
+
+def _report(tally: Tally) -> None:
+    if tally.diverged:
+        err.print(f"{tally.diverged} runs diverged", style="yellow")
+    for line in tally.errors:
+        err.print(f"failed: {line}", style="red", markup=False)
+    if tally.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
+    """A live line where there is a terminal, else nothing."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]:.0f} steps/s  {task.fields[latest]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("starting", total=float(total), rate=0.0, latest="")
+        finished: dict[str, float] = {}
+
+        def on_progress(progress: RunProgress) -> None:
+            spec = progress.spec
+            finished[spec.key] = progress.step / spec.steps
+            shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
+            bar.update(
+                task,
+                completed=sum(finished.values()),
+                description=f"{spec.method} seed {spec.seed}",
+                rate=progress.rate,
+                latest=" ".join(f"{k} {v:.3f}" for k, v in shown.items()),
+            )
+
+        yield on_progress

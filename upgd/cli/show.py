@@ -1,0 +1,188 @@
+"""``upgd list``, ``upgd show``, ``upgd plot`` and ``upgd export``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from upgd.cli.app import app, mistakes_are_one_line, out
+from upgd.optim.registry import METHODS
+from upgd.report import tables
+from upgd.report.figures import draw_curves
+from upgd.streams import PROBLEMS
+from upgd.study import RULES_VERSION, Ledger, Run, StudyError
+
+
+@app.command("list")
+@mistakes_are_one_line
+def list_(
+    what: Annotated[str, typer.Argument(help="problems, methods or all")] = "all",
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Show the problems and methods there are."""
+    if what not in ("problems", "methods", "all"):
+        raise ValueError(f"cannot list {what!r}; there are problems and methods")
+    problems = {name: _describe(name) for name in PROBLEMS}
+    methods: dict[str, dict[str, Any]] = {
+        name: {"title": row.title, "hyper": row.defaults} for name, row in METHODS.items()
+    }
+    if as_json:
+        both = {"problems": problems, "methods": methods}
+        print(json.dumps(both if what == "all" else both[what]))
+        return
+    if what != "methods":
+        table = Table(title="Problems")
+        table.add_column("problem", no_wrap=True)
+        for column in ("data", "network", "task", "steps", "seeds"):
+            table.add_column(column)
+        for name, facts in problems.items():
+            table.add_row(
+                name, *(str(facts[k]) for k in ("data", "network", "task", "steps", "seeds"))
+            )
+        out.print(table)
+    if what != "problems":
+        table = Table(title="Methods")
+        table.add_column("method", no_wrap=True)
+        for column in ("in the paper", "hyperparameters"):
+            table.add_column(column)
+        for name, facts in methods.items():
+            hyper = " ".join(f"{k}={v}" for k, v in facts["hyper"].items())
+            table.add_row(name, facts["title"], hyper)
+        out.print(table)
+
+
+def _describe(name: str) -> dict[str, Any]:
+    problem = PROBLEMS[name]
+    network = problem.network if problem.network == "cnn" else "-".join(map(str, problem.network))
+    return {
+        "data": problem.dataset or "-",
+        "network": network,
+        "task": problem.task_length,
+        "steps": problem.steps,
+        "seeds": problem.runs,
+    }
+
+
+STUDY = Annotated[Path, typer.Argument(help="A study's folder.")]
+PROBLEM = Annotated[str, typer.Option(help="Only this problem.")]
+METHOD = Annotated[str, typer.Option(help="Only this method.")]
+
+
+@app.command()
+@mistakes_are_one_line
+def show(
+    study: STUDY,
+    problem: PROBLEM = "",
+    method: METHOD = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Show a study's results: means over seeds with standard errors and intervals."""
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        show_study(ledger, study, as_json, problem=problem, method=method)
+
+
+@app.command()
+@mistakes_are_one_line
+def plot(
+    study: STUDY,
+    metric: Annotated[str, typer.Option(help="accuracy, loss, plasticity, ...")] = "",
+    problem: PROBLEM = "",
+    method: METHOD = "",
+    output: Annotated[Path | None, typer.Option(help="Default STUDY/METRIC.png.")] = None,
+) -> None:
+    """Draw a metric over time: mean and standard error over seeds, a line per setting."""
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        runs = [r for r in _runs(ledger, problem, method) if r.state == "done"]
+        if not runs:
+            raise StudyError(f"{study} has no finished run to draw")
+        problems = list(dict.fromkeys(run.spec.problem for run in runs))
+        if len(problems) > 1:
+            raise ValueError(f"{study} has several problems; choose --problem {problems[0]}, ...")
+        chosen = metric or tables.main_metric(runs)
+        curves = _curves(ledger, runs, chosen)
+    if not curves:
+        available = sorted({m for run in runs if run.result for m in run.result.summary})
+        raise ValueError(f"no metric {chosen!r} in {study}; there are {', '.join(available)}")
+    path = output or study / f"{chosen}.png"
+    draw_curves(curves, chosen, problems[0], path)
+    out.print(f"wrote {path}", highlight=False)
+
+
+@app.command()
+@mistakes_are_one_line
+def export(
+    study: STUDY,
+    output: Annotated[Path | None, typer.Option(help="Default STUDY/runs.csv.")] = None,
+    metric: Annotated[
+        str, typer.Option(help="Write this metric over time instead of one row per run.")
+    ] = "",
+) -> None:
+    """Write a study as CSV for other programs."""
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        path = output or study / (f"{metric}.csv" if metric else "runs.csv")
+        count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
+    out.print(f"wrote {path} ({count} rows)", highlight=False)
+
+
+def _runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
+    return list(ledger.runs(problem=problem or None, method=method or None))
+
+
+def _curves(ledger: Ledger, runs: list[Run], metric: str) -> dict[str, Any]:
+    groups = tables.group(runs)
+    told = tables.varying(tables.rows(groups))
+    curves = {}
+    for (key, members), differs in zip(groups.items(), told, strict=True):
+        with_metric = [r.key for r in members if metric in ledger.metrics(r.key)]
+        if with_metric:
+            values = np.stack([ledger.series(key, metric) for key in with_metric])
+            name = " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
+            curves[name] = (ledger.metrics(with_metric[0])[metric], values)
+    return curves
+
+
+def show_study(
+    ledger: Ledger,
+    study: Path,
+    as_json: bool,
+    keys: Collection[str] | None = None,
+    problem: str = "",
+    method: str = "",
+) -> None:
+    """Print a study's table, or that of some of its runs."""
+    runs = [r for r in _runs(ledger, problem, method) if keys is None or r.key in keys]
+    rows = tables.rows(tables.group(runs))
+    counts = ledger.counts()
+    if as_json:
+        print(json.dumps({"study": str(study), "counts": counts, "results": rows}))
+        return
+    table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]")
+    table.title = ", ".join(dict.fromkeys(row["problem"] for row in rows)) or str(study)
+    for row, differs in zip(rows, tables.varying(rows), strict=True):
+        name = " ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())])
+        seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
+        table.add_row(name, str(row["steps"]), seeds, *_cells(row))
+    out.print(table)
+    left = {state: count for state, count in counts.items() if count and state != "done"}
+    if left:
+        out.print(", ".join(f"{count} {state}" for state, count in left.items()))
+    others = sum(run.spec.rules != RULES_VERSION for run in runs)
+    if others:
+        out.print(f"{others} of these runs followed other versions of the rules")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "metric" not in row:
+        return ["-", "-", "-"]
+    error = row["standard_error"]
+    return [
+        row["metric"],
+        f"{row['mean']:.4f}" + ("" if error is None else f" ± {error:.4f}"),
+        f"{row['iqm']:.4f} [{row['low']:.4f}, {row['high']:.4f}]",
+    ]

@@ -1,0 +1,1 @@
+"""What a study shows: tables, figures, pages."""
