@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import upgd
 from upgd.cli import app
-from upgd.study import Ledger, RunSpec
+from upgd.study import Ledger, RunSpec, SpecError
 from upgd.study.work import prepare, work
 
 PROBLEM = "label-permuted-digits"
@@ -69,6 +69,24 @@ def test_run_show_and_plot(tmp_path: Path) -> None:
     assert call("plot", study).exit_code == 0
     assert (study / "accuracy.png").stat().st_size > 1000
     assert "there are" in call("plot", study, "--metric", "nothing").output
+
+
+def test_tasks_of_another_length(tmp_path: Path) -> None:
+    arguments = ("run", PROBLEM, "sgd", "--seeds", "1", "--steps", "120", "--study", tmp_path)
+    assert call(*arguments, "--task-length", "40", "--quiet").exit_code == 0
+    with Ledger.open(tmp_path, create=False) as ledger:
+        (run,) = ledger.runs()
+        assert run.spec.options == {"task_length": 40}
+        assert ledger.metrics(run.key)["accuracy"] == 40  # a point is a task still
+    stream = prepare(run.spec).stream
+    assert [stream.task(step) for step in (0, 39, 40, 80)] == [0, 0, 1, 2]
+    toy = RunSpec("toy-changing-sign", "sgd", {}, 0, 10, {"task_length": 5})
+    assert prepare(toy).setting.window == 20 * 5
+    for wrong in (0, -1, 2.5, True, "ten"):
+        with pytest.raises(SpecError, match="task_length must be a whole number"):
+            prepare(RunSpec(PROBLEM, "sgd", {}, 0, 10, {"task_length": wrong}))
+    with pytest.raises(SpecError, match="has no tasks"):
+        prepare(RunSpec("stationary-mnist", "sgd", {}, 0, 10, {"task_length": 5}))
 
 
 @pytest.mark.parametrize(

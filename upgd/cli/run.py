@@ -38,6 +38,9 @@ def run(
     held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
     stride: Annotated[int, typer.Option(min=0, help="Diagnostics every so many steps.")] = 0,
     window: Annotated[int, typer.Option(min=0, help="Samples per point; default one task.")] = 0,
+    task_length: Annotated[
+        int, typer.Option(min=0, help="Samples per task; default the problem's.")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
@@ -50,6 +53,7 @@ def run(
     options |= {"held_out": held_out} if held_out else {}
     options |= {"stride": stride} if stride else {}
     options |= {"window": window} if window else {}
+    options |= {"task_length": task_length} if task_length else {}
     specs = [
         RunSpec(row.name, name, hyper, seed, length, options)
         for name, hyper in hyperparameters(methods, settings or []).items()

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from upgd import metrics
 from upgd.engine import Divergence, EagerRun, Setting
 from upgd.networks import build
 from upgd.optim.registry import get as get_method
+from upgd.streams import Problem
 from upgd.streams import get as get_problem
 from upgd.study.errors import LeaseLostError, SpecError
 from upgd.study.files import load_checkpoint_or_none, save_checkpoint
 from upgd.study.ledger import Ledger
 from upgd.study.records import Claim, Result, Series, owner_name
-from upgd.study.spec import RunSpec
+from upgd.study.spec import RunSpec, Scalar
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
@@ -65,8 +66,8 @@ def prepare(
         >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
         >>> prepare(spec).advance(10)
     """
-    problem = get_problem(spec.problem)
     options = dict(spec.options)
+    problem = _problem(spec, options.pop("task_length", None))
     setting = Setting(
         spec.method,
         _arguments(spec),
@@ -89,6 +90,19 @@ def prepare(
         )
     except ValueError as error:
         raise SpecError(f"{spec.label()}: {error}") from error
+
+
+def _problem(spec: RunSpec, task_length: Scalar) -> Problem:
+    """The problem, with tasks of another length if asked; a point stays as many tasks."""
+    problem = get_problem(spec.problem)
+    if task_length is None:
+        return problem
+    if problem.task_length is None:
+        raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
+    if not isinstance(task_length, int) or isinstance(task_length, bool) or task_length < 1:
+        raise SpecError(f"task_length must be a whole number from 1 on, got {task_length!r}")
+    window = problem.window // problem.task_length * task_length
+    return replace(problem, task_length=task_length, window=window)
 
 
 def _arguments(spec: RunSpec) -> dict[str, Any]:
