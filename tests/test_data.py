@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import logging
 import os
 import pickle
 import struct
@@ -447,6 +448,10 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
         load("digits")
 
 
+def pooch_with(create: Any) -> Any:
+    return types.SimpleNamespace(create=create, get_logger=lambda: logging.getLogger("pooch"))
+
+
 def test_download_goes_to_the_first_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pooch that writes files: what it is asked for is what is then found."""
     asked = {}
@@ -459,7 +464,7 @@ def test_download_goes_to_the_first_folder(tmp_path: Path, monkeypatch: pytest.M
         assert retry_if_failed > 0
         return types.SimpleNamespace(fetch=fetch)
 
-    monkeypatch.setitem(sys.modules, "pooch", types.SimpleNamespace(create=create))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "pooch", pooch_with(create))  # type: ignore[misc]
     data = load("mnist", data_dir=tmp_path / "new", download=True)
     assert Path(data.source).parent == tmp_path / "new" / "mnist"
     assert len(asked) == 4
@@ -474,7 +479,7 @@ def test_downloads_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError("no network")
 
     refused(lambda: load("mini-imagenet", download=True), "mini-imagenet", "cannot be downloaded")
-    monkeypatch.setitem(sys.modules, "pooch", types.SimpleNamespace(create=create))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "pooch", pooch_with(create))  # type: ignore[misc]
     refused(lambda: load("cifar10", data_dir=tmp_path, download=True), "cifar-10", "no network")
     monkeypatch.setitem(sys.modules, "pooch", None)  # type: ignore[arg-type]
     refused(lambda: load("mnist", download=True), "mnist", "needs pooch")

@@ -24,16 +24,16 @@ from upgd.streams.datasets import (
     write_npz,
 )
 from upgd.streams.files import DATASETS
+from upgd.streams.images import read_image_folder, read_sprites
 from upgd.streams.iterables import IterableStream, StreamEndedError, from_iterable
 from upgd.streams.keyed import Purpose
+from upgd.streams.npz import read_npz
 from upgd.streams.problems import PROBLEMS, Problem, get
 from upgd.streams.readers import (
     DataError,
     read_cifar_binary,
     read_cifar_python,
     read_idx,
-    read_image_folder,
-    read_npz,
 )
 from upgd.streams.schedules import Drift, Every, Recurring, Schedule, Span
 from upgd.streams.stream import Block, Sample, Stream, TaskStream, ToyStream
@@ -68,6 +68,7 @@ __all__ = [
     "read_idx",
     "read_image_folder",
     "read_npz",
+    "read_sprites",
     "search_path",
     "user_cache",
     "write_npz",

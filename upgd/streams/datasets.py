@@ -14,15 +14,15 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.streams.files import DATASETS, Source, find, missing
-from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_npz
+from upgd.streams.files import DATASETS, Source, find, missing, npz_source
+from upgd.streams.npz import save_npz
+from upgd.streams.readers import DataError, Inputs, Labels, check_labels
 
 Split = Literal["train", "test"]
 _Key = tuple[str, str, tuple[tuple[str, int, int], ...]]
@@ -168,14 +168,10 @@ def load(
         path = Path(name).expanduser()
         if not path.is_file():
             raise DataNotFoundError(f"{path}: no such file")
-        return _read(path.stem, split, Source((path,), partial(read_npz, path, split)), None)
+        return _read(path.stem, split, npz_source(path, split), None)
     if name == "digits":
         return _digits(split)
-    if name not in DATASETS:
-        names = ["digits", *DATASETS]
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"unknown dataset {name!r}{hint} there are {', '.join(names)}")
+    splits_of(name)
     folders = search_path(data_dir)
     source = find(name, split, folders)
     if source is None and download:
@@ -188,6 +184,24 @@ def load(
     return _read(name, split, source, DATASETS[name].classes)
 
 
+def splits_of(name: str) -> tuple[Split, ...]:
+    """The splits that a dataset is published with.
+
+    Example:
+        >>> splits_of("mini-imagenet")
+        ('train',)
+        >>> splits_of("mnst")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: unknown dataset 'mnst'; did you mean 'mnist'? there are digits, ...
+    """
+    names = ["digits", *DATASETS]
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown dataset {name!r}{hint} there are {', '.join(names)}")
+    return ("train", "test") if name == "digits" or DATASETS[name].has_test else ("train",)
+
+
 def check(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Facts]:
     """Read all of a dataset, so that a wrong file is known before a run starts.
 
@@ -198,9 +212,7 @@ def check(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Fac
         >>> [(facts.split, facts.samples) for facts in check("digits")]
         [('train', 1438), ('test', 359)]
     """
-    splits: tuple[Split, ...] = ("train", "test")
-    if name in DATASETS and not DATASETS[name].has_test:
-        splits = ("train",)
+    splits: tuple[Split, ...] = ("train", "test") if name.endswith(".npz") else splits_of(name)
     found = [(split, load(name, split, data_dir)) for split in splits]
     if len({data.shape for _, data in found}) > 1:
         wrong = f"train inputs have shape {found[0][1].shape}, test inputs {found[1][1].shape}"
@@ -221,16 +233,7 @@ def write_npz(path: str | os.PathLike[str], train: Dataset, test: Dataset | None
     arrays = {"inputs": train.inputs, "labels": train.labels, "top": np.array(train.top)}
     if test is not None:
         arrays |= {"test_inputs": test.inputs, "test_labels": test.labels}
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_npz(path, arrays)
 
 
 def _read(name: str, split: Split, source: Source, classes: int | None) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from upgd.streams.images import (
+    SUFFIXES,
+    class_names,
+    has_sprites,
+    read_image_folder,
+    read_sprite_labels,
+    read_sprites,
+)
+from upgd.streams.npz import read_arrays, read_npz
 from upgd.streams.readers import (
     DataError,
     Inputs,
@@ -18,8 +28,6 @@ from upgd.streams.readers import (
     read_cifar_binary,
     read_cifar_python,
     read_idx,
-    read_image_folder,
-    read_npz,
 )
 
 Arrays = tuple[Inputs, Labels, int]
@@ -29,10 +37,14 @@ _CIFAR_RECORDS = 10_000  # in each original batch
 
 
 class Source(NamedTuple):
-    """Files that were found, and how they become arrays of a split."""
+    """Files that were found, how they become arrays of a split, and how many samples they have.
+
+    `samples` looks at as little as it can; only `read` checks everything.
+    """
 
     paths: tuple[Path, ...]
     read: Callable[[], Arrays]
+    samples: Callable[[], int]
 
 
 class Download(NamedTuple):
@@ -54,6 +66,7 @@ class Known:
         folders: where else to look below a searched folder, as other tools lay out.
         has_test: whether it is published with a test split.
         downloads: public files that can be fetched.
+        published: samples of the published train and test splits.
     """
 
     classes: int
@@ -62,6 +75,7 @@ class Known:
     folders: tuple[str, ...] = ()
     has_test: bool = True
     downloads: tuple[Download, ...] = ()
+    published: tuple[int, ...] = ()
 
     @property
     def is_images(self) -> bool:
@@ -79,6 +93,7 @@ DATASETS = {
         shape=(28, 28),
         prefixes=("",),
         folders=("MNIST/raw",),
+        published=(60_000, 10_000),
         downloads=tuple(
             Download(f"{_MNIST}{file}-ubyte.gz", f"md5:{md5}")
             for file, md5 in (
@@ -94,6 +109,7 @@ DATASETS = {
         shape=(28, 28),
         prefixes=("emnist-balanced-", "emnist-bymerge-", "emnist47-*"),
         folders=("emnist47/gzip", "gzip", "EMNIST/raw"),
+        published=(112_800, 18_800),
         downloads=(
             Download(
                 _EMNIST,
@@ -109,6 +125,7 @@ DATASETS = {
     "cifar10": Known(
         classes=10,
         shape=(3, 32, 32),
+        published=(50_000, 10_000),
         downloads=(
             Download(
                 _CIFAR,
@@ -120,7 +137,9 @@ DATASETS = {
             ),
         ),
     ),
-    "mini-imagenet": Known(100, (2048,), folders=("mini_imagenet",), has_test=False),
+    "mini-imagenet": Known(
+        100, (2048,), folders=("mini_imagenet",), has_test=False, published=(60_000,)
+    ),
 }
 
 
@@ -132,42 +151,113 @@ def find(name: str, split: str, folders: Sequence[Path]) -> Source | None:
         True
     """
     for base in folders:
-        for folder in (base / name, base, *(base / sub for sub in DATASETS[name].folders)):
+        for folder in places(name, base):
             if folder.is_dir() and (source := _find_here(name, split, folder)):
                 return source
     return None
 
 
+def places(name: str, base: Path) -> list[Path]:
+    """Where a dataset's files are looked for below a searched folder.
+
+    Example:
+        >>> [folder.as_posix() for folder in places("mnist", Path("data"))]
+        ['data/mnist', 'data', 'data/MNIST/raw']
+    """
+    return [base / name, base, *(base / sub for sub in DATASETS[name].folders)]
+
+
 def _find_here(name: str, split: str, folder: Path) -> Source | None:
     known = DATASETS[name]
     if (file := folder / f"{name}.npz").is_file():
-        return Source((file,), partial(_read_npz, known, file, split))
-    for prefix in known.prefixes:
-        if source := _find_idx(known, split, folder, prefix):
-            return source
-    if name == "cifar10" and (source := _find_cifar(split, folder)):
+        return npz_source(file, split, known)
+    if source := find_original(name, split, folder):
         return source
-    images = folder / split
-    if folder.name == name and known.is_images and images.is_dir():
-        return Source((images,), partial(_read_images, known, images))
+    if folder.name == name and known.is_images:  # such names say too little elsewhere
+        if (folder / split).is_dir():
+            return images_source(folder, split, known)
+        if has_sprites(folder):
+            return sprites_source(folder, split, known)
     return None
 
 
-def _find_idx(known: Known, split: str, folder: Path, prefix: str) -> Source | None:
-    part = "train" if split == "train" else "test" if prefix else "t10k"
-    names = [f"{prefix}{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
-    images, labels = (
-        next((f for end in ("", ".gz") for f in sorted(folder.glob(n + end))), None) for n in names
-    )
-    if images is None and labels is None:
-        return None
-    if images is None or labels is None:
-        absent = folder / names[0 if images is None else 1]
-        raise DataError(absent, "is missing, and its partner is there", "put it there")
-    return Source((images, labels), partial(_read_idx, known, images, labels, prefix != ""))
+def sprites_source(folder: Path, split: str, known: Known | None = None) -> Source:
+    """Sprites (:func:`upgd.streams.read_sprites`) as a source.
+
+    Example:
+        >>> sprites_source(Path("mine"), "test").paths[0].name
+        'labels.npz'
+    """
+    sprites = sorted(f for f in folder.glob("*") if f.suffix.lower() in SUFFIXES)
+    paths = (folder / "labels.npz", *sprites)
+    read = partial(_read_sprites, known, folder, split)
+    return Source(paths, read, partial(_count_sprites, folder, split))
 
 
-def _find_cifar(split: str, folder: Path) -> Source | None:
+def find_original(name: str, split: str, folder: Path) -> Source | None:
+    """A dataset's files as they were published, in this folder, or None.
+
+    Example:
+        >>> find_original("cifar10", "test", Path("nowhere")) is None
+        True
+    """
+    for prefix in DATASETS[name].prefixes:
+        if source := find_idx(split, folder, prefix, DATASETS[name]):
+            return source
+    return find_cifar(split, folder) if name == "cifar10" else None
+
+
+def find_idx(split: str, folder: Path, prefix: str, known: Known | None = None) -> Source | None:
+    """A pair of idx files whose names begin with `prefix` (a glob pattern), or None.
+
+    Example:
+        >>> find_idx("train", Path("nowhere"), "emnist-letters-") is None
+        True
+    """
+    for part in ("train",) if split == "train" else ("t10k", "test"):
+        names = [f"{prefix}{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
+        images, labels = (
+            next((f for end in ("", ".gz") for f in sorted(folder.glob(n + end))), None)
+            for n in names
+        )
+        if images is None and labels is None:
+            continue
+        if images is None or labels is None:
+            absent = folder / names[0 if images is None else 1]
+            raise DataError(absent, "is missing, and its partner is there", "put it there")
+        read = partial(_read_idx, known, images, labels, prefix.startswith("emnist"))
+        return Source((images, labels), read, partial(_count_idx, labels))
+    return None
+
+
+def npz_source(file: Path, split: str, known: Known | None = None) -> Source:
+    """A documented ``.npz`` as a source.
+
+    Example:
+        >>> npz_source(Path("mnist.npz"), "train").paths[0].name
+        'mnist.npz'
+    """
+    return Source((file,), partial(_read_npz, known, file, split), partial(_count_npz, file, split))
+
+
+def images_source(folder: Path, split: str, known: Known | None = None) -> Source:
+    """The images folders ``train`` and ``test`` in `folder`; classes are numbered by the former.
+
+    Example:
+        >>> images_source(Path("mine"), "test").paths[0].name
+        'test'
+    """
+    read = partial(_read_images, known, folder, split)
+    return Source((folder / split,), read, partial(_count_images, folder / split))
+
+
+def find_cifar(split: str, folder: Path) -> Source | None:
+    """CIFAR-10's batches, binary or pickled, or None.
+
+    Example:
+        >>> find_cifar("test", Path("nowhere")) is None
+        True
+    """
     stems = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     for sub, end, read in (
         ("cifar-10-batches-bin", ".bin", read_cifar_binary),
@@ -179,17 +269,43 @@ def _find_cifar(split: str, folder: Path) -> Source | None:
             if absent and len(absent) < len(paths):
                 raise DataError(absent[0], "is missing, and other batches are there", "add it")
             if not absent:
-                return Source(paths, partial(_read_cifar, read, paths))
+                count = _CIFAR_RECORDS * len(paths)
+                return Source(paths, partial(_read_cifar, read, paths), partial(int, count))
     return None
 
 
-def _read_npz(known: Known, file: Path, split: str) -> Arrays:
+def _count_npz(file: Path, split: str) -> int:
+    name = "labels" if split == "train" else "test_labels"
+    labels, _ = read_arrays(file, (name,))
+    return len(labels.get(name, ()))
+
+
+def _count_idx(labels: Path) -> int:
+    return len(read_idx(labels, 1))
+
+
+def _count_images(folder: Path) -> int:
+    return sum(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
+
+
+def _count_sprites(folder: Path, split: str) -> int:
+    labels = read_sprite_labels(folder, split == "test")
+    return sum(map(len, labels.values()))
+
+
+def _read_sprites(known: Known | None, folder: Path, split: str) -> Arrays:
+    inputs, labels = read_sprites(folder, split == "test")
+    _check(known, folder / "labels.npz", inputs, labels)
+    return inputs, labels, 255
+
+
+def _read_npz(known: Known | None, file: Path, split: str) -> Arrays:
     inputs, labels, top = read_npz(file, split)
     _check(known, file, inputs, labels)
     return inputs, labels, top
 
 
-def _read_idx(known: Known, images: Path, labels: Path, transposed: bool) -> Arrays:
+def _read_idx(known: Known | None, images: Path, labels: Path, transposed: bool) -> Arrays:
     """EMNIST's images are stored column by column: transposed, they stand upright."""
     inputs, targets = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
     if len(inputs) != len(targets):
@@ -207,20 +323,27 @@ def _read_cifar(
     return (*read(paths, _CIFAR_RECORDS), 255)
 
 
-def _read_images(known: Known, folder: Path) -> Arrays:
-    inputs, labels = read_image_folder(folder)
-    _check(known, folder, inputs, labels)
+def _read_images(known: Known | None, folder: Path, split: str) -> Arrays:
+    names = class_names(folder / "train") if (folder / "train").is_dir() else None
+    inputs, labels = read_image_folder(folder / split, names)
+    _check(known, folder / split, inputs, labels)
     return inputs, labels, 255
 
 
 def _check(
-    known: Known, file: Path, inputs: Inputs, labels: Labels, labels_file: Path | None = None
+    known: Known | None,
+    file: Path,
+    inputs: Inputs,
+    labels: Labels,
+    labels_file: Path | None = None,
 ) -> None:
+    if len(labels) == 0:
+        raise DataError(file, "has no samples")
+    if known is None:
+        return
     if inputs.shape[1:] != known.shape:
         wrong = f"holds inputs of shape {inputs.shape[1:]}, {known.shape} expected"
         raise DataError(file, wrong, "this may be another dataset's file")
-    if len(labels) == 0:
-        raise DataError(file, "has no samples")
     if (inputs.dtype == np.uint8) != known.is_images:
         wrong = f"holds {inputs.dtype} inputs"
         raise DataError(file, wrong, "images are uint8, features are floats")
@@ -228,26 +351,21 @@ def _check(
 
 
 def missing(name: str, split: str, folders: Sequence[Path]) -> str:
-    """What to say when nothing was found: which file to put where, and how to download.
+    """What to say when nothing was found, in one line: which file to put where.
 
     Example:
-        >>> print(missing("mini-imagenet", "train", [Path("data")]))
-        no mini-imagenet data (train). Put one of
-          mini-imagenet.npz
-        into one of these folders (searched in this order) or its sub-folder 'mini-imagenet':
-          data
-        It cannot be downloaded: its files must be placed by hand.
+        >>> print(missing("mini-imagenet", "train", [Path("data")]))  # doctest: +ELLIPSIS
+        no mini-imagenet data (train); put mini-imagenet.npz into data (searched: data); ...
     """
-    lines = [f"no {name} data ({split}). Put one of"]
-    lines += [f"  {files}" for files in _accepted(name, split)]
-    lines += [f"into one of these folders (searched in this order) or its sub-folder {name!r}:"]
-    lines += [f"  {folder}" for folder in folders]
-    lines += [
-        f"Or let it be downloaded: upgd.streams.load({name!r}, download=True)"
+    files = ", or ".join(_accepted(name, split))
+    searched = ", ".join(map(str, folders))
+    place = shlex.quote(str(folders[0]))
+    way = (
+        f"or download: upgd data fetch {name} --data-dir {place}"
         if DATASETS[name].downloads
-        else "It cannot be downloaded: its files must be placed by hand."
-    ]
-    return "\n".join(lines)
+        else "it cannot be downloaded: 'upgd data features' makes it from images"
+    )
+    return f"no {name} data ({split}); put {files} into {folders[0]} (searched: {searched}); {way}"
 
 
 def _accepted(name: str, split: str) -> list[str]:
@@ -265,4 +383,5 @@ def _accepted(name: str, split: str) -> list[str]:
     kinds.append(f"{name}.npz")
     if known.is_images:
         kinds.append(f"{name}/{split}/<class>/<image>.png")
+        kinds.append(f"{name}/labels.npz with sprites")
     return kinds

@@ -7,13 +7,11 @@ check a file's whole structure, so that a truncated or mistaken one never starts
 from __future__ import annotations
 
 import gzip
-import importlib
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +20,12 @@ from upgd.streams.unpickle import read_batch
 
 Inputs = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
+OnProgress = Callable[[int, int], None]
+"""Told how many files are done, and of how many."""
 
 _CHUNK = 1 << 20
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + math.prod(_CIFAR_SHAPE)
-_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, BadZipFile, MemoryError)
 AGAIN = "get it again, or delete it and let it be downloaded"
 
 
@@ -165,129 +163,6 @@ def read_cifar_python(
         images.append(data.reshape(-1, *_CIFAR_SHAPE))
         labels.append(found)
     return np.concatenate(images), np.concatenate(labels)
-
-
-def read_image_folder(folder: Path) -> tuple[NDArray[np.uint8], Labels]:
-    """Images in one sub-folder per class; classes are numbered in the order of their names.
-
-    Needs Pillow. All images must have one size; grey ones give [n, height, width], others
-    [n, 3, height, width].
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> read_image_folder(folder)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        upgd.streams.readers.DataError: ...: has no sub-folders; put each class in a sub-folder ...
-    """
-    try:
-        pillow = importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise DataError(folder, "reading images needs Pillow", "pip install pillow") from error
-    classes = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not classes:
-        raise DataError(folder, "has no sub-folders", "put each class in a sub-folder of its own")
-    images: list[NDArray[np.uint8]] = []
-    labels = []
-    for label, sub in enumerate(classes):
-        files = sorted(f for f in sub.iterdir() if f.suffix.lower() in _IMAGES)
-        if not files:
-            raise DataError(sub, "has no images", "add some, or remove the folder")
-        for file in files:
-            images.append(_image(pillow, file))
-            labels.append(label)
-            if images[-1].shape != images[0].shape:
-                wrong = f"has shape {images[-1].shape}, the first image {images[0].shape}"
-                raise DataError(file, wrong, "give all images one size and one mode")
-    return np.stack(images), np.array(labels, dtype=np.int64)
-
-
-def _image(pillow: Any, file: Path) -> NDArray[np.uint8]:
-    try:
-        with pillow.open(file) as image:
-            grey = image.mode in ("1", "L")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
-    except Exception as error:  # Pillow's plugins raise many kinds
-        raise DataError(file, f"is not an image ({error})", "repair or remove it") from error
-    return pixels if grey else pixels.transpose(2, 0, 1)
-
-
-def read_npz(path: Path, split: str = "train") -> tuple[Inputs, Labels, int]:
-    """The documented ``.npz``: a NumPy archive without pickled objects.
-
-    ============== =========================================================================
-    `inputs`       uint8 images [n, …], or features [n, d] of any float type; or uint8 codes
-    `labels`       integers [n] from 0
-    `test_inputs`  optional, with `test_labels`: the same for the test split
-    `scale`        optional: inputs are codes, and features are ``(codes · scale)²``
-    `top`          optional: the brightest value of uint8 images, 255 if absent
-    ============== =========================================================================
-
-    Returns:
-        Inputs, labels and `top`.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(file, inputs=np.zeros((2, 3), np.float32), labels=[0, 1])
-        >>> read_npz(file)[1]
-        array([0, 1])
-    """
-    prefix = "" if split == "train" else "test_"
-    wanted = (prefix + "inputs", prefix + "labels")
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(path, "is a single array, not an .npz", "write it with np.savez")
-        with archive:
-            keep = (*wanted, "scale", "top")
-            arrays = {name: archive[name] for name in keep if name in archive}
-            names = sorted(archive)
-    except DataError:
-        raise
-    except _UNREADABLE as error:
-        raise DataError(path, f"is not a readable .npz ({error})") from error
-    if missing := [name for name in wanted if name not in arrays]:
-        wrong = f"has no {' and no '.join(missing)} (it holds {', '.join(names) or 'nothing'})"
-        raise DataError(path, wrong, "add them, see upgd.streams.read_npz")
-    inputs, labels = (arrays[name] for name in wanted)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or inputs.shape[:1] != labels.shape:
-        wrong = f"{labels.dtype} labels {labels.shape} do not fit inputs {inputs.shape}"
-        raise DataError(path, wrong, "labels are one integer per input")
-    if len(labels) == 0:
-        raise DataError(path, "has no samples")
-    return _npz_inputs(path, inputs, arrays), labels.astype(np.int64), _top(path, arrays)
-
-
-def _npz_inputs(path: Path, inputs: NDArray[Any], arrays: Mapping[str, NDArray[Any]]) -> Inputs:
-    if inputs.ndim < 2:
-        raise DataError(path, f"inputs have shape {inputs.shape}", "give them as [n, …]")
-    if "scale" in arrays:
-        scale = arrays["scale"]
-        if inputs.dtype != np.uint8 or scale.dtype.kind != "f":
-            wrong = f"has a {scale.dtype} scale for {inputs.dtype} inputs"
-            raise DataError(path, wrong, "scale is a float for codes of type uint8")
-        if scale.shape not in ((), inputs.shape[1:]):
-            wrong = f"has a scale of shape {scale.shape} for inputs {inputs.shape}"
-            raise DataError(path, wrong, "give one number, or one per feature")
-        inputs = np.square(inputs * scale.astype(np.float32), dtype=np.float32)
-    if inputs.dtype == np.uint8:
-        return inputs
-    if inputs.dtype.kind != "f":
-        raise DataError(path, f"inputs are {inputs.dtype}", "give uint8 images or float features")
-    features = inputs.astype(np.float32, copy=False)
-    if not np.isfinite(features).all():
-        raise DataError(path, "inputs are not all finite", "remove NaN and Inf")
-    return features
-
-
-def _top(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    if "top" not in arrays:
-        return 255
-    top = arrays["top"]
-    if top.shape != () or top.dtype.kind not in "iu" or not 1 <= int(top) <= 255:
-        raise DataError(path, f"has top {top!r}", "give one integer from 1 to 255")
-    return int(top)
 
 
 def check_labels(path: Path | str, labels: Labels, classes: int) -> None:
