@@ -1,0 +1,339 @@
+"""``upgd data``: what data there are, and how they are fetched, checked and converted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import filesize
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from upgd.cli.app import F, app, err, mistakes_are_one_line, out
+from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
+from upgd.streams import check as check_data
+from upgd.streams.convert import Content, describe, read_source, write_content
+from upgd.streams.datasets import splits_of
+from upgd.streams.download import fetch as download
+from upgd.streams.extract import extract, list_images
+from upgd.streams.files import find
+from upgd.streams.readers import DataError, OnProgress
+
+data = typer.Typer(
+    help="Find, fetch, check and convert the data behind the problems.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(data, name="data")
+
+NAMES = ("digits", *DATASETS)
+DATA_DIR = Annotated[
+    Path | None,
+    typer.Option(
+        help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False
+    ),
+]
+AS_JSON = Annotated[bool, typer.Option("--json", help="For scripts.")]
+QUIET = Annotated[bool, typer.Option(help="No progress, no summary.")]
+FORCE = Annotated[bool, typer.Option(help="Replace TARGET if it exists.")]
+NAME = Annotated[
+    str,
+    typer.Option(
+        help="The dataset that it is to be, whose shape and classes are then checked; "
+        "default TARGET's name, if there is a dataset of that name.",
+        show_default=False,
+    ),
+]
+
+
+def command(name: str) -> Callable[[F], F]:
+    """A command of ``upgd data``. No study is interrupted here, and none to be resumed."""
+
+    def register(function: F) -> F:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except KeyboardInterrupt:
+                err.print("interrupted; no file was half written", style="yellow")
+                raise typer.Exit(130) from None
+
+        data.command(name)(mistakes_are_one_line(guarded))
+        return function
+
+    return register
+
+
+@command("list")
+def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
+    """Show every dataset: where it was found, how many samples, which problems need it.
+
+    Looks only at what is needed to count; 'upgd data check' reads everything.
+    """
+    _must_exist(data_dir)
+    found = {name: _look(name, data_dir) for name in NAMES}
+    if as_json:
+        searched = [str(folder) for folder in search_path(data_dir)]
+        print(json.dumps({"searched": searched, "datasets": found}))
+        return
+    table = Table()
+    for column in ("dataset", "samples", "needed by"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for name, facts in found.items():
+        samples = [str(n) for n in facts["samples"].values() if n is not None] or ["-"]
+        where = facts["error"] or facts["source"] or "missing"
+        table.add_row(name, " + ".join(samples), "\n".join(facts["problems"]), where)
+    out.print(table)
+    out.print(f"searched: {', '.join(map(str, search_path(data_dir)))}", soft_wrap=True)
+    if any(facts["error"] or not facts["source"] for facts in found.values()):
+        out.print("'upgd data check NAME' says what is wrong and what to put where")
+
+
+def _look(name: str, data_dir: Path | None) -> dict[str, Any]:
+    """Where a dataset lies and how large it is, without reading it."""
+    facts: dict[str, Any] = {"source": None, "samples": {}, "error": None}
+    facts["problems"] = [p.name for p in PROBLEMS.values() if p.dataset == name]
+    for split in splits_of(name):
+        facts["samples"][split] = None
+        try:
+            if name == "digits":
+                where, count = "scikit-learn", len(load(name, split))
+            elif source := find(name, split, search_path(data_dir)):
+                where, count = str(source.paths[0]), source.samples()
+            else:
+                continue
+        except (DataError, ImportError, OSError) as error:
+            facts["error"] = str(error)
+            continue
+        facts["source"] = facts["source"] or where
+        facts["samples"][split] = count
+    return facts
+
+
+@command("fetch")
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="mnist, emnist47, cifar10.")],
+    data_dir: DATA_DIR = None,
+    quiet: QUIET = False,
+) -> None:
+    """Download public datasets, with checksums, into the first folder that is searched.
+
+    What is there already is not downloaded again. Without a network, says which file to put
+    where.
+    """
+    for name in names:
+        splits_of(name)  # all names, before the first download
+    for name in names:
+        try:
+            facts = check_data(name, data_dir)
+        except DataNotFoundError:
+            with _download_bar(name, quiet) as bar:
+                download(name, search_path(data_dir)[0], bar)
+            facts = check_data(name, data_dir)
+        if not quiet:
+            _tell(name, facts)
+
+
+@command("check")
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Datasets, or .npz files; default all there are.")
+    ] = None,
+    data_dir: DATA_DIR = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Read datasets whole: a truncated or wrong file is named, and the exit code is 2."""
+    _must_exist(data_dir)
+    for name in names or []:
+        if not name.endswith(".npz"):
+            splits_of(name)
+    told: dict[str, Any] = {}
+    for name in names or NAMES:
+        try:
+            facts = check_data(name, data_dir)
+        except (DataError, DataNotFoundError, ImportError) as error:
+            absent = not names and isinstance(error, DataNotFoundError)
+            told[name] = {"missing" if absent else "error": str(error)}
+            if absent and not as_json:
+                out.print(f"{name}: missing", highlight=False)
+            elif not as_json:
+                err.print(f"upgd: {error}", style="red", markup=False, soft_wrap=True)
+        else:
+            told[name] = {"splits": [f._asdict() for f in facts]}
+            if not as_json:
+                _tell(name, facts)
+    if as_json:
+        print(json.dumps(told))
+    if any("error" in entry for entry in told.values()):
+        raise typer.Exit(2)
+
+
+@command("convert")
+def convert(
+    source: Annotated[Path, typer.Argument(help="A folder, or an .npz with other names.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, NAME.npz.")],
+    name: NAME = "",
+    force: FORCE = False,
+    quiet: QUIET = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """Write one compressed .npz, which loads wherever the originals would.
+
+    SOURCE may be a folder with idx files (MNIST, EMNIST; .gz or not), with CIFAR-10's binary or
+    python batches, with images in a sub-folder per class (directly, or below train and test), or
+    with sprites: large images that are grids of small square ones, and a labels.npz with the
+    labels of each under its name. Or an .npz with inputs, images, features or codes (uint8, with
+    scale: a feature is (code * scale) ** 2) and labels.
+
+    Example: upgd data convert ~/cifar-10-batches-py ~/data/cifar10.npz
+    """
+    known = _target(target, name, force)
+    with _bar(f"reading {source.name}", quiet or as_json) as on_progress:
+        content = read_source(source, known, on_progress)
+    _write(target, content, known, quiet, as_json)
+
+
+@command("features")
+def features(
+    images: Annotated[Path, typer.Argument(help="A folder; an image's class is its folder.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, such as mini-imagenet.npz.")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="State dict of a ResNet-50; default torchvision's own, which it downloads.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    name: NAME = "",
+    force: FORCE = False,
+    quiet: QUIET = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """Write the features of images: 2048 numbers each, by a frozen ResNet-50 of ImageNet.
+
+    Images are cut to their middle square and scaled to 84x84; features are averages over the last
+    layer's places. mini-ImageNet's train, val and test folders may lie side by side in IMAGES:
+    they make one dataset. Needs torchvision.
+
+    Example: upgd data features ~/mini-imagenet ~/data/mini-imagenet.npz --device cuda
+    """
+    known = _target(target, name, force)
+    files, labels, classes = list_images(images)
+    if known and len(classes) > DATASETS[known].classes:
+        wrong = f"has {len(classes)} classes, {known} has {DATASETS[known].classes}"
+        raise DataError(images, wrong, "give TARGET another name")
+    with _bar(f"{len(files)} images", quiet or as_json) as on_progress:
+        seen = extract(files, weights, device, batch, on_progress)
+    content = {"inputs": seen, "labels": np.array(labels), "names": np.array(classes)}
+    _write(target, content, known, quiet, as_json)
+
+
+# ---- what they share
+
+
+def _must_exist(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise ValueError(f"{data_dir}: no such folder; --data-dir is where the data are")
+
+
+def _tell(name: str, facts: list[Facts]) -> None:
+    published = DATASETS[name].published if name in DATASETS else ()
+    parts = []
+    for i, split in enumerate(facts):
+        fewer = i < len(published) and split.samples < published[i]
+        more = f" (published: {published[i]})" if fewer else ""
+        parts.append(f"{split.samples} {split.split}{more}")
+    shape = "×".join(map(str, facts[0].shape))
+    line = f"{name}: {' + '.join(parts)} of {shape}, {facts[0].classes} classes, fine"
+    out.print(f"{line}  {facts[0].source}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _target(target: Path, name: str, force: bool) -> str | None:
+    """The dataset that a file to be written is, if known; before any work is done."""
+    if target.suffix != ".npz":
+        raise ValueError(f"{target} must end in .npz; such as {target.with_suffix('.npz').name}")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; name a file in it")
+    if target.exists() and not force:
+        raise ValueError(f"{target} exists; --force replaces it")
+    if name and name not in DATASETS:
+        splits_of(name)
+        raise ValueError(f"{name} is embedded and needs no file; there are {', '.join(DATASETS)}")
+    return name or (target.stem if target.stem in DATASETS else None)
+
+
+def _write(target: Path, content: Content, known: str | None, quiet: bool, as_json: bool) -> None:
+    with _bar(f"writing {target.name}", quiet or as_json):
+        write_content(target, content, known)
+    splits, size = describe(content), target.stat().st_size
+    if as_json:
+        facts = {"target": str(target), "bytes": size, "dataset": known}
+        print(json.dumps(facts | {"splits": [split._asdict() for split in splits]}))
+    elif not quiet:
+        for split in splits:
+            shape = "×".join(map(str, split.shape))
+            line = f"{split.split}: {split.samples} of {shape}, {split.dtype}"
+            out.print(f"{line}, {split.classes} classes", highlight=False)
+        out.print(f"wrote {target} ({filesize.decimal(size)})", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _bar(what: str, quiet: bool) -> Iterator[OnProgress | None]:
+    """A line that moves, where there is a terminal, else nothing."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Bytes:
+    """A progress bar as pooch wants one."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self.progress, self.task = progress, progress.add_task(name, total=None)
+
+    @property
+    def total(self) -> float | None:
+        return self.progress.tasks[self.task].total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self.progress.reset(self.task, total=size)
+
+    def update(self, size: int) -> None:
+        self.progress.advance(self.task, size)
+
+    def reset(self) -> None:
+        self.progress.reset(self.task)
+
+    def close(self) -> None:
+        """Nothing: the next file goes on in the same line."""
+
+
+@contextmanager
+def _download_bar(name: str, quiet: bool) -> Iterator[Any]:
+    if quiet or not err.is_terminal:
+        yield False
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+        yield _Bytes(bar, name)

@@ -1,0 +1,238 @@
+"""Makes the documented ``.npz`` (:func:`upgd.streams.read_npz`) out of the files people have."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.streams.files import (
+    DATASETS,
+    Source,
+    find_cifar,
+    find_idx,
+    find_original,
+    npz_source,
+    places,
+)
+from upgd.streams.images import (
+    class_names,
+    has_sprites,
+    read_image_folder,
+    read_sprite_labels,
+    read_sprites,
+)
+from upgd.streams.npz import read_arrays, save_npz
+from upgd.streams.readers import DataError, OnProgress
+
+Content = dict[str, NDArray[Any]]
+"""Arrays under the names of the documented ``.npz``."""
+
+_SPLITS = {"train": "", "test": "test_"}
+_KINDS = ("inputs", "images", "features", "codes")
+_UNDERSTOOD = (
+    "it may hold idx files, CIFAR-10 batches, sprites with labels.npz, or a sub-folder of images "
+    "per class"
+)
+
+
+class Written(NamedTuple):
+    """What is in a written split.
+
+    Example:
+        >>> Written("train", 5, (28, 28), "uint8", 3).samples
+        5
+    """
+
+    split: str
+    samples: int
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int
+
+
+def read_source(source: Path, name: str | None, on_progress: OnProgress | None = None) -> Content:
+    """The content of a folder or an ``.npz``, whichever way it is laid out.
+
+    Folders: idx files, CIFAR-10 batches, sprites (:func:`upgd.streams.read_sprites`), or images
+    with one sub-folder per class, either directly or below ``train`` and ``test``. An ``.npz``
+    may call its inputs ``inputs``, ``images``, ``features`` or ``codes`` (with ``scale``), or use
+    the names of Keras, ``x_train`` and ``y_train``.
+
+    Args:
+        source: a folder or an ``.npz``.
+        name: of the dataset that this is, if one of :data:`DATASETS`.
+        on_progress: told how many files are read, where there are many.
+
+    Raises:
+        DataError: nothing is understood, or a file is wrong.
+    """
+    if source.is_file():
+        return _from_npz(source)
+    if not source.is_dir():
+        raise DataError(source, "no such file or folder", "check the path")
+    for read in (_from_originals, _from_idx, _from_cifar):
+        if content := read(source, name):
+            return content
+    if has_sprites(source):
+        return _from_sprites(source, on_progress)
+    if class_names(source):
+        return _from_images(source, on_progress)
+    raise DataError(source, "holds nothing that can be converted", _UNDERSTOOD)
+
+
+def write_content(path: Path, content: Mapping[str, NDArray[Any]], name: str | None) -> None:
+    """Write a ``.npz`` that can be loaded; what cannot never gets its name.
+
+    Args:
+        path: where.
+        content: its arrays.
+        name: of the dataset whose shape and classes it must have, if one of :data:`DATASETS`.
+
+    Raises:
+        DataError: the content is not what it should be, or the disk is full.
+    """
+    known = DATASETS.get(name or "")
+    if known is not None and known.has_test and "test_inputs" not in content:
+        wrong = f"has no test split, and {name} is published with one"
+        raise DataError(path, wrong, "add the test files to the source")
+
+    def verify(written: Path) -> None:
+        try:
+            for split, prefix in _SPLITS.items():
+                if prefix + "inputs" in content:
+                    npz_source(written, split, known).read()
+        except DataError as error:  # under the name that the user knows
+            raise DataError(path, f"not written: {error.wrong}", error.way_out) from error
+
+    save_npz(path, _small(content), verify)
+
+
+def describe(content: Mapping[str, NDArray[Any]]) -> list[Written]:
+    """The splits of a content.
+
+    Example:
+        >>> describe({"inputs": np.zeros((2, 3), np.float16), "labels": np.array([0, 5])})
+        [Written(split='train', samples=2, shape=(3,), dtype='float16', classes=2)]
+    """
+    found = []
+    for split, prefix in _SPLITS.items():
+        if prefix + "inputs" in content:
+            inputs, labels = content[prefix + "inputs"], content[prefix + "labels"]
+            kind = "uint8 codes" if "scale" in content else str(inputs.dtype)
+            classes = len(np.unique(labels))
+            found.append(Written(split, len(inputs), tuple(inputs.shape[1:]), kind, classes))
+    return found
+
+
+def _small(content: Mapping[str, NDArray[Any]]) -> Content:
+    """With labels in as few bytes as they need."""
+    small = dict(content)
+    for prefix in _SPLITS.values():
+        labels = small.get(prefix + "labels")
+        if labels is not None and labels.size and labels.dtype.kind in "iu" and labels.min() >= 0:
+            small[prefix + "labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
+    return small
+
+
+# ---- folders
+
+
+def _from_sources(train: Source | None, test: Source | None) -> Content | None:
+    content: Content = {}
+    for prefix, source in (("", train), ("test_", test)):
+        if source is not None:
+            content[prefix + "inputs"], content[prefix + "labels"], _ = source.read()
+    if content and train is None:
+        assert test is not None
+        raise DataError(test.paths[0], "is there without its training data", "add those files")
+    return content or None
+
+
+def _from_originals(folder: Path, name: str | None) -> Content | None:
+    """By the names that this dataset's files have."""
+    if name is None or name not in DATASETS:
+        return None
+    for place in places(name, folder):
+        find = partial(find_original, name, folder=place)
+        if content := _from_sources(find(split="train"), find(split="test")):
+            return content
+    return None
+
+
+def _from_idx(folder: Path, name: str | None) -> Content | None:
+    """Any pair of idx files, if they are one set's."""
+    pattern = re.compile(r"(.*?)(train|test|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?")
+    matches = (pattern.fullmatch(file.name) for file in folder.iterdir())
+    prefixes = sorted({match[1] for match in matches if match})
+    if len(prefixes) > 1:
+        wrong = f"holds the idx files of {len(prefixes)} sets ({', '.join(prefixes)})"
+        raise DataError(folder, wrong, "put those of one set into a folder of their own")
+    if not prefixes:
+        return None
+    find = partial(
+        find_idx, folder=folder, prefix=glob.escape(prefixes[0]), known=DATASETS.get(name or "")
+    )
+    return _from_sources(find(split="train"), find(split="test"))
+
+
+def _from_cifar(folder: Path, name: str | None) -> Content | None:
+    return _from_sources(find_cifar("train", folder), find_cifar("test", folder))
+
+
+def _from_sprites(folder: Path, on_progress: OnProgress | None) -> Content:
+    content: Content = {}
+    content["inputs"], content["labels"] = read_sprites(folder, False, on_progress)
+    if read_sprite_labels(folder, test=True):
+        inputs, labels = read_sprites(folder, True, on_progress)
+        content |= {"test_inputs": inputs, "test_labels": labels}
+    return content
+
+
+def _from_images(folder: Path, on_progress: OnProgress | None) -> Content:
+    split = (folder / "train").is_dir() and bool(class_names(folder / "train"))
+    train = folder / "train" if split else folder
+    names = class_names(train)
+    content: Content = {"names": np.array(names)}
+    content["inputs"], content["labels"] = read_image_folder(train, names, on_progress)
+    if split and (folder / "test").is_dir():
+        inputs, labels = read_image_folder(folder / "test", names, on_progress)
+        content |= {"test_inputs": inputs, "test_labels": labels}
+    return content
+
+
+# ---- .npz
+
+
+def _from_npz(file: Path) -> Content:
+    content: Content = {}
+    for split, prefix in _SPLITS.items():
+        inputs = (*(prefix + kind for kind in _KINDS), f"x_{split}")
+        labels = (prefix + "labels", f"y_{split}")
+        arrays, all_names = read_arrays(file, (*inputs, *labels))
+        chosen = [next((n for n in names if n in arrays), None) for names in (inputs, labels)]
+        if chosen == [None, None] and prefix:
+            continue
+        for name, choices in zip(chosen, (inputs, labels), strict=True):
+            if name is None:
+                wrong = f"has none of {', '.join(choices)} (it holds {', '.join(all_names)})"
+                raise DataError(file, wrong, "rename its arrays")
+        content[prefix + "inputs"] = _channels_first(arrays[str(chosen[0])])
+        content[prefix + "labels"] = arrays[str(chosen[1])]
+    others, _ = read_arrays(file, ("scale", "top", "names", "wnids"))
+    if "wnids" in others:
+        others["names"] = others.pop("wnids")
+    return content | others
+
+
+def _channels_first(inputs: NDArray[Any]) -> NDArray[Any]:
+    """Colour images [n, height, width, 3] as [n, 3, height, width]; others as they are."""
+    if inputs.ndim == 4 and inputs.shape[-1] == 3 and inputs.shape[1] != 3:
+        return np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+    return inputs
