@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +15,7 @@ from typer.testing import CliRunner
 import upgd
 from upgd.cli import app
 from upgd.study import Ledger, RunSpec, SpecError
-from upgd.study.work import prepare, work
+from upgd.study.work import prepare
 
 PROBLEM = "label-permuted-digits"
 
@@ -134,41 +129,3 @@ def test_divergence_ends_a_run_and_not_the_study(tmp_path: Path) -> None:
         runs = list(ledger.runs())
         assert [run.state for run in runs] == ["diverged", "diverged"]
         assert all(run.result.diverged_at < 4000 for run in runs)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_killed_studies_resume_to_the_same_result(tmp_path: Path) -> None:
-    """Killed in mid-run several times, then resumed: as if nothing had happened."""
-    options = {"window": 100}
-    specs = [RunSpec(PROBLEM, "upgd", {"lr": 0.01}, seed, 800, options) for seed in range(2)]
-    for name in ("killed", "whole"):
-        with Ledger.open(tmp_path / name) as ledger:
-            ledger.add(specs)
-    script = (
-        "import sys; from upgd.study import Ledger; from upgd.study.work import work\n"
-        "print('begun', flush=True)\n"
-        "work(Ledger.open(sys.argv[1]), lease_seconds=1.0, checkpoint_seconds=0.2)\n"
-    )
-    for pause in (0.6, 0.9, 1.3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / "killed")],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(1.1)  # let its lease run out
-    for name in ("killed", "whole"):
-        with Ledger.open(tmp_path / name) as ledger:
-            work(ledger)
-            assert ledger.counts()["done"] == 2
-    with Ledger.open(tmp_path / "killed") as killed, Ledger.open(tmp_path / "whole") as whole:
-        for spec in specs:
-            for metric in ("accuracy", "loss", "plasticity"):
-                np.testing.assert_array_equal(
-                    killed.series(spec.key, metric), whole.series(spec.key, metric)
-                )
-    assert not list((tmp_path / "killed" / "checkpoints").glob("*.npz"))

@@ -222,6 +222,54 @@ def test_expired_lease_is_taken_over_and_the_old_owner_rejected(tmp_path: Path) 
     check(tmp_path)
 
 
+def test_a_run_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
+    clock = Clock()
+    with Ledger.open(tmp_path, now=clock) as ledger:
+        ledger.add(specs(2))
+        for attempt in range(1, 6):
+            [claim] = ledger.claim("me", 10, where={"seed": 0})
+            assert claim.attempt == attempt
+            clock.time += 5
+            ledger.heartbeat(claim)  # alive, but nothing is kept of it
+            clock.time += 100
+        [other] = ledger.claim("me", 10, limit=2)  # gives up the first and takes the second
+        assert other.spec.seed == 1
+        run = ledger.get(claim.spec.key)
+        assert (run.state, run.attempts) == ("failed", 5)
+        assert run.error is not None
+        assert "5 attempts that ended without a word" in run.error
+        assert "upgd resume --retry" in run.error
+        with pytest.raises(LeaseLostError, match="already failed"):
+            ledger.finish(claim, result_of(claim.spec))
+        ledger.finish(other, result_of(other.spec))
+        assert ledger.claim("me", 10) == []
+        assert ledger.retry_failed() == 1
+        [again] = ledger.claim("me", 10)
+        ledger.finish(again, result_of(again.spec))
+        assert ledger.get(again.spec.key).error is None
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("sign", ["checkpoint", "release", "flaky"])
+def test_a_run_that_is_heard_of_is_not_given_up(tmp_path: Path, sign: str) -> None:
+    clock = Clock()
+    with Ledger.open(tmp_path, now=clock) as ledger:
+        ledger.add(specs(1))
+        for attempt in range(1, 40):
+            [claim] = ledger.claim("me", 10)
+            if attempt % 5 == 0:  # four times nothing, then a sign of life
+                if sign == "checkpoint":
+                    ledger.heartbeat(claim, progress=True)
+                elif sign == "release":
+                    ledger.release(claim)
+                else:
+                    ledger.fail(claim, "flaky", retry=True)
+            if sign == "checkpoint" and attempt % 2:
+                ledger.evict("me")  # known to be dead
+            clock.time += 100
+        assert ledger.get(claim.spec.key).attempts == 39
+
+
 def test_late_owner_may_finish_while_nobody_else_came(tmp_path: Path) -> None:
     clock = Clock()
     with Ledger.open(tmp_path, now=clock) as ledger:

@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 import upgd
-from upgd.streams import DataError
+from upgd.streams import DataError, DataNotFoundError
 from upgd.study import StudyError
 
+F = TypeVar("F", bound=Callable[..., Any])
+out, err = Console(), Console(stderr=True)
+
+
+class Commands(TyperGroup):
+    """Commands whose wrong use is told like every other mistake: one line, exit code 2."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line, and end the process unless told otherwise."""
+        given = (args, prog_name, complete_var, False, windows_expand_args)
+        if not standalone_mode:
+            return super().main(*given, **extra)
+        try:
+            code = super().main(*given, **extra)
+        except Exception as error:
+            context = getattr(error, "ctx", None)
+            if not hasattr(error, "format_message"):
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()  # type: ignore[attr-defined]
+            else:
+                what = error.format_message().rstrip(".")
+                way_out = f"; '{context.command_path} --help' explains" if context else ""
+                tell(what + way_out)
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Run streaming continual-learning studies; a study is a folder, and nothing is lost.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out, err = Console(), Console(stderr=True)
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def mistakes_are_one_line(command: F) -> F:
@@ -31,10 +69,17 @@ def mistakes_are_one_line(command: F) -> F:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (StudyError, DataError, ValueError, FileNotFoundError) as error:
+        except DataNotFoundError as error:
+            _fail(str(error), lines=True)  # says which file to put where
+        except (StudyError, DataError, ValueError, ImportError) as error:
             _fail(str(error))
+        except OSError as error:
+            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+            _fail(where + (error.strerror or str(error)))
         except KeyError as error:
             _fail(str(error.args[0]))
+        except MemoryError as error:
+            _fail(f"out of memory: {error}; choose something smaller")
         except KeyboardInterrupt:
             err.print("interrupted; 'upgd resume' goes on from here", style="yellow")
             raise typer.Exit(130) from None
@@ -42,8 +87,28 @@ def mistakes_are_one_line(command: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
-def _fail(message: str) -> NoReturn:
-    err.print(f"upgd: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+def printable(text: object, lines: bool = False) -> str:
+    r"""Text that any terminal takes: what cannot be printed is escaped.
+
+    >>> printable("caf\u00e9\n\x1b[31m")
+    'café\\n\\x1b[31m'
+    """
+    return "".join(
+        c
+        if c.isprintable() or (lines and c == "\n")
+        else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in str(text)
+    )
+
+
+def tell(message: str, lines: bool = False) -> None:
+    """Say what is wrong."""
+    text = f"upgd: {printable(message, lines)}"
+    err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _fail(message: str, lines: bool = False) -> NoReturn:
+    tell(message, lines)
     raise typer.Exit(2)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
 from upgd.optim.registry import get as get_method
+
+MOST_SEEDS = 100_000
 
 
 def whole(name: str, text: str) -> int:
@@ -10,26 +16,31 @@ def whole(name: str, text: str) -> int:
     try:
         value = float(text)
     except ValueError:
-        value = float("nan")
-    if not value >= 1 or value != int(value):
+        value = math.nan
+    if not (1 <= value < math.inf and value.is_integer()):
         raise ValueError(f"{name} must be a whole number from 1 on, such as 1e6; got {text!r}")
     return int(value)
 
 
 def seed_list(text: str) -> list[int]:
     """Seeds from their number (20), a list (3,5) or a range (0-4)."""
-    try:
+    seeds: Sequence[int] = ()
+    with suppress(ValueError, OverflowError):
         if "," in text:
-            return [int(part) for part in text.split(",") if part]
-        if "-" in text.strip("-"):
+            seeds = [int(part) for part in text.split(",") if part]
+        elif "-" in text:
             first, last = (int(part) for part in text.split("-"))
-            return list(range(first, last + 1))
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"seeds are a number (20), a list (3,5) or a range (0-4); got {text!r}")
-    return list(range(count))
+            seeds = range(first, last + 1)
+        else:
+            seeds = range(int(text))
+        if len(seeds) > MOST_SEEDS:
+            raise OverflowError
+        if seeds and min(seeds) >= 0:
+            return list(dict.fromkeys(seeds))
+    raise ValueError(
+        f"seeds are a number (20), a list (3,5) or a range (0-4), from 0 on and at most "
+        f"{MOST_SEEDS}; got {text!r}"
+    )
 
 
 def hyperparameters(methods: list[str], settings: list[str]) -> dict[str, dict[str, float]]:

@@ -10,14 +10,23 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from upgd.cli.app import app, err, mistakes_are_one_line, out
+from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
+from upgd.engine import Setting
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
 from upgd.study.work import Progress as RunProgress
-from upgd.study.work import Tally, prepare, work
+from upgd.study.work import Tally, check_device, prepare, work
+
+DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]
+DEVICE = Annotated[str, typer.Option(help="cpu or cuda.")]
+QUIET = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
+CHECKPOINT = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
+]
 
 
 @app.command()
@@ -31,8 +40,8 @@ def run(
         list[str] | None, typer.Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
     ] = None,
     study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data are looked for first.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data_dir: DATA_DIR = None,
+    device: DEVICE = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Samples per update.")] = 1,
     restart: Annotated[bool, typer.Option(help="A fresh learner for every task.")] = False,
     held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
@@ -42,8 +51,9 @@ def run(
         int, typer.Option(min=0, help="Samples per task; default the problem's.")
     ] = 0,
     dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress, no table.")] = False,
+    quiet: QUIET = False,
     as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
+    checkpoint_seconds: CHECKPOINT = None,
 ) -> None:
     """Run methods on a problem; what the study has already is not run again."""
     row = get_problem(problem)
@@ -59,38 +69,56 @@ def run(
         for name, hyper in hyperparameters(methods, settings or []).items()
         for seed in seed_list(seeds)
     ]
+    check_device(device)
     if row.dataset is not None:
         check(row.dataset, data_dir)  # a wrong file is found before anything starts
     for spec in {s.method: s for s in specs}.values():
-        prepare(spec, data_dir, device)
+        _check_length(spec, prepare(spec, data_dir, device).setting)
     folder = study if study is not None else Path("studies") / row.name
     if dry_run:
         known = _known(folder)
         missing = [s for s in specs if s.key not in known]
-        out.print(f"{len(missing)} of {len(specs)} runs to do in {folder}: {length} steps each")
+        where = printable(folder)
+        out.print(f"{len(missing)} of {len(specs)} runs to do in {where}: {length} steps each")
         return
     with Ledger.open(folder) as ledger:
         ledger.add(specs)
         keys = [spec.key for spec in specs]
-        _work(ledger, {"key": keys}, len(specs), data_dir, device, quiet)
+        tally = _work(ledger, {"key": keys}, data_dir, device, quiet, checkpoint_seconds)
         if not quiet:
             show_study(ledger, folder, as_json, set(keys))
+    _end(tally)
 
 
 @app.command()
 @mistakes_are_one_line
 def resume(
     study: Annotated[Path, typer.Argument(help="A study's folder.")],
-    data_dir: Annotated[Path | None, typer.Option(help="Where data are looked for first.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    quiet: Annotated[bool, typer.Option(help="No progress, no table.")] = False,
+    data_dir: DATA_DIR = None,
+    device: DEVICE = "cpu",
+    retry: Annotated[bool, typer.Option("--retry", help="Also try failed runs again.")] = False,
+    quiet: QUIET = False,
+    checkpoint_seconds: CHECKPOINT = None,
 ) -> None:
     """Finish what a study has begun."""
     with Ledger.open(study, create=False) as ledger:
-        counts = ledger.counts()
-        _work(ledger, None, counts["pending"] + counts["running"], data_dir, device, quiet)
+        if retry:
+            check_device(device)
+            ledger.retry_failed()
+        tally = _work(ledger, None, data_dir, device, quiet, checkpoint_seconds)
         if not quiet:
             show_study(ledger, study, False)
+    _end(tally)
+
+
+def _check_length(spec: RunSpec, setting: Setting) -> None:
+    """A run without a whole window would have no result."""
+    if spec.steps * setting.batch < setting.window:
+        samples = f" of {setting.batch} samples" if setting.batch > 1 else ""
+        raise ValueError(
+            f"{spec.steps} steps{samples} are less than one window of {setting.window} samples, "
+            "so nothing would be measured; give more --steps or a smaller --window"
+        )
 
 
 def _known(folder: Path) -> set[str]:
@@ -103,21 +131,34 @@ def _known(folder: Path) -> set[str]:
 def _work(
     ledger: Ledger,
     where: dict[str, Any] | None,
-    total: int,
     data_dir: Path | None,
     device: str,
     quiet: bool,
-) -> None:
+    checkpoint_seconds: float | None,
+) -> Tally:
+    keys = None if where is None else where["key"]
+    total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     with _progress(total, quiet) as on_progress:
-        tally = work(ledger, data_dir=data_dir, device=device, where=where, on_progress=on_progress)
-    _report(tally)
-
-
-def _report(tally: Tally) -> None:
+        tally = work(
+            ledger,
+            data_dir=data_dir,
+            device=device,
+            where=where,
+            on_progress=on_progress,
+            checkpoint_seconds=checkpoint_seconds,
+        )
     if tally.diverged:
         err.print(f"{tally.diverged} runs diverged", style="yellow")
     for line in tally.errors:
-        err.print(f"failed: {line}", style="red", markup=False)
+        text = printable(f"failed: {line}")
+        err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    others = [lease for lease in ledger.leases() if keys is None or lease.key in keys]
+    if others:
+        err.print(f"{len(others)} runs are under way in other processes", style="yellow")
+    return tally
+
+
+def _end(tally: Tally) -> None:
     if tally.failed:
         raise typer.Exit(1)
 

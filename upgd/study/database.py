@@ -57,7 +57,7 @@ class Database:
             _opened.add(self)
             self._check_identity()
             if read_only:
-                if self._version() < len(schema.MIGRATIONS):
+                if self._version() < schema.READABLE:
                     raise LedgerError(
                         f"{path} is of an older version of upgd and cannot be upgraded while read "
                         "only; open it once for writing ('upgd resume')"

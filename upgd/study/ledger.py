@@ -4,6 +4,10 @@ Processes share a ledger by leases. A claim holds a run until its lease expires;
 extends it. When a process dies, its lease runs out and another takes the run over with a larger
 token. Should the first come back, its token is stale and the ledger refuses its result: each
 run has one result, from the last process that held it.
+
+A run that ends its process (out of memory, say) would be begun for ever. So the ledger counts how
+often in a row nothing was heard of a run after it was claimed: no result, no failure, no
+checkpoint. After the fifth time it gives up and the run has failed.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from upgd.study.records import STATES, Claim, Lease, Result, Run, from_blob, to_
 from upgd.study.spec import RULES_VERSION, RunSpec
 
 NAME = "ledger.sqlite"
+ATTEMPTS = 5
 Where = Mapping[str, str | int | Collection[str] | Collection[int]]
 
 
@@ -109,7 +114,12 @@ class Ledger:
         return added, len(rows) - added
 
     def claim(
-        self, owner: str, lease_seconds: float, limit: int = 1, where: Where | None = None
+        self,
+        owner: str,
+        lease_seconds: float,
+        limit: int = 1,
+        where: Where | None = None,
+        attempts: int = ATTEMPTS,
     ) -> list[Claim]:
         """Take runs to work on: first those whose lease expired, then pending ones, oldest first.
 
@@ -120,6 +130,8 @@ class Ledger:
             lease_seconds: How long the claim holds without a heartbeat.
             limit: How many runs to take at most.
             where: Restricts problem, method, seed, steps or key to a value or to several.
+            attempts: A run that was claimed so many times in a row and not heard of again has
+                failed, instead of being taken once more.
 
         Returns:
             The claims; fewer than `limit`, or none, where there is no more to do.
@@ -130,7 +142,10 @@ class Ledger:
         now = self._now()
         claims = []
         with self._database.write("claim") as db:
-            for row in _candidates(db, now, limit, accepts):
+            taken, hopeless = _candidates(db, now, limit, accepts, attempts)
+            for row in hopeless:
+                _give_up(db, row)
+            for row in taken:
                 key, attempt = row["key"], row["attempts"] + 1
                 db.execute("DELETE FROM leases WHERE key = ?", (key,))
                 token = db.execute(
@@ -139,14 +154,21 @@ class Ledger:
                 ).lastrowid
                 crash.point("claim: after lease")
                 db.execute(
-                    "UPDATE runs SET state = 'running', attempts = ? WHERE key = ?", (attempt, key)
+                    "UPDATE runs SET state = 'running', attempts = ?, silent = silent + 1 "
+                    "WHERE key = ?",
+                    (attempt, key),
                 )
                 spec = RunSpec.from_json(row["spec"])
                 claims.append(Claim(spec, int(token or 0), owner, lease_seconds, attempt))
         return claims
 
-    def heartbeat(self, claim: Claim) -> float:
+    def heartbeat(self, claim: Claim, progress: bool = False) -> float:
         """Extend a claim; return until when it holds.
+
+        Args:
+            claim: What is worked on.
+            progress: Whether a checkpoint was saved, from which the next attempt will go on:
+                then this one was not in vain.
 
         Raises:
             LeaseLostError: If the run is not the claimant's any more: stop working on it.
@@ -155,6 +177,8 @@ class Ledger:
         with self._database.write("heartbeat") as db:
             _check_held(db, claim)
             db.execute("UPDATE leases SET expires = ? WHERE token = ?", (expires, claim.token))
+            if progress:
+                db.execute("UPDATE runs SET silent = 0 WHERE key = ?", (claim.spec.key,))
         return expires
 
     def finish(self, claim: Claim, result: Result) -> None:
@@ -206,7 +230,7 @@ class Ledger:
     def retry_failed(self) -> int:
         """Let failed runs wait for a claim again; return how many."""
         with self._database.write("retry") as db:
-            query = "UPDATE runs SET state = 'pending' WHERE state = 'failed'"
+            query = "UPDATE runs SET state = 'pending', silent = 0 WHERE state = 'failed'"
             return db.execute(query).rowcount
 
     def leases(self) -> list[Lease]:
@@ -320,14 +344,20 @@ def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
 
 
 def _candidates(
-    db: sqlite3.Connection, now: float, limit: int, accepts: Callable[[sqlite3.Row], bool]
-) -> list[sqlite3.Row]:
+    db: sqlite3.Connection,
+    now: float,
+    limit: int,
+    accepts: Callable[[sqlite3.Row], bool],
+    attempts: int,
+) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
+    """The runs to take, at most `limit`, and those met on the way that are not worth it."""
     expired = """
         SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
         WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ? ORDER BY id
     """
     pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ? ORDER BY id"
     found: list[sqlite3.Row] = []
+    hopeless: list[sqlite3.Row] = []
     for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
         cursor = db.cursor()
         cursor.row_factory = sqlite3.Row
@@ -335,9 +365,19 @@ def _candidates(
             if len(found) >= limit:
                 break
             if accepts(row):
-                found.append(row)
+                (found if row["silent"] < attempts else hopeless).append(row)
         cursor.close()
-    return found
+    return found, hopeless
+
+
+def _give_up(db: sqlite3.Connection, row: sqlite3.Row) -> None:
+    error = (
+        f"gave up after {row['silent']} attempts that ended without a word, as when memory runs "
+        "out; 'upgd resume --retry' tries again"
+    )
+    db.execute("DELETE FROM leases WHERE key = ?", (row["key"],))
+    db.execute("UPDATE runs SET state = 'failed', error = ? WHERE key = ?", (error, row["key"]))
+    crash.point("claim: after giving up")
 
 
 def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
@@ -355,5 +395,5 @@ def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
 
 
 def _leave(db: sqlite3.Connection, claim: Claim, state: str) -> None:
-    db.execute("UPDATE runs SET state = ? WHERE key = ?", (state, claim.spec.key))
+    db.execute("UPDATE runs SET state = ?, silent = 0 WHERE key = ?", (state, claim.spec.key))
     db.execute("DELETE FROM leases WHERE token = ?", (claim.token,))

@@ -63,4 +63,9 @@ MIGRATIONS: list[tuple[str, ...]] = [
         )
         """,
     ),
+    # How many times in a row the run was begun and nothing was heard of it again.
+    ("ALTER TABLE runs ADD COLUMN silent INTEGER NOT NULL DEFAULT 0",),
 ]
+
+READABLE = 1
+"""The oldest version whose results can be read as they are, without bringing it up to date."""

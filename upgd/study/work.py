@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,12 @@ from upgd import metrics
 from upgd.engine import Divergence, EagerRun, Setting
 from upgd.networks import build
 from upgd.optim.registry import get as get_method
-from upgd.streams import Problem
+from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
-from upgd.study.errors import LeaseLostError, SpecError
-from upgd.study.files import load_checkpoint_or_none, save_checkpoint
+from upgd.study import crash
+from upgd.study.alive import departed, present
+from upgd.study.errors import LeaseLostError, LedgerError, SpecError, StudyError
+from upgd.study.files import load_checkpoint_or_none, remove_partial, save_checkpoint
 from upgd.study.ledger import Ledger
 from upgd.study.records import Claim, Result, Series, owner_name
 from upgd.study.spec import RunSpec, Scalar
@@ -127,7 +132,9 @@ def work(
 ) -> Tally:
     """Run what is pending until nothing is left; several processes may share a study.
 
-    An interrupt (Ctrl-C) saves a checkpoint, gives the run back and goes on to the caller.
+    Runs of processes that died are taken over. A run that goes wrong has failed and the next one
+    begins; what is wrong with the machine (its disk, its data, its device) ends the work. An
+    interrupt (Ctrl-C) saves a checkpoint, gives the run back and goes on to the caller.
 
     Args:
         ledger: The study's.
@@ -138,13 +145,71 @@ def work(
         lease_seconds: How long a run stays ours without a sign of life.
         checkpoint_seconds: How often a run is saved; by default so that it costs 2% of the
             time at most, and at least every half minute.
+
+    Raises:
+        SpecError: There is no such device here.
     """
+    check_device(device)
     owner, tally = owner_name(), Tally()
-    while claims := ledger.claim(owner, lease_seconds, where=where):
-        for claim in claims:
-            worker = _Worker(ledger, claim, device, on_progress, checkpoint_seconds)
-            _one(ledger, claim, tally, data_dir, device, worker)
+    _tidy(ledger)
+    with present(ledger.path.parent / "workers", owner):
+        while claims := _claim(ledger, owner, lease_seconds, where):
+            for claim in claims:
+                worker = _Worker(ledger, claim, device, on_progress, checkpoint_seconds)
+                _one(ledger, claim, tally, data_dir, device, worker)
     return tally
+
+
+def check_device(device: str) -> None:
+    """Raise unless learners can run on `device`.
+
+    Raises:
+        SpecError: There is no such device here.
+
+    Example:
+        >>> check_device("cpu")
+        >>> check_device("gpu")
+        Traceback (most recent call last):
+        upgd.study.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
+PyTorch finds a GPU
+    """
+    try:
+        kind = torch.device(device).type
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError):
+        kind = ""
+    if kind in ("", "meta"):
+        raise SpecError(
+            f"cannot run on device {device!r}; 'cpu' always works, 'cuda' where PyTorch finds a GPU"
+        )
+
+
+def _claim(
+    ledger: Ledger, owner: str, lease_seconds: float, where: Mapping[str, Any] | None
+) -> list[Claim]:
+    for dead in departed(ledger.path.parent / "workers"):
+        ledger.evict(dead)
+    return ledger.claim(owner, lease_seconds, where=where)
+
+
+def _tidy(ledger: Ledger) -> None:
+    """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
+    folder = _checkpoints(ledger)
+    remove_partial(folder)
+    for file in folder.glob("*.npz"):
+        with suppress(LedgerError):  # a file that is not ours
+            if ledger.get(file.stem).result is not None:
+                file.unlink(missing_ok=True)
+
+
+def _checkpoints(ledger: Ledger) -> Path:
+    folder = ledger.path.parent / "checkpoints"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StudyError(f"cannot keep checkpoints in {folder}: {reason}; move it away") from error
+    return folder
 
 
 def _one(
@@ -156,7 +221,7 @@ def _one(
     worker: _Worker,
 ) -> None:
     try:
-        worker.begin(prepare(claim.spec, data_dir, device))
+        worker.begin(lambda: prepare(claim.spec, data_dir, device))
         worker.learn()
         ledger.finish(claim, worker.result())
         tally.done += 1
@@ -168,14 +233,53 @@ def _one(
         return
     except KeyboardInterrupt:
         worker.save()
-        ledger.release(claim)
+        with suppress(LeaseLostError):  # just finished
+            ledger.release(claim)
         raise
     except Exception as error:
+        if _is_the_machines(error):
+            with suppress(StudyError):  # the first error is the one to tell
+                ledger.release(claim)
+            raise
         ledger.fail(claim, f"{type(error).__name__}: {error}", retry=False)
         tally.failed += 1
         tally.errors.append(f"{claim.spec.label()}: {error}")
         return
-    worker.checkpoint.unlink(missing_ok=True)
+    worker.forget()
+
+
+def _is_the_machines(error: Exception) -> bool:
+    """Whether the next run would meet the same: a full disk, data that are not here."""
+    if isinstance(error, SpecError):
+        return False
+    return isinstance(error, StudyError | DataError | OSError | ImportError)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait for the end of this; a second one does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody else's business
+        yield
+        return
+    waiting = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal waiting
+        if waiting:
+            raise KeyboardInterrupt
+        waiting = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            raise KeyboardInterrupt
 
 
 class _Worker:
@@ -194,23 +298,25 @@ class _Worker:
         self.ledger, self.claim, self.device = ledger, claim, device
         self.on_progress = on_progress
         self.pause = pause
-        folder = ledger.path.parent / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        self.checkpoint: Path = folder / f"{claim.spec.key}.npz"
+        self.checkpoint: Path = _checkpoints(ledger) / f"{claim.spec.key}.npz"
         self.started = time.time()
         self.wall = 0.0
         self._since = time.monotonic()
         self._saved = self._beaten = self._since
         self._cost = 0.1
+        self._whole = True
 
-    def begin(self, run: EagerRun) -> None:
-        """Take up a checkpoint of the same engine and device, if there is one."""
-        self.run = run
+    def begin(self, make: Callable[[], EagerRun]) -> None:
+        """Take up a checkpoint of this run by the same engine and device, if there is one."""
+        self.run = make()
         found = load_checkpoint_or_none(self.checkpoint)
         if found is not None and found[1].get("stack") == self._stack():
             arrays, meta = found
-            run.restore(arrays, meta["run"])
-            self.wall, self.started = meta["wall"], meta["started"]
+            try:
+                self.run.restore(arrays, meta["run"])
+                self.wall, self.started = float(meta["wall"]), float(meta["started"])
+            except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+                self.run = make()  # of no use: begin anew
         self._since = self._saved = self._beaten = time.monotonic()
 
     def learn(self) -> None:
@@ -221,41 +327,54 @@ class _Worker:
         while run.step < steps:
             before = time.monotonic()
             count = min(piece, steps - run.step)
-            run.advance(count)
+            with _uninterrupted():
+                self._whole = False
+                run.advance(count)
+                self._whole = True
             took = max(time.monotonic() - before, 1e-6)
             piece = max(1, min(100_000, int(count * 0.5 / took)))
             if self.on_progress is not None:
                 latest = {k: v[-1] for k, v in run.meter.closed.items() if v}
                 self.on_progress(Progress(self.claim.spec, run.step, count / took, latest))
-            self._keep(time.monotonic())
+            if run.step < steps:
+                self._keep(time.monotonic())
 
     def _keep(self, now: float) -> None:
         """Save and renew the lease when it is time."""
         pause = self.pause
         if pause is None:
             pause = min(LONGEST_LOSS / 2, max(5.0, self._cost / CHECKPOINT_SHARE))
-        if now - self._saved >= pause:
+        saving = now - self._saved >= pause
+        if saving:
             self.save()
+        if saving or now - self._beaten >= self.claim.lease_seconds / 4:
+            self.ledger.heartbeat(self.claim, progress=saving)
+            self._beaten = time.monotonic()
+        if saving:
             self._cost = time.monotonic() - now
             self._saved = time.monotonic()
-        if now - self._beaten >= self.claim.lease_seconds / 4:
-            self.ledger.heartbeat(self.claim)
-            self._beaten = time.monotonic()
 
     def save(self) -> None:
-        """Write a checkpoint."""
-        if self.run is None or self.run.step == 0:
+        """Write a checkpoint, unless the run stands in the middle of a step."""
+        if self.run is None or self.run.step == 0 or not self._whole:
             return
         arrays, meta = self.run.state()
         facts = {"run": meta, "stack": self._stack(), "wall": self._wall(), "started": self.started}
         save_checkpoint(self.checkpoint, arrays, facts)
+
+    def forget(self) -> None:
+        """Remove the checkpoint: the run is over."""
+        crash.point("forget: before removal")
+        self.checkpoint.unlink(missing_ok=True)
+        crash.point("forget: after removal")
 
     def _wall(self) -> float:
         return self.wall + time.monotonic() - self._since
 
     def _stack(self) -> dict[str, str]:
         """What must be the same for a continued run to be the uninterrupted one."""
-        return {"engine": "eager", "device": self.device, **_versions()}
+        key = self.claim.spec.key
+        return {"run": key, "engine": "eager", "device": self.device, **_versions()}
 
     def result(self, diverged_at: int | None = None) -> Result:
         """What the run gave."""

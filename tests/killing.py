@@ -1,0 +1,176 @@
+"""A process that starts others and kills them: ``python -m tests.killing``.
+
+It has everything imported and no thread, lock or database open, so a copy of it (a fork) is a
+fresh process that is at work within milliseconds. Requests are lines of JSON; so are answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import sklearn.datasets  # noqa: F401 - so that children need not import it
+
+from upgd.cli import main
+from upgd.study import Ledger, RunSpec, crash, work
+from upgd.study.work import work as do_work
+
+ROOT = Path(__file__).parents[1]
+TOY = "toy-changing-inputs"
+WINDOW = {"window": 20}
+
+# One run of each end: done, diverged, failed.
+SMALL = [
+    RunSpec(TOY, "upgd", {"lr": 0.01}, 0, 40, WINDOW),
+    RunSpec(TOY, "sgd", {"lr": 1e6}, 0, 400, WINDOW),
+    RunSpec(TOY, "sgd", {"lr": 0.01}, 0, 40, {"unknown": 1}),
+]
+POISON = RunSpec(TOY, "sgd", {"lr": 0.002}, 0, 40, WINDOW)
+HEALTHY = RunSpec(TOY, "sgd", {"lr": 0.003}, 0, 40, WINDOW)
+
+
+def whole_study(folder: Path, specs: list[RunSpec]) -> None:
+    """A study from its first write to its last, every kind of write among them."""
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        do_work(ledger, checkpoint_seconds=0.0)
+        ledger.export_csv(folder / "runs.csv")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What every run of a study gave, to the last bit; nothing about when and where."""
+    found = {}
+    with Ledger.open(folder, create=False, read_only=True) as ledger:
+        for run in ledger.runs():
+            series = {m: ledger.series(run.key, m).tobytes() for m in ledger.metrics(run.key)}
+            end = None
+            if run.result is not None:
+                summary = {k: np.float64(v).tobytes() for k, v in run.result.summary.items()}
+                end = (summary, run.result.diverged_at, series)
+            found[run.key] = (run.spec, run.state, run.error, end)
+    return found
+
+
+# ------------------------------------------------------------------------ in the children
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _cli(arguments: list[str]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.argv = ["upgd", *arguments]
+    main()
+
+
+def _crash(folder: str, number: int, log: str) -> None:
+    """The small study; the process is killed at the crash point with this number."""
+    names: list[str] = []
+
+    def point(name: str) -> None:
+        if len(names) == number:
+            _die()
+        names.append(name)
+
+    crash.point = point
+    whole_study(Path(folder), SMALL)
+    Path(log).write_text(json.dumps(names))
+
+
+def _poison(folder: str) -> None:
+    """A study with a run that always ends its process."""
+    prepare = work.prepare
+
+    def poisoned(spec: RunSpec, *rest: Any) -> Any:
+        if spec == POISON:
+            _die()
+        return prepare(spec, *rest)
+
+    work.prepare = poisoned
+    whole_study(Path(folder), [POISON, HEALTHY])
+
+
+CHILDREN = {"cli": _cli, "crash": _crash, "poison": _poison}
+
+
+# ------------------------------------------------------------------------- in the server
+def serve() -> None:
+    """Answer requests: fork, wait, kill if asked to, say how it ended."""
+    for line in sys.stdin:
+        name, arguments, seconds, number = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                CHILDREN[name](*arguments)
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
+            finally:
+                os._exit(code)
+        print(json.dumps(_end(child, seconds, number)), flush=True)
+
+
+def _end(child: int, seconds: float | None, number: int) -> int:
+    """Send a signal after so many seconds; return the exit code, or minus the ending signal."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(child, 0 if deadline is None else os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if deadline is not None and time.monotonic() >= deadline:
+            os.kill(child, number)  # not reaped yet: its number is still its own
+            deadline = None
+        time.sleep(0.001)
+
+
+# --------------------------------------------------------------------------- in the tests
+class Server:
+    """The other end: starts the server and asks it."""
+
+    def __enter__(self) -> Server:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.killing"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+    def run(
+        self,
+        name: str,
+        *arguments: Any,
+        kill_after: float | None = None,
+        by: signal.Signals = signal.SIGKILL,
+    ) -> int:
+        """Run one of CHILDREN in a process of its own; returns how it ended."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = json.dumps([name, arguments, kill_after, by])
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+if __name__ == "__main__":
+    serve()

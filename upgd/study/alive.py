@@ -1,0 +1,85 @@
+"""Which workers of a study are alive: each holds a lock on a file of its own.
+
+The system drops the lock when its process ends, however it ends. So the runs of a process that
+was killed are taken over at once. Where there are no such locks (Windows, some file systems),
+others wait for the leases to expire.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+SUFFIX = ".lock"
+
+
+@contextmanager
+def present(folder: Path, owner: str) -> Iterator[None]:
+    """Be seen as alive by the processes of a study for as long as this lasts.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "workers"
+    >>> with present(folder, "me"):
+    ...     list(departed(folder))
+    []
+    """
+    descriptor, path = None, folder / (quote(owner, safe="") + SUFFIX)
+    with suppress(OSError):
+        descriptor = _lock(path)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def departed(folder: Path) -> Iterator[str]:
+    """Owners that were present and did not take their leave: their processes are dead.
+
+    Each is told to one process only, and once: when its turn is over, it is forgotten.
+    """
+    if fcntl is None:
+        return
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        with suppress(OSError):  # locked: alive; gone: another process was faster
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _same(descriptor, path):
+                    yield unquote(path.name.removesuffix(SUFFIX))
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Make a file and lock it; again, should it be taken for a dead one's in between."""
+    if fcntl is None:
+        return None
+    path.parent.mkdir(exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _same(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
