@@ -203,6 +203,33 @@ def test_check_asked_for_what_is_missing(tmp_path: Path) -> None:
     assert "upgd data features" in said
 
 
+def test_check_takes_files(tmp_path: Path) -> None:
+    """One of your own needs no test split, but half of one is none."""
+    arrays = {"inputs": DIGITS, "labels": LABELS}
+    file = tmp_path / "mine.npz"
+    for more, splits in (({}, ["train"]), ({"test_" + k: v for k, v in arrays.items()}, None)):
+        save_npz(file, arrays | more)
+        told = done("check", file)[str(file)]["splits"]
+        assert [facts["split"] for facts in told] == (splits or ["train", "test"])
+    save_npz(file, arrays | {"test_labels": LABELS})
+    refused("has no test_inputs", "check", file)
+    refused("no such file", "check", tmp_path / "nowhere.npz")
+
+
+def test_an_interrupted_command_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np.lib.format, "write_array", interrupted)
+    put_idx(tmp_path / "raw")
+    result = call("convert", tmp_path / "raw", tmp_path / "new" / "mnist.npz")
+    assert result.exit_code == 130
+    assert "resume" not in result.output
+    assert not list((tmp_path / "new").iterdir())
+
+
 # ---- convert
 
 

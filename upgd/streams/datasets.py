@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.streams.files import DATASETS, Source, find, missing, npz_source
-from upgd.streams.npz import save_npz
+from upgd.streams.npz import read_arrays, save_npz
 from upgd.streams.readers import DataError, Inputs, Labels, check_labels
 
 Split = Literal["train", "test"]
@@ -167,7 +167,7 @@ def load(
     if name.endswith(".npz"):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise DataNotFoundError(f"{path}: no such file")
+            raise DataNotFoundError(f"{path}: no such file; check the path")
         return _read(path.stem, split, npz_source(path, split), None)
     if name == "digits":
         return _digits(split)
@@ -212,12 +212,18 @@ def check(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Fac
         >>> [(facts.split, facts.samples) for facts in check("digits")]
         [('train', 1438), ('test', 359)]
     """
-    splits: tuple[Split, ...] = ("train", "test") if name.endswith(".npz") else splits_of(name)
+    splits = _splits_in(name) if name.endswith(".npz") else splits_of(name)
     found = [(split, load(name, split, data_dir)) for split in splits]
     if len({data.shape for _, data in found}) > 1:
         wrong = f"train inputs have shape {found[0][1].shape}, test inputs {found[1][1].shape}"
         raise DataError(found[1][1].source, wrong)
     return [Facts(s, d.source, len(d), d.shape, d.classes) for s, d in found]
+
+
+def _splits_in(file: str) -> tuple[Split, ...]:
+    path = Path(file).expanduser()
+    names = read_arrays(path, ())[1] if path.is_file() else []
+    return ("train", "test") if any(n.startswith("test_") for n in names) else ("train",)
 
 
 def write_npz(path: str | os.PathLike[str], train: Dataset, test: Dataset | None = None) -> None:
