@@ -84,6 +84,20 @@ def test_tasks_of_another_length(tmp_path: Path) -> None:
         prepare(RunSpec("stationary-mnist", "sgd", {}, 0, 10, {"task_length": 5}))
 
 
+def test_networks_of_another_size(tmp_path: Path) -> None:
+    arguments = ("run", PROBLEM, "sgd", "--seeds", "1", "--steps", "40", "--study", tmp_path)
+    assert call(*arguments, "--window", "40", "--hidden", "7-5", "--quiet").exit_code == 0
+    with Ledger.open(tmp_path, create=False) as ledger:
+        (run,) = ledger.runs()
+    shapes = [tuple(p.shape) for p in prepare(run.spec).model.parameters() if p.ndim == 2]
+    assert shapes == [(7, 64), (5, 7), (10, 5)]
+    for wrong in ("", "0", "64-", "-64", "64,32", "6.4", "64-32\n", 64, True):
+        with pytest.raises(SpecError, match="hidden is the units"):
+            prepare(RunSpec(PROBLEM, "sgd", {}, 0, 10, {"hidden": wrong}))
+    with pytest.raises(SpecError, match="convolutional"):
+        prepare(RunSpec("label-permuted-cifar10", "sgd", {}, 0, 10, {"hidden": "9"}))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -50,6 +50,9 @@ def run(
     task_length: Annotated[
         int, typer.Option(min=0, help="Samples per task; default the problem's.")
     ] = 0,
+    hidden: Annotated[
+        str, typer.Option(help="Hidden units, such as 64-32; default the problem's.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
     quiet: QUIET = False,
     as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
@@ -64,6 +67,7 @@ def run(
     options |= {"stride": stride} if stride else {}
     options |= {"window": window} if window else {}
     options |= {"task_length": task_length} if task_length else {}
+    options |= {"hidden": hidden} if hidden else {}
     specs = [
         RunSpec(row.name, name, hyper, seed, length, options)
         for name, hyper in hyperparameters(methods, settings or []).items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import threading
 import time
@@ -72,7 +73,7 @@ def prepare(
         >>> prepare(spec).advance(10)
     """
     options = dict(spec.options)
-    problem = _problem(spec, options.pop("task_length", None))
+    problem = _problem(spec, options)
     setting = Setting(
         spec.method,
         _arguments(spec),
@@ -97,17 +98,29 @@ def prepare(
         raise SpecError(f"{spec.label()}: {error}") from error
 
 
-def _problem(spec: RunSpec, task_length: Scalar) -> Problem:
-    """The problem, with tasks of another length if asked; a point stays as many tasks."""
+def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
+    """The problem, with the tasks and the network that `options` ask for and which it takes out."""
     problem = get_problem(spec.problem)
-    if task_length is None:
-        return problem
-    if problem.task_length is None:
-        raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
-    if not isinstance(task_length, int) or isinstance(task_length, bool) or task_length < 1:
-        raise SpecError(f"task_length must be a whole number from 1 on, got {task_length!r}")
-    window = problem.window // problem.task_length * task_length
-    return replace(problem, task_length=task_length, window=window)
+    length, hidden = options.pop("task_length", None), options.pop("hidden", None)
+    if length is not None:
+        if problem.task_length is None:
+            raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise SpecError(f"task_length must be a whole number from 1 on, got {length!r}")
+        window = problem.window // problem.task_length * length  # a point stays as many tasks
+        problem = replace(problem, task_length=length, window=window)
+    if hidden is not None:
+        if isinstance(problem.network, str):
+            raise SpecError(f"{spec.problem} has a convolutional network; leave hidden out")
+        if not isinstance(hidden, str) or not re.fullmatch(
+            r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5})*", hidden
+        ):
+            raise SpecError(
+                f"hidden is the units of each hidden layer, such as 64-32; got {hidden!r}"
+            )
+        units = (problem.network[0], *map(int, hidden.split("-")), problem.network[-1])
+        problem = replace(problem, network=units)
+    return problem
 
 
 def _arguments(spec: RunSpec) -> dict[str, Any]:
