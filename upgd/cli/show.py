@@ -11,12 +11,13 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, mistakes_are_one_line, out
+from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.optim.registry import METHODS
 from upgd.report import tables
-from upgd.report.figures import draw_curves
+from upgd.report.figures import Curve, draw_curves
 from upgd.streams import PROBLEMS
 from upgd.study import RULES_VERSION, Ledger, Run, StudyError
+from upgd.study.queries import Kept
 
 
 @app.command("list")
@@ -72,6 +73,7 @@ def _describe(name: str) -> dict[str, Any]:
 STUDY = Annotated[Path, typer.Argument(help="A study's folder.")]
 PROBLEM = Annotated[str, typer.Option(help="Only this problem.")]
 METHOD = Annotated[str, typer.Option(help="Only this method.")]
+READABLE = 10  # lines in one figure
 
 
 @app.command()
@@ -94,24 +96,31 @@ def plot(
     metric: Annotated[str, typer.Option(help="accuracy, loss, plasticity, ...")] = "",
     problem: PROBLEM = "",
     method: METHOD = "",
+    every: Annotated[bool, typer.Option("--all", help="Every setting, however many.")] = False,
     output: Annotated[Path | None, typer.Option(help="Default STUDY/METRIC.png.")] = None,
 ) -> None:
-    """Draw a metric over time: mean and standard error over seeds, a line per setting."""
+    """Draw a metric over time: mean and standard error over seeds, a line per setting.
+
+    Of more than ten settings only each method's best is drawn, by area under the curve.
+    """
     with Ledger.open(study, create=False, read_only=True) as ledger:
-        runs = [r for r in _runs(ledger, problem, method) if r.state == "done"]
-        if not runs:
+        groups = tables.group(_runs(ledger, problem, method))
+        if not any(run.state == "done" for runs in groups.values() for run in runs):
             raise StudyError(f"{study} has no finished run to draw")
-        problems = list(dict.fromkeys(run.spec.problem for run in runs))
+        problems = list(dict.fromkeys(key.problem for key in groups))
         if len(problems) > 1:
             raise ValueError(f"{study} has several problems; choose --problem {problems[0]}, ...")
-        chosen = metric or tables.main_metric(runs)
-        curves = _curves(ledger, runs, chosen)
-    if not curves:
-        available = sorted({m for run in runs if run.result for m in run.result.summary})
-        raise ValueError(f"no metric {chosen!r} in {study}; there are {', '.join(available)}")
+        chosen = metric or tables.main_metric(run for runs in groups.values() for run in runs)
+        best = tables.best_settings(groups) if len(groups) > READABLE and not every else None
+        curves = _curves(ledger, groups, chosen, best)
+        if not curves:
+            there = ", ".join(ledger.all_metrics()) or "none"
+            raise ValueError(f"no metric {chosen!r} in {study}; there are {there}")
     path = output or study / f"{chosen}.png"
     draw_curves(curves, chosen, problems[0], path)
-    out.print(f"wrote {path}", highlight=False)
+    out.print(f"wrote {printable(path)}", highlight=False, markup=False, emoji=False)
+    if best is not None:
+        out.print(f"each method's best of {len(groups)} settings by area; --all draws all")
 
 
 @app.command()
@@ -125,25 +134,51 @@ def export(
 ) -> None:
     """Write a study as CSV for other programs."""
     with Ledger.open(study, create=False, read_only=True) as ledger:
+        there = ledger.all_metrics() if metric else []
+        if metric and metric not in there:
+            have = ", ".join(there) or "none"
+            raise ValueError(f"no metric {metric!r} in {study}; there are {have}")
         path = output or study / (f"{metric}.csv" if metric else "runs.csv")
         count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
-    out.print(f"wrote {path} ({count} rows)", highlight=False)
+    text = f"wrote {printable(path)} ({count} rows)"
+    out.print(text, highlight=False, markup=False, emoji=False)
 
 
 def _runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
-    return list(ledger.runs(problem=problem or None, method=method or None))
+    """The runs chosen by options; a choice that there is none of is a mistake."""
+    runs = list(ledger.runs(problem=problem or None, method=method or None))
+    if not runs and (problem or method):
+        have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
+        names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
+        raise ValueError(
+            f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"
+        )
+    return runs
 
 
-def _curves(ledger: Ledger, runs: list[Run], metric: str) -> dict[str, Any]:
-    groups = tables.group(runs)
-    told = tables.varying(tables.rows(groups))
+def _curves(
+    ledger: Ledger,
+    groups: dict[tables.Group, list[Run]],
+    metric: str,
+    best: dict[tables.Group, int] | None,
+) -> dict[str, Curve]:
+    """By name, what is to be drawn of each group."""
+    names = {}
+    for key, differs in zip(groups, tables.varying([k.row() for k in groups]), strict=True):
+        name = " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
+        if best is None or key in best:
+            among = 1 if best is None else best[key]
+            names[key] = f"{name}, best of {among}" if among > 1 else name
+    where = {run.key: key for key in names for run in groups[key] if run.state == "done"}
+    found: dict[tables.Group, list[Kept]] = {}
+    for series in ledger.each_series([metric], where):
+        found.setdefault(where[series.key], []).append(series)
     curves = {}
-    for (key, members), differs in zip(groups.items(), told, strict=True):
-        with_metric = [r.key for r in members if metric in ledger.metrics(r.key)]
-        if with_metric:
-            values = np.stack([ledger.series(key, metric) for key in with_metric])
-            name = " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
-            curves[name] = (ledger.metrics(with_metric[0])[metric], values)
+    for key in names:
+        if key in found:
+            shortest = min(len(series.values) for series in found[key])
+            values = np.stack([series.values[:shortest] for series in found[key]])
+            curves[names[key]] = Curve(found[key][0].window, values, key.method)
     return curves
 
 

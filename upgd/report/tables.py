@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,12 @@ class Group(NamedTuple):
     hyper: tuple[tuple[str, float], ...]
     steps: int
     options: tuple[tuple[str, Scalar], ...]
+
+    def row(self) -> dict[str, Any]:
+        """The first columns of the row."""
+        row: dict[str, Any] = {"problem": self.problem, "method": self.method}
+        row |= {"steps": self.steps, "hyper": dict(self.hyper), "options": dict(self.options)}
+        return row
 
 
 def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
@@ -56,9 +62,7 @@ def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
             for run in done
             if run.result is not None and metric in run.result.summary
         ]
-        row: dict[str, Any] = {"problem": key.problem, "method": key.method, "steps": key.steps}
-        row |= {"hyper": dict(key.hyper), "options": dict(key.options)}
-        row |= {"seeds": len(done), "diverged": len(runs) - len(done)}
+        row = key.row() | {"seeds": len(done), "diverged": len(runs) - len(done)}
         if values:
             interval = metrics.bootstrap(values)
             error = float(metrics.standard_error(values)) if len(values) > 1 else None
@@ -70,13 +74,40 @@ def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
 
 def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each row's hyperparameters and options, those that tell rows of one method apart."""
-    told = []
-    for row in found:
-        mine = {**row["hyper"], **row["options"]}
-        others = [
-            {**other["hyper"], **other["options"]}
-            for other in found
-            if (other["problem"], other["method"]) == (row["problem"], row["method"])
-        ]
-        told.append({k: v for k, v in mine.items() if any(o.get(k) != v for o in others)})
-    return told
+    given = [{**row["hyper"], **row["options"]} for row in found]
+    families = [(row["problem"], row["method"]) for row in found]
+    values: dict[tuple[str, str], dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    sizes = Counter(families)
+    having: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for family, mine in zip(families, given, strict=True):
+        having[family].update(mine.keys())
+        for name, value in mine.items():
+            values[family][name].add(value)
+    return [
+        {
+            name: value
+            for name, value in mine.items()
+            if len(values[family][name]) > 1 or having[family][name] < sizes[family]
+        }
+        for family, mine in zip(families, given, strict=True)
+    ]
+
+
+def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
+    """The best setting of each method and length, and among how many it is that.
+
+    Settings are compared by the area under the curve (the mean over the whole run, over seeds)
+    of their accuracy, or of their loss where there is none; those without a diverged seed come
+    first.
+    """
+    families: dict[tuple[str, str, int], dict[Group, tuple[int, float]]] = defaultdict(dict)
+    for key, runs in groups.items():
+        done = [run for run in runs if run.state == "done"]
+        metric = main_metric(done)
+        values = [run.result.summary.get(metric, np.nan) for run in done if run.result]
+        mean = float(np.mean(values)) if values else np.nan
+        if np.isfinite(mean):
+            cost = -mean if metric == "accuracy" else mean
+            family = (key.problem, key.method, key.steps)
+            families[family][key] = (len(runs) - len(done), cost)
+    return {min(ranks, key=ranks.__getitem__): len(ranks) for ranks in families.values()}

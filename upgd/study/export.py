@@ -36,7 +36,7 @@ def runs_csv(runs: Iterable[Run], target: Target) -> int:
     groups = [sorted(n for n in extra if n.startswith(g)) for g in ("hyper.", "option.")]
     metrics = sorted(n for n in extra if n.startswith("summary."))
     columns = [*FIRST, *groups[0], *groups[1], *LAST, *metrics, "spec"]
-    _write(target, columns, ([row.get(name) for name in columns] for row in rows))
+    _write(target, columns, (_line(row.get(name) for name in columns) for row in rows))
     return len(rows)
 
 
@@ -52,19 +52,17 @@ def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None =
     """
     count = 0
 
-    def rows() -> Iterator[list[Any]]:
+    def lines() -> Iterator[str]:
         nonlocal count
-        for run in ledger.runs():
-            spec = run.spec
-            for metric, window in ledger.metrics(run.key).items() if run.result else ():
-                if metrics is not None and metric not in metrics:
-                    continue
-                start = [run.key, spec.problem, spec.method, spec.seed, metric]
-                for index, value in enumerate(ledger.series(run.key, metric), 1):
-                    count += 1
-                    yield [*start, index * window, str(value)]
+        specs = {run.key: run.spec for run in ledger.runs()}
+        for key, metric, window, values in ledger.each_series(metrics):
+            if key in specs:  # not one that was added meanwhile
+                spec = specs[key]
+                start = _line([key, spec.problem, spec.method, spec.seed, metric])[:-1]
+                count += len(values)
+                yield "".join(f"{start},{i * window},{v!s}\n" for i, v in enumerate(values, 1))
 
-    _write(target, ["key", "problem", "method", "seed", "metric", "step", "value"], rows())
+    _write(target, ["key", "problem", "method", "seed", "metric", "step", "value"], lines())
     return count
 
 
@@ -84,11 +82,17 @@ def _cell(value: Any) -> Any:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
-def _write(target: Target, columns: list[str], rows: Iterable[list[Any]]) -> None:
+def _line(cells: Iterable[Any]) -> str:
+    """Cells as a line of CSV, with its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _write(target: Target, columns: list[str], lines: Iterable[str]) -> None:
     def fill(file: TextIO) -> None:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+        file.write(_line(columns))
+        file.writelines(lines)
 
     def encoded(file: BinaryIO) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")

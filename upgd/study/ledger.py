@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from upgd.study import crash, export
 from upgd.study.database import Database
 from upgd.study.errors import LeaseLostError, LedgerError
-from upgd.study.queries import FILTERS, read_run, select_runs
+from upgd.study.queries import FILTERS, Kept, read_run, select_runs, select_series
 from upgd.study.records import STATES, Claim, Lease, Result, Run, from_blob, to_blob, to_text
 from upgd.study.spec import RULES_VERSION, RunSpec
 
@@ -275,8 +275,7 @@ class Ledger:
         Raises:
             LedgerError: If there is none.
         """
-        with self._database.read() as db:
-            run = read_run(db, key)
+        run = read_run(self._database, key)
         if run is None:
             raise LedgerError(f"{self.path} has no run {key!r}; 'upgd show' lists them")
         return run
@@ -301,6 +300,26 @@ class Ledger:
             have = ", ".join(self.metrics(key)) or "none"
             raise LedgerError(f"run {key} ({state}) has no series {metric!r}; it has {have}")
         return from_blob(row[0])
+
+    def each_series(
+        self, metrics: Collection[str] | None = None, keys: Collection[str] | None = None
+    ) -> Iterator[Kept]:
+        """Go through the series of many runs at once, in the order of the runs.
+
+        Args:
+            metrics: Only these.
+            keys: Only those of these runs.
+
+        Returns:
+            Tuples of key, metric, window and values.
+        """
+        return select_series(self._database, metrics, keys)
+
+    def all_metrics(self) -> list[str]:
+        """The metrics that any run has series of."""
+        with self._database.read() as db:
+            rows = db.execute("SELECT DISTINCT metric FROM series ORDER BY metric")
+            return [name for (name,) in rows]
 
     def export_csv(self, target: str | os.PathLike[str] | TextIO) -> int:
         """Write a table with a row per run; see :func:`upgd.study.export.runs_csv`."""

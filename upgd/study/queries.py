@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from upgd.study.database import Database
-from upgd.study.records import Result, Run, from_summary
+from upgd.study.errors import LedgerError
+from upgd.study.records import Result, Run, from_blob, from_summary
 from upgd.study.spec import RunSpec
 
 FILTERS = ("problem", "method", "seed", "steps", "key")
@@ -21,6 +24,15 @@ COLUMNS = """
 """
 
 
+class Kept(NamedTuple):
+    """A run's metric over time: one number per window of so many steps."""
+
+    key: str
+    metric: str
+    window: int
+    values: NDArray[np.float32]
+
+
 def select_runs(database: Database, **equal: str | None) -> Iterator[Run]:
     """Runs whose columns have these values, page by page, so that no reader holds up writers."""
     conditions = {f"runs.{name} = ?": value for name, value in equal.items() if value is not None}
@@ -31,21 +43,48 @@ def select_runs(database: Database, **equal: str | None) -> Iterator[Run]:
         with database.read() as db:
             rows = db.execute(query, (*conditions.values(), last)).fetchall()
         for row in rows:
-            yield _run(row)
+            yield _run(database, row)
         if len(rows) < PAGE:
             return
         last = rows[-1][0]
 
 
-def read_run(db: sqlite3.Connection, key: str) -> Run | None:
+def select_series(
+    database: Database, metrics: Collection[str] | None, keys: Collection[str] | None
+) -> Iterator[Kept]:
+    """Series in the order of their runs and of their names, page by page."""
+    chosen = None if keys is None else frozenset(keys)
+    names = [] if metrics is None else sorted(metrics)
+    among = f"AND metric IN ({', '.join('?' * len(names))})" if metrics is not None else ""
+    query = f"""
+        SELECT series.key, metric, window, data FROM runs JOIN series ON series.key = runs.key
+        WHERE runs.id BETWEEN ? AND ? {among} ORDER BY runs.id, metric
+    """
+    with database.read() as db:
+        first, last = db.execute("SELECT min(id), max(id) FROM runs").fetchone()
+    for start in range(first or 1, (last or 0) + 1, PAGE // 5):
+        with database.read() as db:
+            rows = db.execute(query, (start, start + PAGE // 5 - 1, *names)).fetchall()
+        for key, metric, window, data in rows:
+            if chosen is None or key in chosen:
+                yield Kept(key, metric, window, from_blob(data))
+
+
+def read_run(database: Database, key: str) -> Run | None:
     """The run with this key, if there is one."""
-    row = db.execute(f"{COLUMNS} WHERE runs.key = ?", (key,)).fetchone()
-    return None if row is None else _run(row)
+    with database.read() as db:
+        row = db.execute(f"{COLUMNS} WHERE runs.key = ?", (key,)).fetchone()
+    return None if row is None else _run(database, row)
 
 
-def _run(row: tuple[Any, ...]) -> Run:
+def _run(database: Database, row: tuple[Any, ...]) -> Run:
     _, key, spec, state, attempts, error, *rest = row
-    return Run(RunSpec.from_json(spec), key, state, attempts, error, _result(*rest))
+    try:
+        return Run(RunSpec.from_json(spec), key, state, attempts, error, _result(*rest))
+    except (ValueError, TypeError, AttributeError) as wrong:
+        raise LedgerError(
+            f"{database.path} is damaged at run {key!r} ({wrong}); restore it from a copy"
+        ) from wrong
 
 
 def _result(

@@ -143,6 +143,8 @@ def from_blob(blob: bytes) -> NDArray[np.float32]:
     >>> from_blob(to_blob([1.0, 2.0]))
     array([1., 2.], dtype=float32)
     """
+    if not isinstance(blob, bytes) or len(blob) % 4:
+        raise LedgerError("a series in the ledger is damaged; restore it from a copy")
     return np.frombuffer(blob, "<f4").astype(np.float32)
 
 
