@@ -480,3 +480,11 @@ def test_problems_know_each_other() -> None:
 def test_a_wrong_name_is_answered_with_a_near_one(wrong: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"unknown problem '{wrong}'; did you mean '{meant}'"):
         get(wrong)
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 2**64 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_beginning_of_a_permutation_is_the_permutations(n: int, first: int, seed: int) -> None:
+    whole = keyed.permutation(n, seed, keyed.Purpose.ORDER, 3)
+    part = keyed.permutation(n, seed, keyed.Purpose.ORDER, 3, first=first)
+    assert part.tolist() == whole[:first].tolist()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+
+from upgd.streams import keyed
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -52,13 +57,16 @@ def cnn(classes: int = 10) -> nn.Sequential:
     )
 
 
-def build(network: Sequence[int] | str, seed: int, activation: str = "relu") -> nn.Sequential:
-    """A network whose initial weights are a function of `seed` alone.
+def build(
+    network: Sequence[int] | str, seed: int, activation: str = "relu", task: int = 0
+) -> nn.Sequential:
+    """A network whose initial weights are a function of `seed` and `task` alone.
 
     Args:
         network: The sizes of an MLP's layers, or ``"cnn"``.
         seed: Determines the weights; PyTorch's global generator is left as it is.
         activation: Of an MLP.
+        task: Other weights for each, where a learner starts afresh with every task.
 
     Example:
         >>> import torch
@@ -70,5 +78,35 @@ def build(network: Sequence[int] | str, seed: int, activation: str = "relu") -> 
     if isinstance(network, str) and network != "cnn":
         raise ValueError(f"build: a network is a list of sizes or 'cnn', got {network!r}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return cnn() if isinstance(network, str) else mlp(network, activation)
+        model = cnn() if isinstance(network, str) else mlp(network, activation)
+    begin(model, seed, task)
+    return model
+
+
+@torch.no_grad()
+def begin(model: nn.Module, seed: int, task: int = 0) -> None:
+    """Give every linear and convolutional layer its initial weights."""
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    tensors = [t for layer in layers for t in (layer.weight, layer.bias) if t is not None]
+    values = initial_weights([tuple(t.shape) for t in tensors], seed, task)
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(torch.from_numpy(value))
+
+
+def initial_weights(
+    shapes: Sequence[tuple[int, ...]], seed: int, task: int = 0
+) -> list[NDArray[np.float32]]:
+    """PyTorch's distribution for layers (uniform within ±1/√fan-in) from our own random words.
+
+    Args:
+        shapes: Of each layer's weight and bias, in turn.
+        seed: Of the run.
+        task: See :func:`build`.
+    """
+    found = []
+    for number, shape in enumerate(shapes):
+        weight = shapes[number - number % 2]
+        bound = 1 / math.sqrt(math.prod(weight[1:]))
+        u = keyed.uniform(math.prod(shape), seed, keyed.Purpose.WEIGHTS, task, number)
+        found.append(((2 * u - 1) * bound).astype(np.float32).reshape(shape))
+    return found

@@ -139,7 +139,11 @@ class TaskStream:
 
     def at(self, step: int, batch: int = 1) -> Sample:
         """Samples ``step·batch … (step+1)·batch - 1``."""
-        block = self.block(step * batch, batch)
+        return self.samples(step * batch, batch)
+
+    def samples(self, start: int, count: int) -> Sample:
+        """Samples ``start … start+count-1``."""
+        block = self.block(start, count)
         return Sample(self._inputs(self.dataset, block.index, block.task), block.label)
 
     def task(self, step: int) -> int:
@@ -166,12 +170,7 @@ class TaskStream:
 
         `again` counts how often the data have ended within the span.
         """
-        n = len(self.dataset)
-        return self._recall(
-            "order",
-            (span, again),
-            lambda: keyed.permutation(n, self.seed, Purpose.ORDER, span, again),
-        )
+        return keyed.permutation(len(self.dataset), self.seed, Purpose.ORDER, span, again)
 
     def input_permutation(self, task: int) -> NDArray[np.int64]:
         """`p` of a task: value ``i`` of a permuted input is value ``p[i]`` of the original."""
@@ -210,10 +209,20 @@ class TaskStream:
         pieces, position, end = [], start - span.start, stop - span.start
         while position < end:
             again, offset = divmod(position, n)
-            piece = self.order(span.number, again)[offset : offset + end - position]
+            piece = self._order(span, again)[offset : offset + end - position]
             pieces.append(piece)
             position += len(piece)
         return pieces[0].copy() if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _order(self, span: Span, again: int) -> NDArray[np.int64]:
+        """As much of the span's order as it can use."""
+        n = len(self.dataset)
+        used = n if span.stop is None else min(n, span.stop - span.start)
+        return self._recall(
+            "order",
+            (span.number, again),
+            lambda: keyed.permutation(n, self.seed, Purpose.ORDER, span.number, again, first=used),
+        )
 
     def _tasks(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
         tasks = np.full(stop - start, span.task, dtype=np.int64)
@@ -285,17 +294,22 @@ class ToyStream:
         self.kind, self.seed = kind, seed
         self.task_length: int | None = task_length
         self._schedule = Every(task_length)
+        self._length = task_length
 
     def at(self, step: int, batch: int = 1) -> Sample:
         """Samples ``step·batch … (step+1)·batch - 1``."""
-        width, first = self.shape[0], step * batch
-        z = keyed.normal(batch * width, self.seed, Purpose.TOY_INPUTS, start=first * width)
-        x = z.astype(np.float32).reshape(batch, width)
-        task = np.array([self.task(first + i) for i in range(batch)])
+        return self.samples(step * batch, batch)
+
+    def samples(self, start: int, count: int) -> Sample:
+        """Samples ``start … start+count-1``."""
+        width = self.shape[0]
+        z = keyed.normal(count * width, self.seed, Purpose.TOY_INPUTS, start=start * width)
+        x = z.astype(np.float32).reshape(count, width)
+        task = (start + np.arange(count)) // self._length
         moving = self.kind == "changing-inputs"
         left = 2 * task % width if moving else np.zeros_like(task)
         sign = np.float32(1) if moving else np.where(task % 2 == 0, 1, -1).astype(np.float32)
-        rows = np.arange(batch)
+        rows = np.arange(count)
         y = sign * (x[rows, left] + x[rows, left + 1]) / np.float32(2)
         return Sample(x, y[:, None])
 

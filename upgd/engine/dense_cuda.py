@@ -1,0 +1,449 @@
+"""A stack of dense learners on CUDA, or on CPU tensors under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from upgd.engine.dense import Group, Learner, in_groups, initial, tables
+from upgd.engine.feed import Chunk
+from upgd.engine.layout import Layout
+from upgd.kernels import triton_sample as sample
+from upgd.kernels import triton_update as update
+from upgd.kernels.rules import Stage, load_module, source
+from upgd.kernels.triton_random import HARDWARE
+
+GRAPH_STEPS = 50
+"""Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
+_NOTHING = np.zeros(1, np.int32)
+ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Shapes of the kernels. They fix the order of sums, so they may not depend on the stack.
+
+    Attributes:
+        block, warps, stages: Columns at a time, warps, and loads in flight, of the updating pass.
+        reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
+        rows, columns: The tile of a forward pass through a layer.
+        back_rows, back_columns: That of a backward pass.
+        layer_warps, head_warps: Of those passes, and of the last layer's kernel.
+    """
+
+    block: int = 128
+    warps: int = 1
+    stages: int = 2
+    reduce_block: int = 128
+    reduce_warps: int = 1
+    reduce_stages: int = 2
+    rows: int = 16
+    columns: int = 128
+    back_rows: int = 32
+    back_columns: int = 32
+    layer_warps: int = 4
+    head_warps: int = 4
+
+
+class CudaStack:
+    """R dense learners in lock step; see :mod:`upgd.kernels.triton_update`.
+
+    Args:
+        layout: The network.
+        learners: Methods, hyperparameters and seeds, in any order.
+        activation: Of hidden layers.
+        loss: ``"cross_entropy"`` or ``"squared_error"``.
+        steps: How many will be run; the windows of metrics are allotted for them.
+        window: Samples per window.
+        stride: Take diagnostics every so many steps; 0 for never.
+        device: A CUDA device.
+        dtype: float32, or float64 for tests.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        learners: Sequence[Learner],
+        *,
+        activation: str,
+        loss: str,
+        steps: int,
+        window: int,
+        stride: int = 0,
+        device: torch.device | str = "cuda",
+        dtype: torch.dtype = torch.float32,
+        tuning: Tuning = Tuning(),  # noqa: B008 - it is frozen
+    ) -> None:
+        self.tuning = tuning
+        self.layout, self.dtype, self.device = layout, dtype, torch.device(device)
+        self.order, self.groups = in_groups(learners)
+        self.learners = [learners[i] for i in self.order]
+        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
+        self.window, self.stride = window, stride
+        self.windows = -(-steps // window)
+        self.step = 0
+        self.second = any(group.second for group in self.groups)
+        self.features = any(group.features for group in self.groups)
+        self._allocate()
+        self._rules = [_compile(group, dtype) for group in self.groups]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._streams = (
+            [torch.cuda.Stream(self.device) for _ in self.groups]
+            if self.device.type == "cuda"
+            else []
+        )
+        self._table: NDArray[Any] | None = None
+        self.data: Tensor | None = None
+        self.index: Tensor | None = None
+        self.labels: Tensor | None = None
+        self.targets: Tensor | None = None
+        self.permutations: Tensor | None = None
+        self.slots: Tensor | None = None
+
+    # ------------------------------------------------------------------------- memory
+    def _allocate(self) -> None:
+        runs, layout = len(self.learners), self.layout
+        hyper, decays = tables(self.learners)
+        self.hyper, self.decays = self._put(hyper), self._put(decays)
+        self.corrections = torch.zeros_like(self.decays)
+        seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
+        self.seeds = self._put(seeds)
+        self.layer_table, self.group_table = (
+            self._put(layout.layer_table),
+            self._put(layout.group_table),
+        )
+        self.weights = self._zeros(runs, layout.size)
+        self.states = [
+            self._zeros(max(1, len(g.states)), g.count if g.states else 1, layout.size)
+            for g in self.groups
+        ]
+        self.utilities = [
+            self._zeros(g.count if g.features else 1, layout.units) for g in self.groups
+        ]
+        self.acts, self.after = (self._zeros(runs, layout.activations) for _ in range(2))
+        for layer in layout.layers:
+            ones = [layer.input_at + layer.inputs]
+            if layer.number == 0:
+                ones.append(ones[0] - layer.stride)
+            self.acts[:, ones] = 1
+            self.after[:, ones] = 1
+        self.delta, self.hess, self.dh, self.d2h, self.gates, self.norms, self.biases = (
+            self._zeros(runs, layout.units) for _ in range(7)
+        )
+        self.partial = self._zeros(runs)
+        self.iota = torch.arange(self.tuning.block, dtype=torch.int32, device=self.device)
+        self.pre = self._zeros(2, runs, layout.layers[0].outputs)
+        self.out_block = max(16, triton.next_power_of_2(layout.sizes[-1]))
+        self.in_block = min(4096, triton.next_power_of_2(layout.sizes[0]))
+        self.loss_before = self._zeros(runs)
+        self.series = torch.zeros(
+            runs, self.windows, sample.METRICS.value, dtype=torch.float64, device=self.device
+        )
+        self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
+        self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.restart(0)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def restart(self, task: int) -> None:
+        """Fresh weights and states for all."""
+        for i, learner in enumerate(self.learners):
+            self.weights[i] = self._put(initial(self.layout, learner.seed, task)).to(self.dtype)
+        for group, states in zip(self.groups, self.states, strict=True):
+            states.zero_()
+            for k, name in enumerate(group.states):
+                if name in group.row.method.starts_as_weight:
+                    states[k] = self.weights[group.first : group.first + group.count]
+        for utility in self.utilities:
+            utility.zero_()
+        self.corrections.zero_()
+
+    def state(self, run: int) -> dict[str, NDArray[Any]]:
+        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
+        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
+        group, mine = self.groups[number], run - self.groups[number].first
+        found = {
+            "weights": self.weights[run],
+            "corrections": self.corrections[run],
+            "series": self.series[run],
+            "diverged": self.diverged[run],
+        }
+        if group.states:
+            found["states"] = self.states[number][:, mine]
+        if group.features:
+            found["utility"] = self.utilities[number][mine]
+        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Continue run number `run` from what :meth:`state` returned."""
+        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
+        mine = run - self.groups[number].first
+        targets = {
+            "weights": self.weights[run],
+            "corrections": self.corrections[run],
+            "series": self.series[run],
+            "diverged": self.diverged[run],
+            "states": self.states[number][:, mine % self.states[number].shape[1]],
+            "utility": self.utilities[number][mine % len(self.utilities[number])],
+        }
+        for name, array in saved.items():
+            targets[name].copy_(torch.from_numpy(np.asarray(array)))
+
+    # ------------------------------------------------------------------------ learning
+    def advance(self, chunk: Chunk) -> None:
+        """Learn from a chunk of samples, the last of which is only looked at beforehand."""
+        self._feed(chunk)
+        self._begin()
+        left = chunk.steps
+        if self.device.type == "cuda":
+            left = self._replay(left)
+        for offset in range(left):
+            self._learn(offset)
+        self.clock[0] += left
+        self._sample(0, forward=False)
+        self.step += chunk.steps
+
+    def _feed(self, chunk: Chunk) -> None:
+        """Put a chunk's samples where the kernels look for them."""
+        order = self.order
+        if chunk.inputs is not None:
+            self.inputs = sample.READY
+        else:
+            self.inputs = sample.TABLE if chunk.permutations is None else sample.PERMUTED
+        self._put_into("data", chunk.table if chunk.inputs is None else chunk.inputs[order])
+        self._put_into("index", None if chunk.index is None else chunk.index[order])
+        self._put_into("labels", None if chunk.labels is None else chunk.labels[order])
+        self._put_into("targets", None if chunk.targets is None else chunk.targets[order])
+        permutations = None if chunk.permutations is None else chunk.permutations[:, order]
+        self._put_into("permutations", permutations)
+        self._put_into("slots", chunk.slots)
+        self.length = chunk.steps + 1
+        self.clock.copy_(torch.tensor([self.step, self.step]))
+
+    def _put_into(self, name: str, array: NDArray[Any] | None) -> None:
+        """Copy to the device, to the same place where it fits: graphs remember addresses."""
+        if array is None:
+            array = _NOTHING
+        old: Tensor | None = getattr(self, name)
+        if name == "data" and array is self._table:
+            return
+        new = torch.from_numpy(np.ascontiguousarray(array))
+        if new.is_floating_point():
+            new = new.to(self.dtype)
+        if old is not None and old.shape == new.shape and old.dtype == new.dtype:
+            old.copy_(new)
+        else:
+            setattr(self, name, new.to(self.device))
+            self._graphs.clear()
+        if name == "data":
+            self._table = array
+
+    def _begin(self) -> None:
+        runs, layout = len(self.learners), self.layout
+        sample.fetch_kernel[(runs,)](
+            *(self.acts, self.layer_table, self.data, self.index, self.permutations, self.slots),
+            *(self.clock, runs, layout.activations, self.length),
+            INPUTS=self.inputs,
+            IN=self.in_block,
+        )
+        update.product_kernel[(layout.layers[0].span, runs)](
+            *(self.weights, self.acts, self.pre, self.group_table, self.clock),
+            *(runs, layout.size, layout.activations),
+            BLOCK=self.tuning.block,
+            num_warps=self.tuning.warps,
+        )
+
+    def _replay(self, steps: int) -> int:
+        """Run whole graphs; returns what is left."""
+        size = min(GRAPH_STEPS, steps)
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        for _ in range(steps // size):
+            self._graphs[size].replay()
+        return steps % size
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        saved = [tensor.clone() for tensor in self._changing()]
+        self._learn(0)  # compile outside the capture
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for offset in range(size):
+                self._learn(offset)
+            self.clock[:1] += size
+        for tensor, old in zip(self._changing(), saved, strict=True):
+            tensor.copy_(old)
+        return graph
+
+    def _changing(self) -> list[Tensor]:
+        return [
+            *(self.weights, *self.states, *self.utilities, self.acts, self.after, self.pre),
+            *(self.series, self.diverged, self.clock, self.corrections, self.loss_before),
+        ]
+
+    def _learn(self, offset: int) -> None:
+        """One step of all learners: what they share, then each method beside the others."""
+        self._sample(offset, forward=True)
+        if self.device.type != "cuda" or len(self.groups) == 1:
+            for number in range(len(self.groups)):
+                self._update(number, offset)
+            return
+        main = torch.cuda.current_stream(self.device)
+        for number, stream in enumerate(self._streams):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                self._update(number, offset)
+        for stream in self._streams:
+            main.wait_stream(stream)
+
+    def _sample(self, offset: int, forward: bool) -> None:
+        """Finish the last sample; with `forward` predict the next one and go back."""
+        runs, layout, t = len(self.learners), self.layout, self.tuning
+        hidden = layout.layers[1:-1]
+        for layer in hidden:
+            sample.forward_kernel[(-(-layer.outputs // t.rows), runs)](
+                *(self.weights, self.acts, self.after, self.pre, self.layer_table, layer.number),
+                *(runs, layout.size, layout.activations),
+                FIRST=layer.number == 1,
+                ACTIVATION=self.activation,
+                BR=t.rows,
+                BC=t.columns,
+                num_warps=t.layer_warps,
+            )
+        sample.head_kernel[(runs,)](
+            *(self.weights, self.acts, self.after, self.delta, self.hess, self.dh, self.d2h),
+            *(self.pre, self.loss_before, self.series, self.diverged, self.partial),
+            *(self.corrections, self.decays, self.layer_table),
+            *(self.data, self.index, self.labels, self.targets, self.permutations, self.slots),
+            *(self.clock, offset, self.window, self.windows),
+            *(runs, layout.size, layout.activations, layout.units, self.length),
+            LAYERS=len(layout.layers),
+            BC=t.columns,
+            OUT=self.out_block,
+            IN=self.in_block,
+            ACTIVATION=self.activation,
+            SQUARED=self.squared,
+            INPUTS=self.inputs,
+            SECOND=self.second,
+            FEATURES=self.features,
+            FORWARD=forward,
+            num_warps=t.head_warps,
+        )
+        if not forward:
+            return
+        for layer in reversed(hidden):
+            sample.backward_kernel[(-(-layer.inputs // t.back_columns), runs)](
+                *(self.weights, self.acts, self.delta, self.hess, self.dh, self.d2h),
+                *(self.diverged, self.layer_table, self.clock, offset, layer.number),
+                *(layout.size, layout.activations, layout.units),
+                ACTIVATION=self.activation,
+                SECOND=self.second,
+                FEATURES=self.features,
+                BR=t.back_rows,
+                BC=t.back_columns,
+                num_warps=t.layer_warps,
+            )
+        if self.stride:
+            sample.diagnose_kernel[(runs,)](
+                *(self.acts, self.delta, self.series, self.layer_table, self.clock, offset),
+                *(self.window, self.windows, self.stride, layout.activations, layout.units),
+                LAYERS=len(layout.layers),
+                BC=256,
+            )
+
+    def _update(self, number: int, offset: int) -> None:
+        """One group's passes over its weights."""
+        group, states, rules = self.groups[number], self.states[number], self._rules[number]
+        runs, layout = len(self.learners), self.layout
+        utility = self.utilities[number]
+        groups = len(layout.group_table)
+        local = group.reduce == "row_norm"
+        common = {"STATES": len(group.states), "SECOND": group.second, "LOCAL": local}
+        if group.features:
+            update.feature_kernel[(group.count,)](
+                *(self.acts, self.dh, self.d2h, utility, self.gates, self.hyper, self.layer_table),
+                *(group.first, layout.activations, layout.units),
+                LAYERS=len(layout.layers),
+                BC=128,
+                TRACE=rules.trace,
+                LOCAL=group.row.method.phases[0].reduce == "row_norm",
+                SECOND=group.second,
+            )
+        grid = (groups, group.count)
+        if group.reduce is not None:
+            update.reduce_kernel[grid](
+                *(self.weights, states, self.acts, self.delta, self.hess, self.partial),
+                *(self.norms, self.biases, self.hyper, self.corrections),
+                *(self.group_table, self.clock, offset, group.first),
+                *(group.count, layout.size, layout.activations, layout.units),
+                RULE=rules.reduce,
+                **common,
+                BLOCK=self.tuning.reduce_block,
+                STAGES=self.tuning.reduce_stages,
+                num_warps=self.tuning.reduce_warps,
+            )
+        update.update_kernel[grid](
+            *(self.weights, states, self.acts, self.delta, self.hess, self.gates, self.partial),
+            *(self.norms, self.biases, self.pre, self.hyper, self.corrections, self.seeds),
+            *(self.group_table, self.iota, self.clock, offset, group.first, group.count),
+            *(runs, layout.size, layout.activations, layout.units),
+            RULE=rules.update,
+            GLOBAL=group.reduce == "max",
+            FEATURES=group.features,
+            NOISE=group.noise,
+            LAYERS=len(layout.layers),
+            **common,
+            BLOCK=self.tuning.block,
+            STAGES=self.tuning.stages,
+            num_warps=self.tuning.warps,
+        )
+
+
+_HELPERS = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def sigmoid(x):
+    {sigmoid}
+
+
+@triton.jit
+def sqrt(x):
+    return tl.sqrt(x)
+
+
+@triton.jit
+def absolute(x):
+    return tl.abs(x)
+"""
+_PLAIN = "return 1.0 / (1.0 + tl.exp(-x))"
+# Two calls of the special function unit; the quotient's error is 2 ulp, and 1/inf is 0.
+_HARDWARE = "return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))"
+
+
+def _compile(group: Group, dtype: torch.dtype) -> Any:
+    """The group's rules as Triton functions."""
+    method = group.row.method
+    hardware = HARDWARE.value and dtype == torch.float32
+    parts = [_HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)]
+    stages: list[Stage] = ["update"]
+    if group.reduce is not None:
+        stages.append("reduce")
+    if group.features:
+        stages.append("features")
+    parts += ["@triton.jit\n" + source(method, stage, "triton") for stage in stages]
+    return load_module("\n\n".join(parts), group.row.name.replace("-", "_"))

@@ -1,0 +1,82 @@
+"""Samples for a stack of learners, a chunk of steps at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.streams.schedules import Every
+from upgd.streams.stream import TaskStream
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Samples of `steps` steps of R learners, and of one more: the next chunk's first.
+
+    Inputs are rows of a table, perhaps under a permutation, or ready-made.
+
+    Attributes:
+        steps: T.
+        labels: int32 [R, T + 1], for classification.
+        targets: float32 [R, T + 1, outputs], for regression.
+        table: float32 [N, features], the same in every chunk.
+        index: int32 [R, T + 1], rows of the table.
+        permutations: int32 [2, R, features].
+        slots: int32 [T + 1], which of the two a step has.
+        inputs: float32 [R, T + 1, features], where there is no table.
+    """
+
+    steps: int
+    labels: NDArray[np.int32] | None = None
+    targets: NDArray[np.float32] | None = None
+    table: NDArray[np.float32] | None = None
+    index: NDArray[np.int32] | None = None
+    permutations: NDArray[np.int32] | None = None
+    slots: NDArray[np.int32] | None = None
+    inputs: NDArray[np.float32] | None = None
+
+
+class Feed:
+    """Chunks from the streams of R learners on one problem."""
+
+    def __init__(self, streams: Sequence[Any]) -> None:
+        self.streams = list(streams)
+        first = self.streams[0]
+        self._table: NDArray[np.float32] | None = None
+        if isinstance(first, TaskStream) and isinstance(first.schedule, Every):
+            everything = first.dataset.scaled(slice(None))
+            self._table = everything.reshape(len(first.dataset), -1)
+
+    def chunk(self, start: int, steps: int) -> Chunk:
+        """Samples ``start … start + steps``."""
+        if self._table is None:
+            samples = [s.samples(start, steps + 1) for s in self.streams]
+            x = np.stack([s.x.reshape(steps + 1, -1) for s in samples])
+            y = np.stack([s.y for s in samples])
+            if self.streams[0].loss == "cross_entropy":
+                return Chunk(steps, labels=y.astype(np.int32), inputs=x)
+            return Chunk(steps, targets=y.reshape(len(x), steps + 1, -1), inputs=x)
+        blocks = [s.block(start, steps + 1) for s in self.streams]
+        index = np.stack([b.index for b in blocks]).astype(np.int32)
+        labels = np.stack([b.label for b in blocks]).astype(np.int32)
+        if self.streams[0].permute != "inputs":
+            return Chunk(steps, labels=labels, table=self._table, index=index)
+        tasks = blocks[0].task
+        first = int(tasks[0])
+        slots = (tasks != first).astype(np.int32)
+        both = [first, int(tasks[-1])]
+        permutations = np.stack(
+            [np.stack([s.input_permutation(task) for s in self.streams]) for task in both]
+        ).astype(np.int32)
+        return Chunk(
+            steps,
+            labels=labels,
+            table=self._table,
+            index=index,
+            permutations=permutations,
+            slots=slots,
+        )

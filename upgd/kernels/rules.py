@@ -1,0 +1,195 @@
+"""A method's rules as one straight-line function of scalars, for compilers.
+
+The rules of a method are evaluated once on symbols, phase after phase, and written out as Python
+source that numba and Triton compile::
+
+    def update(w, g, h, noise, s0, s1, s2, s3, s4, eta, c0, ..., lr, weight_decay, sigma, ...):
+        t0 = s0 * beta_utility
+        ...
+        return w_new, s0_new, s1, s2, s3, s4
+
+Every method has the same signature, so kernels know none: ``s0 … s4`` are the method's states in
+its own order, ``c0 … c4`` their bias corrections; what a method lacks goes through untouched.
+Hyperparameters and corrections are float64: ``1 - beta`` keeps its digits, and a scalar is rounded
+to the kernel's type where it meets a weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import linecache
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from upgd.optim.program import Symbol
+from upgd.optim.rule import Method
+
+MOST_STATES = 5
+HYPER = (
+    *("lr", "weight_decay", "sigma", "beta_utility", "kappa", "beta_importance", "beta_weight"),
+    *("beta1", "beta2", "eps"),
+)
+"""The order of a run's hyperparameters in memory."""
+STATES = tuple(f"s{i}" for i in range(MOST_STATES))
+CORRECTIONS = tuple(f"c{i}" for i in range(MOST_STATES))
+ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, *HYPER)
+
+Stage = Literal["reduce", "features", "update"]
+Target = Literal["triton", "numba"]
+
+
+def reduces(method: Method) -> str | None:
+    """How a method's η comes about: ``"max"``, ``"row_norm"`` or not at all, over weights."""
+    first = method.phases[0]
+    return first.reduce if first.over == "weights" else None
+
+
+def source(method: Method, stage: Stage, target: Target) -> str:
+    """The method as one function called ``reduce`` or ``update``.
+
+    Args:
+        method: Whose rules.
+        stage: ``"reduce"`` gives the trace from which η is taken; ``"update"`` gives the new
+            weight and states; ``"features"`` gives ``trace(f, s, utility, beta_utility)``.
+        target: ``"numba"`` wraps each number into the kernel's own type.
+    """
+    env: dict[str, Any] = {
+        name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
+    }
+    env["eta"] = Symbol("input", "eta", is_list=True, full=False)
+    env |= {name: Symbol("input", name, is_list=False) for name in HYPER}
+    if stage == "features":
+        return _feature_trace(method, target)
+    for i, state in enumerate(method.states):
+        env[state] = Symbol("input", STATES[i], is_list=True)
+        env[f"c_{state}"] = Symbol("input", CORRECTIONS[i], is_list=False)
+    for phase in method.phases:
+        if phase.over == "features":  # the kernel brings the feature's scaled utility as state 0
+            continue
+        results = phase.fn(*[env[name] for name in phase.reads])
+        results = results if isinstance(results, tuple) else (results,)
+        env.update(zip(phase.writes, results, strict=True))
+        if stage == "reduce":
+            return _function("reduce", [env[phase.writes[0]]], target)
+    states = [env.get(s, s) for s in method.states]
+    return _function("update", [env["w"], *states, *STATES[len(states) :]], target)
+
+
+def _feature_trace(method: Method, target: Target) -> str:
+    env = {name: Symbol("input", name, is_list=True) for name in ("f", "s")}
+    env["utility"] = Symbol("input", "w", is_list=True)
+    env["beta_utility"] = Symbol("input", "beta_utility", is_list=False)
+    phase = method.phases[0]
+    result = phase.fn(*[env[name] for name in phase.reads])
+    return _function("trace", [result], target, ("f", "s", "w", "beta_utility"))
+
+
+def _function(
+    name: str, results: list[Any], target: Target, arguments: Sequence[str] = ARGUMENTS
+) -> str:
+    lines: list[str] = []
+    known: dict[str, str] = {}
+
+    def text(expression: Any, for_weights: bool) -> str:
+        if isinstance(expression, str):
+            return expression
+        if not isinstance(expression, Symbol):
+            number = repr(float(expression))
+            return f"real({number})" if for_weights and target == "numba" else number
+        if expression.op == "input":
+            found = str(expression.args[0])
+        else:
+            operands = [text(argument, expression.is_list) for argument in expression.args]
+            if expression.op == "/" and expression.full and not _full(expression.args[1]):
+                # The reciprocal of what all weights share is taken once.
+                one = text(1.0, for_weights=True)
+                operands[1] = kept(f"{one} / {operands[1]}")
+                found = kept(_operation("*", operands))
+            else:
+                found = kept(_operation(expression.op, operands))
+        if for_weights and not expression.is_list:
+            found = kept(f"real({found})" if target == "numba" else f"{found}.to(w.dtype)")
+        return found
+
+    def kept(value: str) -> str:  # two expressions that are written alike are one
+        if value not in known:
+            known[value] = f"t{len(lines)}"
+            lines.append(f"    {known[value]} = {value}")
+        return known[value]
+
+    returned = ", ".join([text(result, True) for result in results])
+    header = f"def {name}({', '.join(arguments)}):"
+    return "\n".join([header, *lines, f"    return {returned}"]) + "\n"
+
+
+def _full(expression: Any) -> bool:
+    return isinstance(expression, Symbol) and expression.is_list and expression.full
+
+
+def _operation(op: str, operands: list[str]) -> str:
+    if op == "neg":
+        return f"-{operands[0]}"
+    if op in "+-*/":
+        return f"{operands[0]} {op} {operands[1]}"
+    return f"{ {'abs': 'absolute'}.get(op, op) }({operands[0]})"
+
+
+# --------------------------------------------------------------------------- modules
+@cache
+def load_module(text: str, name: str) -> ModuleType:
+    """Import generated source from a file of the user's cache, where compilers keep their results.
+
+    Where no file can be written the source stays in memory.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    full_name = f"upgd_generated_{name}_{digest}"
+    for folder in _folders():
+        path = folder / f"{full_name}.py"
+        try:
+            if not path.exists() or path.read_text() != text:
+                _write(path, text)
+        except OSError:
+            continue
+        spec = importlib.util.spec_from_file_location(full_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+        return module
+    module = ModuleType(full_name)
+    module.__file__ = f"<{full_name}>"
+    linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
+    sys.modules[full_name] = module
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def _folders() -> Iterator[Path]:
+    chosen = os.environ.get("UPGD_CACHE")
+    if chosen:
+        yield Path(chosen) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        yield (Path(base) if base else Path.home() / ".cache") / "upgd" / "kernels"
+    except RuntimeError:  # nobody's home
+        return
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise

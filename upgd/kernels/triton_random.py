@@ -1,0 +1,63 @@
+# mypy: ignore-errors
+"""The written generator (:mod:`upgd.kernels.philox`) for Triton kernels."""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from upgd.kernels import philox
+
+HARDWARE = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") in ("", "0"))
+"""Whether kernels are compiled, not interpreted: only then there are special functions."""
+
+# Triton takes numbers from outside a kernel as constants only in this form.
+_ROUNDS = tl.constexpr(philox.ROUNDS)
+_ROUND_EXPONENT = tl.constexpr(philox.ROUND_EXPONENT)
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = (tl.constexpr(c) for c in philox.LOG)
+_S0, _S1, _S2 = (tl.constexpr(c) for c in philox.SIN)
+_C0, _C1, _C2 = (tl.constexpr(c) for c in philox.COS)
+_LN2 = tl.constexpr(0.6931471805599453)
+_ANGLE = tl.constexpr(6.283185307179586 / 2**32)
+
+
+@triton.jit
+def box_muller(radius, angle, real: tl.constexpr):
+    """Two normal numbers for each pair of words; see upgd/kernels/philox.py."""
+    bits = (radius.to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
+    exponent = ((bits + _ROUND_EXPONENT) >> 23) - 127
+    scale = ((127 - exponent) << 23).to(tl.float32, bitcast=True).to(real)
+    m = (radius.to(real) + 0.5) * scale - 1.0
+    tail = (((((((_L7 * m + _L6) * m + _L5) * m + _L4) * m + _L3) * m + _L2) * m) + _L1) * m + _L0
+    logarithm = (exponent - 32).to(real) * _LN2 + (m + m * m * tail)
+    if HARDWARE and real == tl.float32:  # the special function unit's sine and cosine, to 5e-7
+        square = tl.maximum(-2.0 * logarithm, 1e-30)
+        length = square * libdevice.rsqrt(square)
+        a = angle.to(tl.int32, bitcast=True).to(real) * _ANGLE
+        first, second = libdevice.fast_cosf(a), libdevice.fast_sinf(a)
+    else:
+        length = tl.sqrt(tl.maximum(-2.0 * logarithm, 0.0))
+        quarter = (angle + 0x20000000) >> 30
+        rest = (angle - (quarter << 30)).to(tl.int32, bitcast=True)
+        a = rest.to(real) * _ANGLE
+        square = a * a
+        sine = a + a * square * ((_S2 * square + _S1) * square + _S0)
+        cosine = 1.0 + square * ((_C2 * square + _C1) * square + _C0)
+        odd = (quarter & 1) == 1
+        first, second = tl.where(odd, sine, cosine), tl.where(odd, cosine, sine)
+        first = tl.where((quarter == 1) | (quarter == 2), -first, first)
+        second = tl.where(quarter >= 2, -second, second)
+    return length * first, length * second
+
+
+@triton.jit
+def four_normals(seed, quad, tensor, step, real: tl.constexpr):
+    """The four numbers of each quad."""
+    low, high = (step & 0xFFFFFFFF).to(tl.uint32), (step >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, quad, tensor, low, high, _ROUNDS)
+    z0, z1 = box_muller(a, b, real)
+    z2, z3 = box_muller(c, d, real)
+    return z0, z1, z2, z3

@@ -1,0 +1,401 @@
+# mypy: ignore-errors
+# fmt: off
+"""A stack of dense learners on CUDA: forward, loss, backward, the next sample.
+
+``forward_kernel`` and ``backward_kernel`` take one hidden layer of all learners each,
+``head_kernel`` (one program per learner) the last layer: it finishes the last sample, whose loss
+after its update is measured together with this sample's forward pass, since both read the same
+weights; it takes loss and metrics of this sample, goes back to the last hidden layer, and fetches
+the next sample.
+
+No sum's order depends on how many learners there are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Activations by number, as in upgd.networks.
+RELU, LEAKY_RELU, TANH, LINEAR = (tl.constexpr(i) for i in range(4))
+# Where inputs come from: a table under a permutation, a table, or ready-made.
+PERMUTED, TABLE, READY = (tl.constexpr(i) for i in range(3))
+# The columns of the metrics.
+LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS = (
+    tl.constexpr(i) for i in range(9)
+)
+
+
+# ------------------------------------------------------------------------ activations
+@triton.jit
+def activate(a, kind: tl.constexpr):
+    """A unit's output."""
+    if kind == RELU:
+        a = tl.where(a > 0, a, a * 0.0)  # keeps NaN
+    elif kind == LEAKY_RELU:
+        a = tl.where(a > 0, a, a * 0.01)
+    elif kind == TANH:
+        e = tl.exp(-2.0 * tl.abs(a))
+        t = (1.0 - e) / (1.0 + e)
+        a = tl.where(a < 0, -t, t)
+    return a
+
+
+@triton.jit
+def slope(h, kind: tl.constexpr):
+    """The activation's derivative, from the unit's output."""
+    d = h * 0.0 + 1.0
+    if kind == RELU:
+        d = tl.where(h > 0, d, h * 0.0)
+    elif kind == LEAKY_RELU:
+        d = tl.where(h > 0, d, d * 0.01)
+    elif kind == TANH:
+        d = 1.0 - h * h
+    return d
+
+
+# ----------------------------------------------------------------------- one per learner
+@triton.jit
+def _losses(z, y, target, inside, outputs, squared: tl.constexpr):
+    """Loss, its first and second derivatives by the outputs, and whether the guess is right."""
+    if squared:
+        error = tl.where(inside, z - target, 0.0)
+        loss = tl.sum(error * error, 0) / outputs
+        first = 2.0 * error / outputs
+        second = tl.where(inside, 2.0 / outputs, 0.0) + z * 0.0
+        right = 0
+    else:
+        z = tl.where(inside, z, float("-inf"))
+        largest = tl.max(z, 0)
+        e = tl.exp(z - largest)
+        total = tl.sum(e, 0)
+        column = tl.arange(0, z.shape[0])
+        mine = column == y
+        loss = tl.log(total) - (tl.sum(tl.where(mine, z, 0.0), 0) - largest)
+        p = e / total
+        first = tl.where(mine, p - 1.0, p)
+        second = p - p * p
+        right = (tl.argmax(z, 0) == y).to(tl.int32)
+    return loss, first, second, right
+
+
+@triton.jit
+def forward_kernel(
+    W, acts, after, pre, layer_table, layer, runs, P, A, FIRST: tl.constexpr,
+    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):
+    """A hidden layer behind the first: for this sample, and for the last one after its update."""
+    chunk = tl.program_id(0)
+    run = tl.program_id(1).to(tl.int64)
+    real: tl.constexpr = W.dtype.element_ty
+    inputs = tl.load(layer_table + 6 * layer)
+    units = tl.load(layer_table + 6 * layer + 1)
+    pitch = tl.load(layer_table + 6 * layer + 2) * 16
+    base = tl.load(layer_table + 6 * layer + 3) * 16
+    begin = tl.load(layer_table + 6 * layer + 4) * 16
+    W += run * P + base
+    acts += run * A + begin
+    after += run * A + begin
+    row = chunk * BR + tl.arange(0, BR)
+    columns = tl.arange(0, BC)
+    now = tl.zeros([BR, BC], real)
+    was = tl.zeros([BR, BC], real)
+    for c in range(0, pitch, BC):
+        col = c + columns
+        inside = (row < units)[:, None] & (col < pitch)[None, :]
+        w = tl.load(W + row[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+        x, v = _inputs(acts, after, pre, run, runs, col, inputs, chunk, FIRST, ACTIVATION)
+        now += w * x[None, :]
+        was += w * v[None, :]
+    following = pitch + row
+    tl.store(acts + following, activate(tl.sum(now, 1), ACTIVATION), mask=row < units)
+    tl.store(after + following, activate(tl.sum(was, 1), ACTIVATION), mask=row < units)
+
+
+@triton.jit
+def _inputs(
+    acts, after, pre, run, runs, col, inputs, chunk, FIRST: tl.constexpr, ACTIVATION: tl.constexpr
+):
+    """A layer's inputs for this sample and for the last one; the first layer's end here."""
+    if FIRST:
+        bias = tl.where(col == inputs, 1.0, 0.0).to(acts.dtype.element_ty)
+        known = col < inputs
+        now = tl.load(pre + (runs + run) * inputs + col, mask=known, other=0.0)
+        was = tl.load(pre + run * inputs + col, mask=known, other=0.0)
+        now = tl.where(known, activate(now, ACTIVATION), bias)
+        was = tl.where(known, activate(was, ACTIVATION), bias)
+        if chunk == 0:
+            tl.store(acts + col, now, mask=known)
+    else:
+        now = tl.load(acts + col, mask=col <= inputs, other=0.0)
+        was = tl.load(after + col, mask=col <= inputs, other=0.0)
+    return now, was
+
+
+@triton.jit
+def head_kernel(
+    W, acts, after, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections,
+    decays, layer_table, data, index, labels, targets, permutations, slots, clock, offset, window,
+    windows, runs, P, A, UNITS, LENGTH, LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr,
+    IN: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, INPUTS: tl.constexpr,
+    SECOND: tl.constexpr, FEATURES: tl.constexpr, FORWARD: tl.constexpr,
+):
+    """The last layer and the loss: finish the last sample, score this one, fetch the next."""
+    run = tl.program_id(0).to(tl.int64)
+    real: tl.constexpr = W.dtype.element_ty
+    step = tl.load(clock) + offset
+    here = step - tl.load(clock + 1)  # position in the chunk of samples that lies on the device
+    if FORWARD:
+        wide = tl.load(layer_table)
+        place = tl.load(layer_table + 4) * 16 - ((step + 1) % 2) * tl.load(layer_table + 2) * 16
+        _fetch(
+            acts + run * A + place, run, here + 1, wide, data, index, permutations, slots, runs,
+            LENGTH, INPUTS, IN,
+        )
+    table = layer_table + 6 * (LAYERS - 1)
+    inputs = tl.load(table)
+    outputs = tl.load(table + 1)
+    pitch = tl.load(table + 2) * 16
+    begin = tl.load(table + 4) * 16
+    W += run * P + tl.load(table + 3) * 16
+    acts += run * A + begin
+    after += run * A + begin
+    o = tl.arange(0, OUT)
+    valid = o < outputs
+    columns = tl.arange(0, BC)
+    if LAYERS == 1:
+        z = tl.load(pre + (runs + run) * outputs + o, mask=valid, other=0.0)
+        z_after = tl.load(pre + run * outputs + o, mask=valid, other=0.0)
+    else:
+        now = tl.zeros([OUT, BC], real)
+        was = tl.zeros([OUT, BC], real)
+        for c in range(0, pitch, BC):
+            col = c + columns
+            inside = valid[:, None] & (col < pitch)[None, :]
+            w = tl.load(W + o[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+            x, v = _inputs(acts, after, pre, run, runs, col, inputs, 0, LAYERS == 2, ACTIVATION)
+            now += w * x[None, :]
+            was += w * v[None, :]
+        z = tl.sum(now, 1)
+        z_after = tl.sum(was, 1)
+
+    # ---- losses
+    y = 0
+    y_before = 0
+    t = z
+    t_before = z
+    earlier = tl.maximum(here - 1, 0)
+    if SQUARED:
+        t = tl.load(targets + (run * LENGTH + here) * outputs + o, mask=valid, other=0.0)
+        t_before = tl.load(targets + (run * LENGTH + earlier) * outputs + o, mask=valid, other=0.0)
+    else:
+        y = tl.load(labels + run * LENGTH + here)
+        y_before = tl.load(labels + run * LENGTH + earlier)
+    series += run * windows * METRICS
+    if here > 0:
+        late, _f, _s, _r = _losses(z_after, y_before, t_before, valid, outputs, SQUARED)
+        before = tl.load(loss_before + run).to(tl.float64)
+        progress = 1.0 - late.to(tl.float64) / tl.maximum(before, 1e-8)
+        progress = tl.minimum(tl.maximum(progress, 0.0), 1.0)
+        progress = tl.where(late == late, progress, 0.0)
+        spot = series + ((step - 1) // window) * METRICS + PLASTICITY
+        tl.store(spot, tl.load(spot) + progress)
+    if FORWARD:
+        loss, first, second, right = _losses(z, y, t, valid, outputs, SQUARED)
+        tl.store(loss_before + run, loss)
+        spot = series + (step // window) * METRICS
+        tl.store(spot + LOSS, tl.load(spot + LOSS) + loss.to(tl.float64))
+        tl.store(spot + ACCURACY, tl.load(spot + ACCURACY) + right.to(tl.float64))
+        tl.store(partial + run, float("-inf"))
+        for i in tl.static_range(5):
+            beta = tl.load(decays + run * 5 + i)
+            old = tl.load(corrections + run * 5 + i)
+            tl.store(corrections + run * 5 + i, old * beta + (1.0 - beta))
+        row_at = UNITS - outputs
+        tl.store(delta + run * UNITS + row_at + o, first, mask=valid)
+        if SECOND:
+            tl.store(hess + run * UNITS + row_at + o, second, mask=valid)
+        finite = (loss == loss) & (tl.abs(loss) < float("inf"))
+        old = tl.load(diverged + run)
+        tl.store(diverged + run, tl.where((old < 0) & (finite == 0), step, old))
+        if LAYERS > 1:
+            for c in range(0, inputs, BC):
+                col = c + columns
+                inside = valid[:, None] & (col < inputs)[None, :]
+                w = tl.load(W + o[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+                back = tl.sum(w * first[:, None], 0)
+                curve = back
+                if SECOND:
+                    curve = tl.sum(w * w * second[:, None], 0)
+                h, _v = _inputs(
+                    acts, after, pre, run, runs, col, inputs, 1, LAYERS == 2, ACTIVATION
+                )
+                _send_back(
+                    back, curve, h, delta, hess, dh, d2h, diverged, run, step,
+                    run * UNITS + row_at - inputs + col, col < inputs, ACTIVATION, SECOND,
+                    FEATURES,
+                )
+
+
+@triton.jit
+def _send_back(
+    back, curve, h, delta, hess, dh, d2h, diverged, run, step, place, inside,
+    ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
+):
+    """Derivatives by a layer's inputs become those by the sums in the units before it."""
+    k = slope(h, ACTIVATION)
+    tl.store(delta + place, back * k, mask=inside)
+    if SECOND:
+        bend = curve * k * k
+        if ACTIVATION == TANH:
+            bend += -2.0 * h * k * back
+        tl.store(hess + place, bend, mask=inside)
+    if FEATURES:
+        tl.store(dh + place, back, mask=inside)
+        if SECOND:
+            tl.store(d2h + place, curve, mask=inside)
+    largest = tl.max(tl.where(inside, tl.abs(back), 0.0), 0)
+    if (largest == float("inf")) & (tl.load(diverged + run) < 0):
+        tl.store(diverged + run, step)
+
+
+@triton.jit
+def backward_kernel(
+    W, acts, delta, hess, dh, d2h, diverged, layer_table, clock, offset, layer, P, A, UNITS,
+    ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """From a layer's deltas to those of the layer before."""
+    chunk = tl.program_id(0)
+    run = tl.program_id(1).to(tl.int64)
+    real: tl.constexpr = W.dtype.element_ty
+    step = tl.load(clock) + offset
+    inputs = tl.load(layer_table + 6 * layer)
+    units = tl.load(layer_table + 6 * layer + 1)
+    pitch = tl.load(layer_table + 6 * layer + 2) * 16
+    base = tl.load(layer_table + 6 * layer + 3) * 16
+    begin = tl.load(layer_table + 6 * layer + 4) * 16
+    row_at = tl.load(layer_table + 6 * layer + 5)
+    W += run * P + base
+    col = chunk * BC + tl.arange(0, BC)
+    rows = tl.arange(0, BR)
+    back = tl.zeros([BR, BC], real)
+    curve = tl.zeros([BR, BC], real)
+    for r in range(0, units, BR):
+        row = r + rows
+        inside = (row < units)[:, None] & (col < pitch)[None, :]
+        w = tl.load(W + row[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+        d = tl.load(delta + run * UNITS + row_at + row, mask=row < units, other=0.0)
+        back += w * d[:, None]
+        if SECOND:
+            s = tl.load(hess + run * UNITS + row_at + row, mask=row < units, other=0.0)
+            curve += w * w * s[:, None]
+    h = tl.load(acts + run * A + begin + col, mask=col < inputs, other=0.0)
+    _send_back(
+        tl.sum(back, 0),
+        tl.sum(curve, 0),
+        h,
+        delta,
+        hess,
+        dh,
+        d2h,
+        diverged,
+        run,
+        step,
+        run * UNITS + row_at - inputs + col,
+        col < inputs,
+        ACTIVATION,
+        SECOND,
+        FEATURES,
+    )
+
+
+@triton.jit
+def diagnose_kernel(
+    acts, delta, series, layer_table, clock, offset, window, windows, stride, A, UNITS,
+    LAYERS: tl.constexpr, BC: tl.constexpr,
+):
+    """Zero activations, and the norms of a rank-one gradient, which are products of two norms."""
+    run = tl.program_id(0).to(tl.int64)
+    step = tl.load(clock) + offset
+    columns = tl.arange(0, BC)
+    acts += run * A
+    delta += run * UNITS
+    if step % stride == 0:
+        nonzero = 0.0
+        l1 = 0.0
+        l2 = 0.0
+        weights = 0.0
+        zeros = 0.0
+        for layer in tl.static_range(LAYERS):
+            inputs = tl.load(layer_table + 6 * layer)
+            units = tl.load(layer_table + 6 * layer + 1)
+            begin = tl.load(layer_table + 6 * layer + 4) * 16
+            if layer == 0:
+                begin -= (step % 2).to(tl.int32) * tl.load(layer_table + 2) * 16
+            row_at = tl.load(layer_table + 6 * layer + 5)
+            x0, x1, x2 = _norms(acts + begin, inputs + 1, columns, BC)
+            d0, d1, d2 = _norms(delta + row_at, units, columns, BC)
+            nonzero += x0 * d0
+            l1 += x1 * d1
+            l2 += x2 * d2
+            weights += ((inputs + 1) * units).to(tl.float64)
+            if layer > 0:
+                zeros += (inputs + 1 - x0) / inputs
+        spot = series + run * windows * METRICS + (step // window) * METRICS
+        hidden: tl.constexpr = LAYERS - 1 if LAYERS > 1 else 1
+        tl.store(spot + ZEROS, tl.load(spot + ZEROS) + zeros / hidden)
+        tl.store(spot + GRAD_L0, tl.load(spot + GRAD_L0) + nonzero / weights)
+        tl.store(spot + GRAD_L1, tl.load(spot + GRAD_L1) + l1)
+        tl.store(spot + GRAD_L2, tl.load(spot + GRAD_L2) + tl.sqrt(l2))
+        tl.store(spot + MEASURED, tl.load(spot + MEASURED) + 1.0)
+
+
+@triton.jit
+def _norms(values, count, columns, BC: tl.constexpr):
+    """How many are not zero, the sum of magnitudes, and that of squares."""
+    n0 = tl.zeros([BC], tl.float64)
+    n1 = tl.zeros([BC], tl.float64)
+    n2 = tl.zeros([BC], tl.float64)
+    for c in range(0, count, BC):
+        col = c + columns
+        x = tl.load(values + col, mask=col < count, other=0.0).to(tl.float64)
+        n0 += tl.where(x != 0, 1.0, 0.0)
+        n1 += tl.abs(x)
+        n2 += x * x
+    return tl.sum(n0, 0), tl.sum(n1, 0), tl.sum(n2, 0)
+
+
+@triton.jit
+def _fetch(
+    place, run, here, inputs, data, index, permutations, slots, runs, LENGTH, INPUTS: tl.constexpr,
+    IN: tl.constexpr,
+):
+    """Copy one sample's inputs to where the first layer reads them."""
+    if INPUTS == READY:
+        source = data + (run * LENGTH + here) * inputs
+    else:
+        source = data + tl.load(index + run * LENGTH + here).to(tl.int64) * inputs
+    for c in range(0, inputs, IN):
+        col = c + tl.arange(0, IN)
+        at = col
+        if INPUTS == PERMUTED:
+            slot = tl.load(slots + here).to(tl.int64)
+            at = tl.load(permutations + (slot * runs + run) * inputs + col, mask=col < inputs)
+        x = tl.load(source + at, mask=col < inputs, other=0.0)
+        tl.store(place + col, x, mask=col < inputs)
+
+
+@triton.jit
+def fetch_kernel(
+    acts, layer_table, data, index, permutations, slots, clock, runs, A, LENGTH,
+    INPUTS: tl.constexpr, IN: tl.constexpr,
+):
+    """Fetch the chunk's first sample."""
+    run = tl.program_id(0).to(tl.int64)
+    step = tl.load(clock)
+    here = step - tl.load(clock + 1)
+    inputs = tl.load(layer_table)
+    pitch = tl.load(layer_table + 2) * 16
+    place = acts + run * A + tl.load(layer_table + 4) * 16 - (step % 2) * pitch
+    _fetch(place, run, here, inputs, data, index, permutations, slots, runs, LENGTH, INPUTS, IN)

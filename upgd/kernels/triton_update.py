@@ -1,0 +1,397 @@
+# mypy: ignore-errors
+# fmt: off
+"""A stack of dense learners on CUDA: the passes over the weights.
+
+One program per row group and learner. The gradient is ``delta · input`` and never stored. For η
+the first pass reads weights and traces and keeps one number per learner; the second reads them
+again, makes noise in registers and writes weights and states once. While the new weights are in
+registers it also forms their products with this sample and with the next, so that no pass over the
+first layer is needed for either.
+
+No sum's order depends on how many learners there are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from upgd.kernels.triton_random import four_normals
+
+
+@triton.jit
+def feature_kernel(
+    acts, dh, d2h, utility, gates, hyper, layer_table, first, A, UNITS, LAYERS: tl.constexpr,
+    BC: tl.constexpr, TRACE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr,
+):
+    """Trace the features' utilities and scale them, for the update to read row by row."""
+    mine = tl.program_id(0).to(tl.int64)
+    run = first + mine
+    acts += run * A
+    dh += run * UNITS
+    d2h += run * UNITS
+    gates += run * UNITS
+    utility += mine * UNITS
+    columns = tl.arange(0, BC)
+    real: tl.constexpr = acts.dtype.element_ty
+    tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
+    beta = tl.load(hyper + run * 10 + 3)
+    largest = tl.full([BC], float("-inf"), real)
+    for layer in tl.static_range(1, LAYERS):
+        units = tl.load(layer_table + 6 * layer)
+        begin = tl.load(layer_table + 6 * layer + 4) * 16
+        row_at = tl.load(layer_table + 6 * layer + 5) - units
+        squares = tl.zeros([BC], tl.float64)
+        for c in range(0, units, BC):
+            col = c + columns
+            inside = col < units
+            h = tl.load(acts + begin + col, mask=inside, other=0.0)
+            f = tl.load(dh + row_at + col, mask=inside, other=0.0) * h
+            s = f
+            if SECOND:
+                s = tl.load(d2h + row_at + col, mask=inside, other=0.0) * h * h
+            u = tl.load(utility + row_at + col, mask=inside, other=0.0)
+            u = TRACE(f, s, u, beta)
+            tl.store(utility + row_at + col, u, mask=inside)
+            largest = tl.maximum(largest, tl.where(inside, u, float("-inf")))
+            wide = tl.where(inside, u, 0.0).to(tl.float64)
+            squares += wide * wide
+        if LOCAL:
+            eta = tl.maximum(tl.sqrt(tl.sum(squares, 0)).to(real), tiny)
+            for c in range(0, units, BC):
+                col = c + columns
+                u = tl.load(utility + row_at + col, mask=col < units, other=0.0)
+                tl.store(gates + row_at + col, u / eta, mask=col < units)
+    if not LOCAL:
+        eta = tl.maximum(tl.abs(tl.max(largest, 0)), tiny)
+        for layer in tl.static_range(1, LAYERS):
+            units = tl.load(layer_table + 6 * layer)
+            row_at = tl.load(layer_table + 6 * layer + 5) - units
+            for c in range(0, units, BC):
+                col = c + columns
+                u = tl.load(utility + row_at + col, mask=col < units, other=0.0)
+                tl.store(gates + row_at + col, u / eta, mask=col < units)
+
+
+# ------------------------------------------------------------ one per row group and learner
+@triton.jit
+def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other):
+    if k < STATES:
+        other = tl.load(S + k * size + place, mask=mask, other=0.0)
+    return other
+
+
+@triton.jit
+def reduce_kernel(
+    W, S, acts, delta, hess, partial, norms, biases, hyper, corrections, group_table, clock,
+    offset, first, mine, P, A, UNITS, RULE: tl.constexpr, STATES: tl.constexpr,
+    LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):
+    """What η is made of: the largest trace of a row group, or the norms of its rows."""
+    group = tl.program_id(0)
+    own = tl.program_id(1).to(tl.int64)
+    run = first + own
+    real: tl.constexpr = W.dtype.element_ty
+    step = tl.load(clock) + offset
+    inputs = tl.load(group_table + 9 * group)
+    units = tl.load(group_table + 9 * group + 1)
+    pitch = tl.load(group_table + 9 * group + 2) * 16
+    base = tl.load(group_table + 9 * group + 3) * 16
+    begin = tl.load(group_table + 9 * group + 4) * 16
+    row_at = tl.load(group_table + 9 * group + 5)
+    layer = tl.load(group_table + 9 * group + 6)
+    row = tl.load(group_table + 9 * group + 7)
+    span = tl.load(group_table + 9 * group + 8)
+    if layer == 0:
+        begin -= (step % 2).to(tl.int32) * pitch
+    W += run * P
+    S += own * P
+    acts += run * A + begin
+    beta = tl.load(hyper + run * 10 + 3)
+    columns = tl.arange(0, BLOCK)
+    largest = tl.full([BLOCK], float("-inf"), real)
+    delta += run * UNITS + row_at
+    hess += run * UNITS + row_at
+    r0, r1, r2, r3 = row, row + span, row + 2 * span, row + 3 * span
+    d0 = tl.load(delta + r0)
+    d1 = tl.load(delta + r1, mask=r1 < units, other=0.0)
+    d2 = tl.load(delta + r2, mask=r2 < units, other=0.0)
+    d3 = tl.load(delta + r3, mask=r3 < units, other=0.0)
+    q0, q1, q2, q3 = d0, d1, d2, d3
+    if SECOND:
+        q0 = tl.load(hess + r0)
+        q1 = tl.load(hess + r1, mask=r1 < units, other=0.0)
+        q2 = tl.load(hess + r2, mask=r2 < units, other=0.0)
+        q3 = tl.load(hess + r3, mask=r3 < units, other=0.0)
+    squares0 = tl.zeros([BLOCK], tl.float64)
+    squares1 = tl.zeros([BLOCK], tl.float64)
+    squares2 = tl.zeros([BLOCK], tl.float64)
+    squares3 = tl.zeros([BLOCK], tl.float64)
+    biases += run * UNITS + row_at
+    norms += run * UNITS + row_at
+    for c in tl.range(0, pitch, BLOCK, num_stages=STAGES):
+        col = c + columns
+        x = tl.load(acts + col, mask=col < pitch, other=0.0)
+        u0 = _trace(W, S, base + r0 * pitch + col, col, pitch, r0, units, x, d0, q0, beta, RULE)
+        u1 = _trace(W, S, base + r1 * pitch + col, col, pitch, r1, units, x, d1, q1, beta, RULE)
+        u2 = _trace(W, S, base + r2 * pitch + col, col, pitch, r2, units, x, d2, q2, beta, RULE)
+        u3 = _trace(W, S, base + r3 * pitch + col, col, pitch, r3, units, x, d3, q3, beta, RULE)
+        if LOCAL:
+            squares0 += _square(u0, col < inputs)
+            squares1 += _square(u1, col < inputs)
+            squares2 += _square(u2, col < inputs)
+            squares3 += _square(u3, col < inputs)
+            bias = col == inputs
+            tl.store(biases + r0 + col * 0, u0, mask=bias)
+            tl.store(biases + r1 + col * 0, u1, mask=bias & (r1 + col * 0 < units))
+            tl.store(biases + r2 + col * 0, u2, mask=bias & (r2 + col * 0 < units))
+            tl.store(biases + r3 + col * 0, u3, mask=bias & (r3 + col * 0 < units))
+        else:
+            none = float("-inf")
+            u0 = tl.maximum(u0, tl.where(r1 < units, u1, none))
+            u2 = tl.maximum(tl.where(r2 < units, u2, none), tl.where(r3 < units, u3, none))
+            largest = tl.maximum(largest, tl.where(col <= inputs, tl.maximum(u0, u2), none))
+    if LOCAL:
+        tl.store(norms + r0, tl.sqrt(tl.sum(squares0, 0)).to(real))
+        tl.store(norms + r1, tl.sqrt(tl.sum(squares1, 0)).to(real), mask=r1 < units)
+        tl.store(norms + r2, tl.sqrt(tl.sum(squares2, 0)).to(real), mask=r2 < units)
+        tl.store(norms + r3, tl.sqrt(tl.sum(squares3, 0)).to(real), mask=r3 < units)
+    else:
+        tl.atomic_max(partial + run, tl.max(largest, 0), sem="relaxed")  # in any order the same
+
+
+@triton.jit
+def _trace(W, S, place, col, pitch, row, units, x, d, q, beta, RULE: tl.constexpr):
+    """The utilities that these weights will have after this step."""
+    mask = (col < pitch) & (row + col * 0 < units)
+    w = tl.load(W + place, mask=mask, other=0.0)
+    u = tl.load(S + place, mask=mask, other=0.0)
+    return RULE(
+        w, d * x, q * x * x, x, u, u, u, u, u, x, beta, beta, beta, beta, beta,
+        beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+    )  # fmt: skip
+
+
+@triton.jit
+def _square(u, inside):
+    wide = tl.where(inside, u, 0.0).to(tl.float64)
+    return wide * wide
+
+
+@triton.jit
+def update_kernel(
+    W, S, acts, delta, hess, gates, partial, norms, biases, pre, hyper, corrections, seeds,
+    group_table, iota, clock, offset, first, mine, runs, P, A, UNITS, RULE: tl.constexpr,
+    STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr, FEATURES: tl.constexpr,
+    SECOND: tl.constexpr, NOISE: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Update four rows of one learner, and form their products with this sample and the next."""
+    group = tl.program_id(0)
+    own = tl.program_id(1).to(tl.int64)
+    run = first + own
+    real: tl.constexpr = W.dtype.element_ty
+    tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
+    step = tl.load(clock) + offset
+    inputs = tl.load(group_table + 9 * group)
+    units = tl.load(group_table + 9 * group + 1)
+    pitch = tl.load(group_table + 9 * group + 2) * 16
+    base = tl.load(group_table + 9 * group + 3) * 16
+    begin = tl.load(group_table + 9 * group + 4) * 16
+    row_at = tl.load(group_table + 9 * group + 5)
+    layer = tl.load(group_table + 9 * group + 6)
+    row = tl.load(group_table + 9 * group + 7)
+    span = tl.load(group_table + 9 * group + 8)
+    following = begin
+    if layer == 0:
+        parity = (step % 2).to(tl.int32)
+        following = begin - (1 - parity) * pitch
+        begin = begin - parity * pitch
+    W += run * P
+    S += own * P
+    acts += run * A
+    size = mine * P
+    columns = tl.arange(0, BLOCK)
+    h = hyper + run * 10
+    lr, weight_decay, sigma = tl.load(h), tl.load(h + 1), tl.load(h + 2)
+    beta_utility, kappa, beta_importance = tl.load(h + 3), tl.load(h + 4), tl.load(h + 5)
+    beta_weight, beta1, beta2, eps = tl.load(h + 6), tl.load(h + 7), tl.load(h + 8), tl.load(h + 9)
+    c = corrections + run * 5
+    c0, c1, c2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
+    c3, c4 = tl.load(c + 3), tl.load(c + 4)
+    seed = tl.load(seeds + run)
+    if FEATURES:  # the output layer is neither perturbed nor protected
+        sigma = tl.where(layer == LAYERS - 1, 0.0, sigma)
+
+    eta = tl.full([], 1.0, real)
+    eta_bias = eta
+    if GLOBAL:
+        eta = tl.maximum(tl.abs(tl.load(partial + run)), tiny)
+        eta_bias = eta
+    if LOCAL:
+        squares = tl.zeros([BLOCK], tl.float64)
+        for k in range(0, units, BLOCK):
+            col = k + columns
+            b = tl.load(biases + run * UNITS + row_at + col, mask=col < units, other=0.0)
+            squares += b.to(tl.float64) * b.to(tl.float64)
+        eta_bias = tl.maximum(tl.sqrt(tl.sum(squares, 0)).to(real), tiny)
+
+    r0, r1, r2, r3 = row, row + span, row + 2 * span, row + 3 * span
+    d0 = tl.load(delta + run * UNITS + row_at + r0)
+    d1 = tl.load(delta + run * UNITS + row_at + r1, mask=r1 < units, other=0.0)
+    d2 = tl.load(delta + run * UNITS + row_at + r2, mask=r2 < units, other=0.0)
+    d3 = tl.load(delta + run * UNITS + row_at + r3, mask=r3 < units, other=0.0)
+    q0, q1, q2, q3 = d0, d1, d2, d3
+    if SECOND:
+        q0 = tl.load(hess + run * UNITS + row_at + r0)
+        q1 = tl.load(hess + run * UNITS + row_at + r1, mask=r1 < units, other=0.0)
+        q2 = tl.load(hess + run * UNITS + row_at + r2, mask=r2 < units, other=0.0)
+        q3 = tl.load(hess + run * UNITS + row_at + r3, mask=r3 < units, other=0.0)
+    n0, n1, n2, n3 = eta, eta, eta, eta
+    if LOCAL:
+        n0 = tl.maximum(tl.load(norms + run * UNITS + row_at + r0), tiny)
+        n1 = tl.maximum(tl.load(norms + run * UNITS + row_at + r1, mask=r1 < units), tiny)
+        n2 = tl.maximum(tl.load(norms + run * UNITS + row_at + r2, mask=r2 < units), tiny)
+        n3 = tl.maximum(tl.load(norms + run * UNITS + row_at + r3, mask=r3 < units), tiny)
+    if FEATURES:
+        free = layer == LAYERS - 1
+        n0 = tl.load(gates + run * UNITS + row_at + r0)
+        n1 = tl.load(gates + run * UNITS + row_at + r1, mask=r1 < units, other=0.0)
+        n2 = tl.load(gates + run * UNITS + row_at + r2, mask=r2 < units, other=0.0)
+        n3 = tl.load(gates + run * UNITS + row_at + r3, mask=r3 < units, other=0.0)
+        n0 = tl.where(free, float("-inf"), n0)
+        n1 = tl.where(free, float("-inf"), n1)
+        n2 = tl.where(free, float("-inf"), n2)
+        n3 = tl.where(free, float("-inf"), n3)
+
+    was0 = tl.zeros([BLOCK // 4], real)
+    was1 = tl.zeros([BLOCK // 4], real)
+    was2 = tl.zeros([BLOCK // 4], real)
+    was3 = tl.zeros([BLOCK // 4], real)
+    now0 = tl.zeros([BLOCK // 4], real)
+    now1 = tl.zeros([BLOCK // 4], real)
+    now2 = tl.zeros([BLOCK // 4], real)
+    now3 = tl.zeros([BLOCK // 4], real)
+    for k in tl.range(0, pitch, BLOCK, num_stages=STAGES):
+        col = k + columns
+        bias = col == inputs
+        x = tl.load(acts + begin + col, mask=col < pitch, other=0.0)
+        v = tl.load(acts + following + col, mask=col < pitch, other=0.0)
+        z0, z1, z2, z3 = x, x, x, x
+        if NOISE:
+            # Column numbers from memory: so the noise gets the weights' layout, not one of its own
+            # that would have to be carried over through shared memory.
+            here = k + tl.load(iota + columns)
+            quad = tl.where(here == inputs, row, row * inputs + here).to(tl.uint32)
+            tensor = tl.where(here == inputs, 2 * layer + 1, 2 * layer).to(tl.uint32)
+            z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, real)
+        w = _advance(
+            W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+        )
+        was0 += _fold(w * x)
+        now0 += _fold(w * v)
+        w = _advance(
+            W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+        )
+        was1 += _fold(w * x)
+        now1 += _fold(w * v)
+        w = _advance(
+            W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+        )
+        was2 += _fold(w * x)
+        now2 += _fold(w * v)
+        w = _advance(
+            W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+        )
+        was3 += _fold(w * x)
+        now3 += _fold(w * v)
+    if layer == 0:
+        last = pre + run * units
+        next_ = pre + (runs + run) * units
+        tl.store(last + r0, tl.sum(was0, 0))
+        tl.store(last + r1, tl.sum(was1, 0), mask=r1 < units)
+        tl.store(last + r2, tl.sum(was2, 0), mask=r2 < units)
+        tl.store(last + r3, tl.sum(was3, 0), mask=r3 < units)
+        tl.store(next_ + r0, tl.sum(now0, 0))
+        tl.store(next_ + r1, tl.sum(now1, 0), mask=r1 < units)
+        tl.store(next_ + r2, tl.sum(now2, 0), mask=r2 < units)
+        tl.store(next_ + r3, tl.sum(now3, 0), mask=r3 < units)
+
+
+@triton.jit
+def _fold(products):
+    """Sums of four neighbours, which one thread holds."""
+    return tl.sum(tl.reshape(products, [products.shape[0] // 4, 4]), 1)
+
+
+@triton.jit
+def _advance(
+    W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
+    c3, c4, lr, weight_decay, sigma, beta_utility, kappa, beta_importance, beta_weight, beta1,
+    beta2, eps, RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr,
+    FEATURES: tl.constexpr,
+):
+    """Read, apply the rule, write; returns the new weights."""
+    mask = (col < pitch) & (row + col * 0 < units)
+    w = tl.load(W + place, mask=mask, other=0.0)
+    s0 = _state(S, 0, STATES, size, place, mask, w)
+    s1 = _state(S, 1, STATES, size, place, mask, w)
+    s2 = _state(S, 2, STATES, size, place, mask, w)
+    s3 = _state(S, 3, STATES, size, place, mask, w)
+    s4 = _state(S, 4, STATES, size, place, mask, w)
+    eta = n
+    if LOCAL:
+        eta = tl.where(bias, eta_bias, n)
+    if FEATURES:
+        s0 = n + w * 0.0
+        eta = eta_bias
+    w, s0, s1, s2, s3, s4 = RULE(
+        w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, weight_decay,
+        sigma, beta_utility, kappa, beta_importance, beta_weight, beta1, beta2, eps,
+    )
+    padding = col > inputs
+    w = tl.where(padding, 0.0, w)
+    tl.store(W + place, w, mask=mask)
+    if STATES > 0:
+        tl.store(S + place, tl.where(padding, 0.0, s0), mask=mask)
+    if STATES > 1:
+        tl.store(S + size + place, tl.where(padding, 0.0, s1), mask=mask)
+    if STATES > 2:
+        tl.store(S + 2 * size + place, tl.where(padding, 0.0, s2), mask=mask)
+    if STATES > 3:
+        tl.store(S + 3 * size + place, tl.where(padding, 0.0, s3), mask=mask)
+    if STATES > 4:
+        tl.store(S + 4 * size + place, tl.where(padding, 0.0, s4), mask=mask)
+    return w
+
+
+@triton.jit
+def product_kernel(W, acts, pre, group_table, clock, runs, P, A, BLOCK: tl.constexpr):
+    """The first layer's products with the sample that comes next, as the update forms them."""
+    group = tl.program_id(0)
+    run = tl.program_id(1).to(tl.int64)
+    step = tl.load(clock)
+    units = tl.load(group_table + 9 * group + 1)
+    pitch = tl.load(group_table + 9 * group + 2) * 16
+    row = tl.load(group_table + 9 * group + 7)
+    span = tl.load(group_table + 9 * group + 8)
+    begin = tl.load(group_table + 9 * group + 4) * 16 - (step % 2).to(tl.int32) * pitch
+    columns = tl.arange(0, BLOCK)
+    for lane in tl.static_range(4):
+        r = row + lane * span
+        if r < units:
+            total = tl.zeros([BLOCK // 4], W.dtype.element_ty)
+            for k in range(0, pitch, BLOCK):
+                col = k + columns
+                x = tl.load(acts + run * A + begin + col, mask=col < pitch, other=0.0)
+                w = tl.load(W + run * P + r * pitch + col, mask=col < pitch, other=0.0)
+                total += _fold(w * x)
+            tl.store(pre + (runs + run) * units + r, tl.sum(total, 0))
