@@ -1,0 +1,198 @@
+# mypy: ignore-errors
+"""Normal numbers and sigmoids for kernels that numba compiles.
+
+Written so that LLVM vectorises every loop: no branches, no calls, 32-bit words multiplied into 64
+bits. The normals are those of :mod:`upgd.kernels.philox`; kernels ask for a stretch of quads and
+get four buffers, one per lane. All functions take float32 or float64 and compute in that type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from upgd.kernels import philox
+
+FAST = {"contract", "nsz"}
+"""Liberties for the compiler: fused multiply-adds, and no care for the sign of a zero."""
+OPTIONS = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
+"""How every kernel is compiled: division by zero gives infinity, other threads may run."""
+VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+"""Changes with this file: generated kernels mention it, so that none outlives its helpers."""
+
+_M0, _M1 = (np.uint64(m) for m in philox.MULTIPLIERS)
+_W0, _W1 = (np.uint32(w) for w in philox.WEYL)
+_ROUNDS = philox.ROUNDS
+_LOG, _SIN, _COS = philox.LOG, philox.SIN, philox.COS
+_ROUND_EXPONENT = np.int32(philox.ROUND_EXPONENT)
+_LN2 = math.log(2)
+_LOG2E = 1 / math.log(2)
+_TURN = 2 * math.pi / 2**32
+EXP2 = (
+    *(1.0000000716546564, 0.6931469670638641, 0.24022119723934177),
+    *(0.055507132749616384, 0.009675541330666849, 0.0013276471519282152),
+)
+"""``2ᶠ ≈ Σ EXP2[k]·fᵏ`` for ``|f| ≤ ½``, to 8e-8."""
+
+
+# ------------------------------------------------------------------------- intrinsics
+def _bitcast(source, target):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(target))
+
+    return target(source), codegen
+
+
+@intrinsic
+def float_bits(typingctx, x):
+    """A float32 as an int32 with the same bits."""
+    return _bitcast(types.float32, types.int32)
+
+
+@intrinsic
+def bits_float(typingctx, x):
+    """An int32 as a float32 with the same bits."""
+    return _bitcast(types.int32, types.float32)
+
+
+@intrinsic
+def bits_double(typingctx, x):
+    """An int64 as a float64 with the same bits."""
+    return _bitcast(types.int64, types.float64)
+
+
+@intrinsic
+def maximum(typingctx, x, y):
+    """The larger of two numbers, or NaN if one is; unlike a comparison it vectorises."""
+
+    def codegen(context, builder, signature, args):
+        kind = args[0].type
+        name = "llvm.maximum.f64" if isinstance(kind, ir.DoubleType) else "llvm.maximum.f32"
+        fn = builder.module.globals.get(name)
+        if fn is None:
+            fn = ir.Function(builder.module, ir.FunctionType(kind, [kind, kind]), name)
+        return builder.call(fn, args)
+
+    return x(x, x), codegen
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An address, to be given to :func:`numba.carray`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+# ----------------------------------------------------------------------------- random
+@njit(inline="always", **OPTIONS)
+def philox_words(c0, c1, c2, c3, k0, k1, rounds):
+    """Four 32-bit words for a counter and a key of 32-bit words."""
+    for _ in range(rounds):
+        low = _M0 * np.uint64(c0)
+        high = _M1 * np.uint64(c2)
+        c0 = np.uint32(np.uint32(high >> np.uint64(32)) ^ c1 ^ k0)
+        c1 = np.uint32(high)
+        c2 = np.uint32(np.uint32(low >> np.uint64(32)) ^ c3 ^ k1)
+        c3 = np.uint32(low)
+        k0 = np.uint32(k0 + _W0)
+        k1 = np.uint32(k1 + _W1)
+    return c0, c1, c2, c3
+
+
+@njit(inline="always", **OPTIONS)
+def box_muller(radius, angle, real):
+    """Two normal numbers for a pair of words; `real` is the type of the result."""
+    bits = float_bits(np.float32(radius) + np.float32(0.5))
+    exponent = np.int32(np.int32(bits + _ROUND_EXPONENT) >> np.int32(23)) - np.int32(127)
+    scale = real(bits_float(np.int32(np.int32(np.int32(127) - exponent) << np.int32(23))))
+    m = (real(radius) + real(0.5)) * scale - real(1)
+    tail = real(_LOG[7])
+    tail = tail * m + real(_LOG[6])
+    tail = tail * m + real(_LOG[5])
+    tail = tail * m + real(_LOG[4])
+    tail = tail * m + real(_LOG[3])
+    tail = tail * m + real(_LOG[2])
+    tail = tail * m + real(_LOG[1])
+    tail = tail * m + real(_LOG[0])
+    logarithm = real(np.int32(exponent - np.int32(32))) * real(_LN2) + (m + m * m * tail)
+    square = real(-2) * logarithm
+    length = np.sqrt(square if square > real(0) else real(0))
+    quarter = np.uint32(np.uint32(angle + np.uint32(1 << 29)) >> np.uint32(30))
+    rest = np.int32(np.uint32(angle - np.uint32(quarter << np.uint32(30))))
+    a = real(rest) * real(_TURN)
+    square = a * a
+    sine = a + a * square * ((real(_SIN[2]) * square + real(_SIN[1])) * square + real(_SIN[0]))
+    cosine = real(1) + square * ((real(_COS[2]) * square + real(_COS[1])) * square + real(_COS[0]))
+    odd = (quarter & np.uint32(1)) != np.uint32(0)
+    first = sine if odd else cosine
+    second = cosine if odd else sine
+    # Quarters 1 and 2 turn the first number's sign, 2 and 3 the second's.
+    turned = (np.uint32(quarter + np.uint32(1)) & np.uint32(2)) != np.uint32(0)
+    first = -first if turned else first
+    second = -second if quarter >= np.uint32(2) else second
+    return length * first, length * second
+
+
+@njit(**OPTIONS)
+def normals32(z0, z1, z2, z3, count, start, tensor, step, seed):
+    """Fill four float32 buffers with the normals of quads ``start … start + count``.
+
+    `start`, `tensor`, `step` and `seed` are integers, the last two of up to 64 bits.
+    """
+    c1 = np.uint32(tensor)
+    c2, c3 = np.uint32(step), np.uint32(np.uint64(step) >> np.uint64(32))
+    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
+    first = np.uint32(start)
+    for i in range(count):
+        a, b, c, d = philox_words(np.uint32(first + np.uint32(i)), c1, c2, c3, k0, k1, _ROUNDS)
+        z0[i], z1[i] = box_muller(a, b, np.float32)
+        z2[i], z3[i] = box_muller(c, d, np.float32)
+
+
+@njit(**OPTIONS)
+def normals64(z0, z1, z2, z3, count, start, tensor, step, seed):
+    """As :func:`normals32`, in float64."""
+    c1 = np.uint32(tensor)
+    c2, c3 = np.uint32(step), np.uint32(np.uint64(step) >> np.uint64(32))
+    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
+    first = np.uint32(start)
+    for i in range(count):
+        a, b, c, d = philox_words(np.uint32(first + np.uint32(i)), c1, c2, c3, k0, k1, _ROUNDS)
+        z0[i], z1[i] = box_muller(a, b, np.float64)
+        z2[i], z3[i] = box_muller(c, d, np.float64)
+
+
+# ---------------------------------------------------------------------------- sigmoid
+@njit(inline="always", **OPTIONS)
+def sigmoid32(x):
+    """The sigmoid of a float32, to about 1e-7 of its value; NaN stays NaN."""
+    # e⁻ˣ = 2ⁿ·2ᶠ. Adding 1.5·2²³ rounds to an integer, which then stands in the low bits.
+    y = x * np.float32(-_LOG2E)
+    y = y if y > np.float32(-126) else np.float32(-126)
+    y = y if y < np.float32(127) else np.float32(127)
+    shifted = y + np.float32(12582912)
+    f = y - (shifted - np.float32(12582912))
+    p = np.float32(EXP2[5])
+    p = p * f + np.float32(EXP2[4])
+    p = p * f + np.float32(EXP2[3])
+    p = p * f + np.float32(EXP2[2])
+    p = p * f + np.float32(EXP2[1])
+    p = p * f + np.float32(EXP2[0])
+    n = np.int32(float_bits(shifted) << np.int32(23))
+    e = p * bits_float(np.int32(n + np.int32(127 << 23)))
+    return np.float32(1) / (np.float32(1) + e) + x * np.float32(0)
+
+
+@njit(inline="always", **OPTIONS)
+def sigmoid64(x):
+    """The sigmoid of a float64."""
+    return 1.0 / (1.0 + math.exp(-x))
