@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test slow check format bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/digits.py
+	$(BIN)/upgd demo
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal

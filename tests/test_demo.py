@@ -1,0 +1,268 @@
+"""The demo: its runs go through the ledger, and its page says what they show and no more."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+from upgd.cli import app
+from upgd.cli import demo as demo_module
+from upgd.report import verdict
+from upgd.report.chart import line_chart
+from upgd.report.page import Page, render
+from upgd.study import Ledger, Result, Series, StudyError
+from upgd.study.processes import work_in_processes
+
+ROOT = Path(__file__).parents[1]
+VOID = {"meta"}
+
+
+def call(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: every tag that opens closes, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert "svg" in self.open  # elsewhere a slash means nothing
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.text.setdefault(self.open[-1], []).append(data)
+
+
+def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 4) -> None:
+    """A finished study of the demo whose curves go straight from one level to another."""
+    noise = np.random.default_rng(0)
+    with Ledger.open(study) as ledger:
+        ledger.add(demo_module.specs(list(range(seeds)), demo_module.STEPS))
+        for claim in ledger.claim("me", 60, limit=100):
+            first, last = levels[claim.spec.method]
+            tasks = claim.spec.steps // demo_module.TASK_LENGTH
+            curve = np.linspace(first, last, tasks) + noise.normal(0, 0.002, tasks)
+            series = {"accuracy": Series(curve, demo_module.TASK_LENGTH)}
+            result = Result("eager", summary={"accuracy": float(curve.mean())}, series=series)
+            if np.isnan(last):
+                ledger.diverge(claim, 7, Result("eager"))
+            else:
+                ledger.finish(claim, result)
+
+
+def test_demo_runs_resumes_and_writes_a_page(tmp_path: Path) -> None:
+    study = tmp_path / "a study & <more>"
+    page = tmp_path / "pages" / "demo.html"
+    arguments = ("demo", "--seeds", 1, "--steps", 500, "--workers", 1)
+    arguments = (*arguments, "--study", study, "--output", page)
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {row["method"] for row in told["results"]} == set(demo_module.SETTINGS)
+    assert Path(told["page"]).read_text() == page.read_text()
+    assert Path(told["figure"]).read_bytes()[:4] == b"\x89PNG"
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        runs = list(ledger.runs())
+        assert [run.attempts for run in runs] == [1, 1, 1]
+        assert all(run.spec.options == dict(demo_module.OPTIONS) for run in runs)
+    again = call(*arguments)
+    assert again.exit_code == 0
+    assert told["summary"] in again.stdout
+    assert str(page) in again.stdout
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        assert [run.attempts for run in ledger.runs()] == [1, 1, 1]  # nothing is run again
+    read = Reader(page.read_text())
+    assert told["summary"] in " ".join(read.text["p"])
+    assert f"upgd show {study}" in " ".join(read.text["dd"])
+    assert "one seed is an example" in told["summary"]
+
+
+def test_the_page_is_one_file_for_all_screens(tmp_path: Path) -> None:
+    fabricate(tmp_path, {"upgd-w": (0.5, 0.9), "adam": (0.6, 0.6), "sgd": (0.6, 0.7)})
+    done = call("demo", "--study", tmp_path, "--quiet")
+    assert (done.exit_code, done.output) == (0, "")
+    text = (tmp_path / "demo.html").read_text()
+    assert not re.search(r"https?:|//|url\(|@import|<script|<link|<img", text)
+    read = Reader(text)
+    assert not {name for name, _ in read.attributes} & {"src", "href", "onload", "onclick"}
+    assert "prefers-color-scheme: dark" in text
+    assert ("name", "viewport") in read.attributes
+    assert read.tags.count("svg") == 1
+    # A point per method and task, with its value where the pointer rests.
+    assert read.tags.count("circle") == 3 * 15
+    point = re.compile(r"UPGD-W, task 15: (89|90)\.\d% ± 0\.\d%")
+    assert any(map(point.fullmatch, read.text["title"]))
+    for fact in ("Stream", "UPGD-W", "Choice of settings", "Seeds", "Made with"):
+        assert fact in read.text["dt"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "said", "never"),
+    [
+        (
+            {"upgd-w": (0.5, 0.9), "adam": (0.7, 0.5), "sgd": (0.6, 0.6)},
+            "UPGD-W ends ahead",
+            "trail",
+        ),
+        (
+            {"upgd-w": (0.5, 0.6), "adam": (0.5, 0.9), "sgd": (0.5, 0.8)},
+            "UPGD-W ends behind",
+            "leads",
+        ),
+        ({"upgd-w": (0.5, 0.8), "adam": (0.5, 0.8), "sgd": (0.5, 0.6)}, "No clear winner", "ahead"),
+    ],
+)
+def test_the_sentence_is_the_datas(
+    tmp_path: Path, levels: dict[str, tuple[float, float]], said: str, never: str
+) -> None:
+    fabricate(tmp_path, levels)
+    output = " ".join(call("demo", "--study", tmp_path).stdout.split())
+    page = (tmp_path / "demo.html").read_text()
+    for text in (output, page):
+        assert said in text
+        assert never not in text.split(said)[1].split("From tasks")[0]
+    for method, (first, last) in levels.items():
+        word = "improved" if last > first else "fell" if last < first else "held"
+        assert f"{demo_module.TITLES[method]} {word}" in output
+
+
+def test_a_method_that_diverged_is_told(tmp_path: Path) -> None:
+    nothing = float("nan")
+    fabricate(tmp_path / "a", {"upgd-w": (0.5, 0.9), "adam": (0.5, nothing), "sgd": (0.5, 0.6)})
+    assert "SGD" in call("demo", "--study", tmp_path / "a").stdout
+    page = (tmp_path / "a" / "demo.html").read_text()
+    assert "Diverged, and not in the means: Adam with seed 0" in page
+    levels = {"upgd-w": (0.5, nothing), "adam": (0.5, 0.6), "sgd": (0.5, 0.6)}
+    fabricate(tmp_path / "b", levels)
+    assert "No run of UPGD-W finished" in call("demo", "--study", tmp_path / "b").stdout
+    fabricate(tmp_path / "c", dict.fromkeys(levels, (0.5, nothing)))
+    result = call("demo", "--study", tmp_path / "c")
+    assert (result.exit_code, "every run of the demo diverged" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--seeds", "none"), "seeds are a number"),
+        (("--steps", "many"), "whole number"),
+        (("--steps", "10"), "at least one task"),
+        (("--output", "demo.png"), "must end in .html"),
+        (("--output", "folder.html"), "is a folder"),
+        (("--workers", "-1"), "workers"),
+        (("--study", "file"), "cannot use file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").touch()
+    result = call("demo", *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not (tmp_path / "studies").exists()
+
+
+def test_names_are_escaped() -> None:
+    bad = "<script>alert('x')</script>&\""
+    chart = line_chart({bad: np.array([[0.1, 0.2], [0.3, 0.4]])}, bad, bad, bad)
+    page = Page(bad, bad, [bad], chart, bad, [bad], [[bad, bad]], [bad], {bad: bad})
+    read = Reader(render(page))
+    assert "script" not in read.tags
+    for tag in ("h1", "p", "title", "text", "figcaption", "th", "td", "dt", "dd"):
+        assert any(bad in text for text in read.text[tag]), tag
+    assert ("aria-label", bad) in read.attributes
+
+
+def test_intervals_are_students() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for count in (2, 5, 11, 12, 30):
+        values = np.random.default_rng(count).normal(size=count)
+        mean, low, high = verdict.interval(values)
+        exact = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+        np.testing.assert_allclose((low, high), exact, rtol=2e-3)
+        assert mean == pytest.approx(values.mean())
+
+
+def test_the_settings_are_the_best_of_the_search() -> None:
+    """The demo's settings are those that the committed search chose."""
+    text = (ROOT / "docs" / "benchmarks" / "demo_search.md").read_text()
+    sizes = set()
+    for method, settings in demo_module.SETTINGS.items():
+        table = text.split(f"## {method}\n")[1].split("##")[0]
+        head, _, *rows = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in table.splitlines()
+            if line.startswith("|")
+        ]
+        cells = [dict(zip(head, row, strict=True)) for row in rows]
+        whole = [cell for cell in cells if cell["diverged"] == "0"]
+        best = max(whole, key=lambda cell: float(cell["accuracy"]))
+        assert {name: float(best[name]) for name in settings} == dict(settings)
+        sizes.add(len(rows))
+    assert sizes == {12}
+    assert f"{demo_module.STEPS} steps" in text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_an_interrupt_gives_every_run_back(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "upgd.cli", "demo", "--seeds", "2", "--steps", "1e6"]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--study", tmp_path], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "workers").glob("*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    with Ledger.open(tmp_path, create=False, read_only=True) as ledger:
+        assert not ledger.leases()
+        assert ledger.counts()["pending"] == 6
+
+
+def test_a_worker_tells_what_is_wrong(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(demo_module.specs([0], 500))
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(StudyError, match="cannot keep checkpoints"):
+        work_in_processes(tmp_path, 1)

@@ -1,0 +1,179 @@
+"""What curves over tasks show, in words that change with the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.metrics import Interval
+
+Curves = Mapping[str, Mapping[int, NDArray[np.floating]]]
+"""By name and seed, the accuracy of each task. The same seed is the same stream for all."""
+
+HOLDS = 0.01
+"""A change whose interval lies within one point is none."""
+
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean with Student's 95% interval; of one value, the interval is not a number.
+
+    Example:
+        >>> mean, low, high = interval([1.0, 2.0, 3.0])
+        >>> round(mean, 3), round(low, 3), round(high, 3)
+        (2.0, -0.484, 4.484)
+    """
+    array = np.asarray(values, np.float64)
+    mean, freedom = float(array.mean()), len(array) - 1
+    if freedom < 1:
+        return Interval(mean, float("nan"), float("nan"))
+    # Beyond the table, Cornish and Fisher's expansion is right to three digits.
+    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
+    half = t * float(array.std(ddof=1)) / math.sqrt(freedom + 1)
+    return Interval(mean, mean - half, mean + half)
+
+
+class Parts(NamedTuple):
+    """Which tasks are compared, counted from 0: an early part after the start, and the last."""
+
+    early: range
+    late: range
+
+    @classmethod
+    def of(cls, tasks: int) -> Parts:
+        """The second and the last quarter; of few tasks, the first and the last.
+
+        Example:
+            >>> Parts.of(16)
+            Parts(early=range(4, 8), late=range(12, 16))
+        """
+        size = max(1, tasks // 4)
+        start = size if tasks >= 4 else 0
+        return cls(range(start, start + size), range(tasks - size, tasks))
+
+
+def told(tasks: range) -> str:
+    """Tasks for people, who count from 1.
+
+    Example:
+        >>> told(range(12, 16)), told(range(2, 3))
+        ('tasks 13–16', 'task 3')
+    """
+    first, last = tasks.start + 1, tasks.stop
+    return f"task {last}" if first == last else f"tasks {first}–{last}"
+
+
+def accuracy(seeds: Mapping[int, NDArray[np.floating]], tasks: range) -> Interval:
+    """Accuracy in some tasks, over seeds."""
+    return interval([float(curve[tasks.start : tasks.stop].mean()) for curve in seeds.values()])
+
+
+def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
+    """Accuracy in the last part less that in the early one, over seeds."""
+    return interval([float(_mean(c, parts.late) - _mean(c, parts.early)) for c in seeds.values()])
+
+
+def trend(found: Interval) -> str:
+    """What a change is called: improved, fell, held, or no clear trend.
+
+    Example:
+        >>> trend(Interval(0.03, 0.01, 0.05)), trend(Interval(0.03, -0.01, 0.07))
+        ('improved', 'no clear trend')
+    """
+    if found.low > 0:
+        return "improved"
+    if found.high < 0:
+        return "fell"
+    if found.low > -HOLDS and found.high < HOLDS:
+        return "held"
+    return "no clear trend"
+
+
+def headline(curves: Curves, subject: str) -> str:
+    """Whether `subject` ends ahead of the others, in one sentence.
+
+    Differences are taken seed by seed, since all learn from the same stream.
+
+    Example:
+        >>> better = {0: np.array([0.5, 0.8]), 1: np.array([0.5, 0.9])}
+        >>> worse = {0: np.array([0.5, 0.6]), 1: np.array([0.5, 0.7])}
+        >>> print(headline({"UPGD-W": better, "SGD": worse}, "UPGD-W"))
+        UPGD-W ends ahead: in task 2 of 2, UPGD-W gets 85.0% right, SGD 65.0%; it leads SGD by \
+20.0 points (95% interval 20.0 to 20.0).
+    """
+    known = {name: seeds for name, seeds in curves.items() if seeds}
+    others = [name for name in known if name != subject]
+    if subject not in known:
+        return f"No run of {subject} finished, so there is nothing to compare."
+    tasks = min(len(curve) for seeds in known.values() for curve in seeds.values())
+    late = Parts.of(tasks).late
+    ends = {name: accuracy(seeds, late).estimate for name, seeds in known.items()}
+    where = f"in {told(late)} of {tasks}"
+    if not others:
+        return f"{subject} gets {ends[subject]:.1%} right {where}; no other method finished."
+    others.sort(key=lambda name: -ends[name])
+    rival = others[0]
+    common = sorted(known[subject].keys() & known[rival].keys())
+    if not common:
+        return f"{subject} and {rival} have no seed in common, so there is nothing to compare."
+    lead = interval([_mean(known[subject][s], late) - _mean(known[rival][s], late) for s in common])
+    listed = ", ".join(f"{name} {ends[name]:.1%}" for name in others)
+    scores = f"{where}, {subject} gets {ends[subject]:.1%} right, {listed}"
+    if len(common) == 1:
+        side = "above" if lead.estimate > 0 else "below"
+        return (
+            f"{subject} ends {abs(lead.estimate) * 100:.1f} points {side} {rival}: {scores}; "
+            "one seed is an example, not evidence."
+        )
+    if lead.low > 0:
+        between = f"it leads {rival} by {points(lead)}"
+        return f"{subject} ends ahead: {scores}; {between}."
+    if lead.high < 0:
+        behind = Interval(-lead.estimate, -lead.high, -lead.low)
+        return f"{subject} ends behind: {scores}; it trails {rival} by {points(behind)}."
+    return (
+        f"No clear winner: {scores}; {subject} and {rival} differ by {points(lead)}, "
+        f"which {len(common)} seeds cannot tell from nothing."
+    )
+
+
+def trends(curves: Curves) -> str:
+    """How each method changed between the early and the last part, in one sentence."""
+    known = {name: seeds for name, seeds in curves.items() if seeds}
+    tasks = min((len(c) for seeds in known.values() for c in seeds.values()), default=0)
+    if tasks < 2:
+        return ""
+    parts = Parts.of(tasks)
+    clauses = []
+    for name, seeds in known.items():
+        found = change(seeds, parts)
+        clauses.append(f"{name} {trend(found)} ({_signed(found.estimate)})")
+    return f"From {told(parts.early)} to {told(parts.late)}, in points: {', '.join(clauses)}."
+
+
+def points(found: Interval) -> str:
+    """A difference of accuracies with its interval.
+
+    Example:
+        >>> points(Interval(0.1, 0.05, 0.15))
+        '10.0 points (95% interval 5.0 to 15.0)'
+    """
+    low, high = (_plain(value) for value in found[1:])
+    return f"{_plain(found.estimate)} points (95% interval {low} to {high})"
+
+
+def _plain(value: float) -> str:
+    return f"{value * 100:.1f}".replace("-", "−")
+
+
+def _signed(value: float) -> str:
+    return f"{value * 100:+.1f}".replace("-", "−")
+
+
+def _mean(curve: NDArray[np.floating], tasks: range) -> float:
+    return float(curve[tasks.start : tasks.stop].mean())
