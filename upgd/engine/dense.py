@@ -14,6 +14,12 @@ from upgd.kernels.rules import HYPER, MOST_STATES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
 
+COLUMNS = (
+    *("loss", "plasticity", "accuracy"),
+    *("zero_activations", "gradient_l0", "gradient_l1", "gradient_l2", "measured"),
+)
+"""What a stack sums up per run and window; the last counts the steps with diagnostics."""
+
 
 @dataclass(frozen=True)
 class Learner:

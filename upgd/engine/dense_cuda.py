@@ -12,13 +12,12 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from upgd.engine.dense import Group, Learner, in_groups, initial, tables
+from upgd.engine.compiled import compile_rules
+from upgd.engine.dense import COLUMNS, Learner, in_groups, initial, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
-from upgd.kernels.rules import Stage, load_module, source
-from upgd.kernels.triton_random import HARDWARE
 
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
@@ -92,7 +91,7 @@ class CudaStack:
         self.second = any(group.second for group in self.groups)
         self.features = any(group.features for group in self.groups)
         self._allocate()
-        self._rules = [_compile(group, dtype) for group in self.groups]
+        self._rules = [compile_rules(group, dtype) for group in self.groups]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._streams = (
             [torch.cuda.Stream(self.device) for _ in self.groups]
@@ -144,7 +143,7 @@ class CudaStack:
         self.in_block = min(4096, triton.next_power_of_2(layout.sizes[0]))
         self.loss_before = self._zeros(runs)
         self.series = torch.zeros(
-            runs, self.windows, sample.METRICS.value, dtype=torch.float64, device=self.device
+            runs, self.windows, len(COLUMNS), dtype=torch.float64, device=self.device
         )
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
         self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
@@ -408,42 +407,3 @@ class CudaStack:
             STAGES=self.tuning.stages,
             num_warps=self.tuning.warps,
         )
-
-
-_HELPERS = """
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-
-
-@triton.jit
-def sigmoid(x):
-    {sigmoid}
-
-
-@triton.jit
-def sqrt(x):
-    return tl.sqrt(x)
-
-
-@triton.jit
-def absolute(x):
-    return tl.abs(x)
-"""
-_PLAIN = "return 1.0 / (1.0 + tl.exp(-x))"
-# Two calls of the special function unit; the quotient's error is 2 ulp, and 1/inf is 0.
-_HARDWARE = "return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))"
-
-
-def _compile(group: Group, dtype: torch.dtype) -> Any:
-    """The group's rules as Triton functions."""
-    method = group.row.method
-    hardware = HARDWARE.value and dtype == torch.float32
-    parts = [_HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)]
-    stages: list[Stage] = ["update"]
-    if group.reduce is not None:
-        stages.append("reduce")
-    if group.features:
-        stages.append("features")
-    parts += ["@triton.jit\n" + source(method, stage, "triton") for stage in stages]
-    return load_module("\n\n".join(parts), group.row.name.replace("-", "_"))

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from upgd.engine.noise import PhiloxNoise
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
-from upgd.optim.noise import mix64
 from upgd.optim.registry import get
 
 LossName = Literal["cross_entropy", "squared_error"]
@@ -73,7 +73,7 @@ class EagerRun:
 
     Args:
         stream: Where samples come from; a function of the step.
-        build: Makes the network from a seed.
+        build: Makes the network from a seed and the number of a task.
         setting: How it learns and what is measured.
         device: Where it runs.
 
@@ -85,7 +85,8 @@ class EagerRun:
         ...     loss, task_length = "cross_entropy", 10
         ...     def at(self, step, batch=1):
         ...         return np.full((batch, 2), step % 2, np.float32), np.full(batch, step % 2)
-        >>> run = EagerRun(Coin(), lambda seed: mlp([2, 4, 2]), Setting("upgd", {}, 0, window=10))
+        >>> setting = Setting("upgd", {}, seed=0, window=10)
+        >>> run = EagerRun(Coin(), lambda seed, task: mlp([2, 4, 2]), setting)
         >>> run.advance(20)
         >>> len(run.meter.series("accuracy"))
         2
@@ -94,7 +95,7 @@ class EagerRun:
     def __init__(
         self,
         stream: Samples,
-        build: Callable[[int], nn.Module],
+        build: Callable[[int, int], nn.Module],
         setting: Setting,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -112,11 +113,11 @@ class EagerRun:
         self.meter = Meter(setting.window)
         self.offline: list[float] = []
         self._build = build
-        self._begin(setting.seed)
+        self._begin(0)
 
-    def _begin(self, seed: int) -> None:
+    def _begin(self, task: int) -> None:
         """A fresh network and optimizer."""
-        self.model = self._build(seed).to(self.device)
+        self.model = self._build(self.setting.seed, task).to(self.device)
         row, defaults = get(self.setting.method)
         unknown = self.setting.hyper.keys() - defaults.keys()
         if unknown:
@@ -125,7 +126,10 @@ class EagerRun:
                 f"it has {', '.join(defaults)}"
             )
         hyper = {**defaults, **self.setting.hyper}
-        self.optimizer: RuleOptimizer = row.make(self.model, **hyper, seed=seed)
+        noise = PhiloxNoise([tuple(p.shape) for p in self.model.parameters()], self.step)
+        self.optimizer: RuleOptimizer = row.make(
+            self.model, **hyper, seed=self.setting.seed, noise=noise
+        )
 
     # --------------------------------------------------------------------- learning
     def advance(self, steps: int) -> None:
@@ -142,7 +146,7 @@ class EagerRun:
         setting, step = self.setting, self.step
         task_step = self._steps_per_task()
         if setting.restart and task_step and step and step % task_step == 0:
-            self._begin(_task_seed(setting.seed, step // task_step))
+            self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.stride > 0 and step % setting.stride == 0
         with _zero_shares(self.model, measured) as zeros:
@@ -246,11 +250,6 @@ class EagerRun:
         self.meter = Meter(self.setting.window, **meta["meter"], closed=closed)
         self.offline = list(meta["offline"])
         self.step = int(meta["step"])
-
-
-def _task_seed(seed: int, task: int) -> int:
-    """The seed of the network that starts a task after a restart."""
-    return mix64(mix64(seed) ^ task) >> 1
 
 
 @contextmanager

@@ -51,6 +51,11 @@ class Feed:
             everything = first.dataset.scaled(slice(None))
             self._table = everything.reshape(len(first.dataset), -1)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether inputs are rows of a table that lies on the device."""
+        return self._table is not None
+
     def chunk(self, start: int, steps: int) -> Chunk:
         """Samples ``start … start + steps``."""
         if self._table is None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ ROUND_EXPONENT = 0x004AFB0D
 
 
 def philox4x32(
-    counter: Sequence[Tensor], key: tuple[int, int], rounds: int = ROUNDS
+    counter: Sequence[Tensor], key: tuple[Any, Any], rounds: int = ROUNDS
 ) -> list[Tensor]:
     """Four words for each counter; int64 tensors that hold 32-bit words.
 
@@ -105,9 +106,9 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 def normal(
     shape: Sequence[int],
-    seed: int,
+    seed: int | Tensor,
     tensor: int,
-    step: int,
+    step: int | Tensor,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -115,7 +116,7 @@ def normal(
 
     Args:
         shape: Of the parameter.
-        seed: Of the run, in [0, 2⁶⁴).
+        seed: Of the run, in [0, 2⁶⁴); or an int64 tensor of R seeds, for R times `shape`.
         tensor: The parameter's number in its model.
         step: From 0 on.
         device: Where the numbers are made.
@@ -126,9 +127,13 @@ def normal(
     """
     rows = shape[0] if len(shape) else 1
     width = math.prod(shape[1:])
-    span = -(-rows // 4) * width
-    quad = torch.arange(span, device=device)
-    constant = [torch.full_like(quad, v) for v in (tensor, step & _MASK, (step >> 32) & _MASK)]
-    a, b, c, d = philox4x32([quad, *constant], (seed & _MASK, (seed >> 32) & _MASK))
+    quad = torch.arange(-(-rows // 4) * width, device=device)
+    many = isinstance(seed, Tensor)
+    if isinstance(seed, Tensor):
+        quad, seed = quad.unsqueeze(0), seed.unsqueeze(1)
+    zero = torch.zeros_like(quad)
+    counter = [quad, zero + tensor, zero + (step & _MASK), zero + ((step >> 32) & _MASK)]
+    a, b, c, d = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
     numbers = (*box_muller(a, b, dtype), *box_muller(c, d, dtype))
-    return torch.cat(numbers)[: rows * width].reshape(tuple(shape))
+    found = torch.cat(numbers, dim=-1)[..., : rows * width]
+    return found.reshape((*found.shape[:-1], *shape) if many else tuple(shape))

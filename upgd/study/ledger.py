@@ -181,6 +181,42 @@ class Ledger:
                 db.execute("UPDATE runs SET silent = 0 WHERE key = ?", (claim.spec.key,))
         return expires
 
+    def heartbeat_all(self, claims: Iterable[Claim], progress: bool = False) -> None:
+        """Extend several claims in one transaction; see :meth:`heartbeat`.
+
+        Raises:
+            LeaseLostError: If one of the runs is not the claimant's any more; none is extended.
+        """
+        now = self._now()
+        with self._database.write("heartbeat") as db:
+            for claim in claims:
+                _check_held(db, claim)
+                expires = now + claim.lease_seconds
+                db.execute("UPDATE leases SET expires = ? WHERE token = ?", (expires, claim.token))
+                if progress:
+                    db.execute("UPDATE runs SET silent = 0 WHERE key = ?", (claim.spec.key,))
+
+    def claimable(self, where: Where | None = None) -> Iterator[RunSpec]:
+        """The runs that :meth:`claim` would take, oldest first; others may take them meanwhile.
+
+        Args:
+            where: As for :meth:`claim`.
+        """
+        accepts = _acceptance(where or {})
+        with self._database.read() as db:
+            cursor = db.cursor()
+            cursor.row_factory = sqlite3.Row
+            rows = cursor.execute(
+                "SELECT runs.key, spec, problem, method, seed, steps FROM runs "
+                "LEFT JOIN leases ON leases.key = runs.key "
+                "WHERE rules = ? AND (state = 'pending' OR (state = 'running' AND "
+                "(expires IS NULL OR expires <= ?))) ORDER BY runs.id",
+                (RULES_VERSION, self._now()),
+            ).fetchall()
+        for row in rows:
+            if accepts(row):
+                yield RunSpec.from_json(row["spec"])
+
     def finish(self, claim: Claim, result: Result) -> None:
         """Commit the result of a run, once and for all; it is on disk when this returns.
 

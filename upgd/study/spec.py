@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from upgd.study.errors import SpecError
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """The version of the update rules and of the randomness; raised whenever results change."""
 
 Scalar: TypeAlias = str | int | float | bool | None

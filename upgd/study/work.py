@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import upgd
 from upgd import metrics
@@ -45,6 +46,8 @@ class Progress:
     step: int
     rate: float
     latest: Mapping[str, float]
+    others: tuple[RunSpec, ...] = ()
+    """Runs in lock step with this one; then the rate is that of all together."""
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Tally:
     failed: int = 0
     lost: int = 0
     errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def prepare(
@@ -72,6 +76,25 @@ def prepare(
         >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
         >>> prepare(spec).advance(10)
     """
+    problem, setting = plan(spec)
+    stream = problem.make(spec.seed, data_dir)
+    try:
+        return EagerRun(
+            stream,
+            lambda seed, task: build(problem.network, seed, problem.activation, task),
+            setting,
+            device,
+        )
+    except ValueError as error:
+        raise SpecError(f"{spec.label()}: {error}") from error
+
+
+def plan(spec: RunSpec) -> tuple[Problem, Setting]:
+    """The problem and the setting that a specification describes.
+
+    Raises:
+        SpecError: The specification does not fit the problem or the method.
+    """
     options = dict(spec.options)
     problem = _problem(spec, options)
     setting = Setting(
@@ -86,16 +109,7 @@ def prepare(
     )
     if options:
         raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
-    stream = problem.make(spec.seed, data_dir)
-    try:
-        return EagerRun(
-            stream,
-            lambda seed: build(problem.network, seed, problem.activation),
-            setting,
-            device,
-        )
-    except ValueError as error:
-        raise SpecError(f"{spec.label()}: {error}") from error
+    return problem, setting
 
 
 def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
@@ -164,7 +178,7 @@ def work(
     """
     check_device(device)
     owner, tally = owner_name(), Tally()
-    _tidy(ledger)
+    tidy(ledger)
     with present(ledger.path.parent / "workers", owner):
         while claims := _claim(ledger, owner, lease_seconds, where):
             for claim in claims:
@@ -200,14 +214,19 @@ PyTorch finds a GPU
 def _claim(
     ledger: Ledger, owner: str, lease_seconds: float, where: Mapping[str, Any] | None
 ) -> list[Claim]:
-    for dead in departed(ledger.path.parent / "workers"):
-        ledger.evict(dead)
+    evict_departed(ledger)
     return ledger.claim(owner, lease_seconds, where=where)
 
 
-def _tidy(ledger: Ledger) -> None:
+def evict_departed(ledger: Ledger) -> None:
+    """Free the runs of processes that died."""
+    for dead in departed(ledger.path.parent / "workers"):
+        ledger.evict(dead)
+
+
+def tidy(ledger: Ledger) -> None:
     """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
-    folder = _checkpoints(ledger)
+    folder = checkpoints(ledger)
     remove_partial(folder)
     for file in folder.glob("*.npz"):
         with suppress(LedgerError):  # a file that is not ours
@@ -215,7 +234,8 @@ def _tidy(ledger: Ledger) -> None:
                 file.unlink(missing_ok=True)
 
 
-def _checkpoints(ledger: Ledger) -> Path:
+def checkpoints(ledger: Ledger) -> Path:
+    """The folder where a study's checkpoints lie."""
     folder = ledger.path.parent / "checkpoints"
     try:
         folder.mkdir(exist_ok=True)
@@ -250,7 +270,7 @@ def _one(
             ledger.release(claim)
         raise
     except Exception as error:
-        if _is_the_machines(error):
+        if is_the_machines(error):
             with suppress(StudyError):  # the first error is the one to tell
                 ledger.release(claim)
             raise
@@ -261,7 +281,7 @@ def _one(
     worker.forget()
 
 
-def _is_the_machines(error: Exception) -> bool:
+def is_the_machines(error: Exception) -> bool:
     """Whether the next run would meet the same: a full disk, data that are not here."""
     if isinstance(error, SpecError):
         return False
@@ -269,7 +289,7 @@ def _is_the_machines(error: Exception) -> bool:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Let an interrupt wait for the end of this; a second one does not."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -311,7 +331,7 @@ class _Worker:
         self.ledger, self.claim, self.device = ledger, claim, device
         self.on_progress = on_progress
         self.pause = pause
-        self.checkpoint: Path = _checkpoints(ledger) / f"{claim.spec.key}.npz"
+        self.checkpoint: Path = checkpoints(ledger) / f"{claim.spec.key}.npz"
         self.started = time.time()
         self.wall = 0.0
         self._since = time.monotonic()
@@ -340,7 +360,7 @@ class _Worker:
         while run.step < steps:
             before = time.monotonic()
             count = min(piece, steps - run.step)
-            with _uninterrupted():
+            with uninterrupted():
                 self._whole = False
                 run.advance(count)
                 self._whole = True
@@ -387,48 +407,50 @@ class _Worker:
     def _stack(self) -> dict[str, str]:
         """What must be the same for a continued run to be the uninterrupted one."""
         key = self.claim.spec.key
-        return {"run": key, "engine": "eager", "device": self.device, **_versions()}
+        return {"run": key, "engine": "eager", "device": self.device, **versions()}
 
     def result(self, diverged_at: int | None = None) -> Result:
         """What the run gave."""
         assert self.run is not None
         meter, window = self.run.meter, self.run.setting.window
-        series = {name: Series(meter.series(name), window) for name in meter.closed}
+        values = {name: meter.series(name) for name in meter.closed}
+        series = {name: Series(value, window) for name, value in values.items()}
+        length = self.run.stream.task_length
         if self.run.offline:
-            length = self.run.stream.task_length or window
-            series["offline_accuracy"] = Series(self.run.offline, length)
+            series["offline_accuracy"] = Series(self.run.offline, length or window)
         return Result(
             engine="eager",
             device=self.device,
-            versions=_versions(),
+            versions=versions(),
             host={"machine": platform.machine(), "system": platform.system()},
             started=self.started,
             finished=time.time(),
             wall=self._wall(),
-            summary=summarise(self.run),
+            summary=summarise(self.run.step, values, window, length),
             series=series,
             diverged_at=diverged_at,
         )
 
 
-def summarise(run: EagerRun) -> dict[str, float]:
+def summarise(
+    steps: int, series: Mapping[str, NDArray[np.float64]], window: int, task_length: int | None
+) -> dict[str, float]:
     """Final metrics: means over the run, and forgetting and loss of plasticity if it has tasks."""
-    found: dict[str, float] = {"steps": run.step}
-    series = {name: run.meter.series(name) for name in run.meter.closed}
+    found: dict[str, float] = {"steps": steps}
     for name, values in series.items():
         finite = values[np.isfinite(values)]
         if len(finite):
             found[name] = float(finite.mean())
-    if run.stream.task_length == run.setting.window:
+    if task_length == window:
         if len(series.get("accuracy", ())) >= 4:
             found["forgetting"] = metrics.forgetting(series["accuracy"])
         if len(series.get("plasticity", ())) >= 8:
-            lost = metrics.loss_of_plasticity(series["plasticity"], run.setting.window)
-            found["loss_of_plasticity"] = lost
+            found["loss_of_plasticity"] = metrics.loss_of_plasticity(series["plasticity"], window)
     return found
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
     return {
         "upgd": upgd.__version__,
         "torch": torch.__version__,

@@ -1,0 +1,306 @@
+"""The batched engine: many runs on one problem in lock step.
+
+Runs that agree in everything but method, hyperparameters and seed share a stack. Which stack runs
+them depends on the network and on what is installed:
+
+=================  ==========================================================================
+dense, CUDA        :class:`~upgd.engine.dense_cuda.CudaStack`: fused kernels, CUDA graphs
+dense, CPU         ``upgd.engine.dense_cpu.CpuStack``: fused loops, if numba is installed
+anything else      :class:`~upgd.engine.general.GeneralStack`: batched tensors
+=================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from upgd.engine.dense import COLUMNS, Learner
+from upgd.engine.eager import Setting
+from upgd.engine.feed import Chunk, Feed
+from upgd.engine.general import GeneralStack, unsupported
+from upgd.engine.layout import Layout
+from upgd.metrics import effective_rank
+from upgd.networks import build
+from upgd.optim.registry import get
+from upgd.streams import Problem
+
+Kind = Literal["dense", "general"]
+LONGEST_CHUNK = 5_000
+MOST_BYTES = 1 << 28
+"""Of samples that lie on the device at a time, where they come ready-made."""
+log = logging.getLogger(__name__)
+
+
+def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
+    """Which stack can run this, or None: then the eager engine must."""
+    if setting.batch != 1:
+        return None
+    learner = Learner(setting.method, setting.hyper, setting.seed)
+    if not isinstance(problem.network, str) and _dense_path(torch.device(device).type):
+        return "dense"
+    return None if unsupported(learner) else "general"
+
+
+@cache
+def _dense_path(device: str) -> bool:
+    """Whether the compiled path for dense networks is installed; says so once if it is not."""
+    needed = {"cuda": "triton", "cpu": "numba"}.get(device)
+    if needed is None:
+        return False
+    if importlib.util.find_spec(needed) is None:
+        log.warning("%s is not installed: runs on %s take the slower general path", needed, device)
+        return False
+    return True
+
+
+def capacity(problem: Problem, settings: Sequence[Setting], device: str) -> int:
+    """How many runs like these fit into the device's free memory, with a tenth to spare."""
+    model = build(problem.network, 0, problem.activation)
+    size = sum(p.numel() for p in model.parameters())
+    states = max(len(get(s.method)[0].states) for s in settings)
+    bytes_each = 4 * size * (states + 3) + 8 * LONGEST_CHUNK + 65536
+    return max(1, int(0.9 * _free_bytes(device) / bytes_each))
+
+
+def _free_bytes(device: str) -> int:
+    where = torch.device(device)
+    if where.type == "cuda":
+        return int(torch.cuda.mem_get_info(where)[0])
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 4 << 30
+
+
+class BatchedRun:
+    """Several runs in lock step.
+
+    Args:
+        problem: The problem they share.
+        settings: One per run; they differ in method, hyperparameters and seed alone.
+        streams: One per run.
+        steps: How many each takes.
+        device: Where.
+        dtype: float32, or float64 for tests.
+
+    Example:
+        >>> from upgd.engine import Setting
+        >>> from upgd.engine.batched import BatchedRun
+        >>> from upgd.streams import get
+        >>> problem = get("label-permuted-digits")
+        >>> settings = [Setting("sgd", {}, seed, window=5) for seed in (0, 1)]
+        >>> run = BatchedRun(problem, settings, [problem.make(s.seed) for s in settings], steps=10)
+        >>> run.advance(10)
+        >>> run.series(0)["accuracy"].shape
+        (2,)
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Sequence[Setting],
+        streams: Sequence[Any],
+        steps: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.problem, self.settings, self.streams = problem, list(settings), list(streams)
+        self.steps, self.device = steps, device
+        first = self.settings[0]
+        self.window, self.stride = first.window, first.stride
+        kinds = {kind_of(problem, setting, device) for setting in settings}
+        if kinds not in ({"dense"}, {"general"}):
+            raise ValueError("these runs cannot share a stack; the eager engine runs them")
+        self.kind: Kind = kinds.pop()  # type: ignore[assignment]
+        learners = [Learner(s.method, s.hyper, s.seed) for s in settings]
+        self.stack: Any = self._make(learners, dtype)
+        self._place = {run: place for place, run in enumerate(self.stack.order)}
+        self.feed = Feed(self.streams)
+        self.offline: list[list[float]] = [[] for _ in settings]
+        windows = -(-steps // self.window)
+        self.weighed = np.zeros((len(settings), windows, 3))
+        self._ahead: tuple[tuple[int, int], Future[Chunk]] | None = None
+        self._pool = ThreadPoolExecutor(1)
+
+    def _make(self, learners: list[Learner], dtype: torch.dtype) -> Any:
+        problem = self.problem
+        common: dict[str, Any] = {
+            "loss": problem.loss,
+            "steps": self.steps,
+            "window": self.window,
+            "stride": self.stride,
+            "dtype": dtype,
+        }
+        if self.kind == "general":
+            return GeneralStack(
+                lambda seed, task: build(problem.network, seed, problem.activation, task),
+                learners,
+                shape=tuple(self.streams[0].shape),
+                device=self.device,
+                **common,
+            )
+        assert not isinstance(problem.network, str)
+        layout = Layout(tuple(problem.network))
+        common["activation"] = problem.activation
+        if torch.device(self.device).type == "cuda":
+            from upgd.engine.dense_cuda import CudaStack
+
+            return CudaStack(layout, learners, device=self.device, **common)
+        from upgd.engine.dense_cpu import CpuStack
+
+        return CpuStack(layout, learners, **common)
+
+    @property
+    def step(self) -> int:
+        """How many steps were done."""
+        return int(self.stack.step)
+
+    # ------------------------------------------------------------------------- learning
+    def advance(self, steps: int) -> None:
+        """Learn from the next `steps` samples, in chunks that end where something must be done."""
+        for start, stop in self._chunks(self.step, min(self.step + steps, self.steps)):
+            self._advance(start, stop)
+
+    def next_stop(self) -> int:
+        """Where the next chunk ends: the least that :meth:`advance` does at a time."""
+        return next(stop for _, stop in self._chunks(self.step, self.steps))
+
+    def _advance(self, start: int, stop: int) -> None:
+        length = self.problem.task_length
+        if self.settings[0].restart and length and start and start % length == 0:
+            self.stack.restart(start // length)
+        chunk = self._chunk(start, stop)
+        self._fetch_ahead(stop)
+        self.stack.advance(chunk)
+        if self.stride and (stop - 1) % self.stride == 0:
+            self._weigh(stop - 1)
+        count = self.settings[0].held_out
+        if count and length and stop % length == 0:
+            for run, stream in enumerate(self.streams):
+                self.offline[run].append(self._held_out(run, stream, stop // length - 1, count))
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        length, setting = self.problem.task_length, self.settings[0]
+        at_tasks = length and (setting.restart or setting.held_out or self._permutes_inputs())
+        longest = LONGEST_CHUNK
+        if not self.feed.is_table:
+            longest = max(1, min(longest, MOST_BYTES // (4 * len(self.streams) * self._features())))
+        while start < stop:
+            end = min(stop, start + longest)
+            if at_tasks:
+                assert length is not None
+                end = min(end, (start // length + 1) * length)
+            if self.stride:  # diagnostics of the weights follow the step that is measured
+                end = min(end, -(-start // self.stride) * self.stride + 1)
+            yield start, end
+            start = end
+
+    def _permutes_inputs(self) -> bool:
+        return getattr(self.streams[0], "permute", None) == "inputs"
+
+    def _features(self) -> int:
+        return int(np.prod(self.streams[0].shape))
+
+    def _chunk(self, start: int, stop: int) -> Chunk:
+        if self._ahead is not None and self._ahead[0] == (start, stop):
+            return self._ahead[1].result()
+        return self.feed.chunk(start, stop - start)
+
+    def _fetch_ahead(self, start: int) -> None:
+        """Prepare the next chunk while the device works on this one."""
+        following = next(self._chunks(start, self.steps), None)
+        self._ahead = None
+        if following is not None:
+            begin, end = following
+            self._ahead = following, self._pool.submit(self.feed.chunk, begin, end - begin)
+
+    # ------------------------------------------------------------------------- measuring
+    def network(self, run: int) -> torch.nn.Module:
+        """A run's network as it stands."""
+        model = build(self.problem.network, 0, self.problem.activation)
+        weights = torch.as_tensor(self.stack.weights[self._place[run]])
+        if self.kind == "dense":
+            places = torch.from_numpy(self.stack.layout.places).to(weights.device)
+            weights = weights[places]
+        model.to(weights.device, weights.dtype)
+        at = 0
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(weights[at : at + p.numel()].view(p.shape))
+                at += p.numel()
+        return model
+
+    def _weigh(self, step: int) -> None:
+        """Norms and rank of the weights; the gradient's are summed up by the stack."""
+        for run in range(len(self.settings)):
+            parameters = [p.detach() for p in self.network(run).parameters()]
+            flat = torch.cat([p.flatten() for p in parameters]).double()
+            ranks = [effective_rank(p) for p in parameters if p.dim() > 1]
+            found = (float(flat.abs().sum()), float(flat.norm()), float(np.mean(ranks)))
+            self.weighed[run, step // self.window] += found
+
+    @torch.no_grad()
+    def _held_out(self, run: int, stream: Any, task: int, count: int) -> float:
+        model = self.network(run)
+        p = next(model.parameters())
+        x, y = stream.held_out(task, count)
+        found = model(torch.from_numpy(x).to(p)).argmax(1).cpu().numpy()
+        return float((found == y).mean())
+
+    def diverged_at(self, run: int) -> int | None:
+        """The step at which a run's loss or gradient was not finite, if it came to that."""
+        step = int(self.stack.diverged[self._place[run]])
+        return None if step < 0 else step
+
+    def series(self, run: int) -> dict[str, NDArray[np.float64]]:
+        """Means of the closed windows by metric; until it diverged, where it did."""
+        end = self.step if self.diverged_at(run) is None else self.diverged_at(run)
+        assert end is not None
+        closed = end // self.window
+        sums = np.asarray(torch.as_tensor(self.stack.series[self._place[run]]).cpu())[:closed]
+        found = {"loss": sums[:, 0] / self.window, "plasticity": sums[:, 1] / self.window}
+        if self.problem.loss == "cross_entropy":
+            found["accuracy"] = sums[:, 2] / self.window
+        if self.stride:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                measured = sums[:, COLUMNS.index("measured"), None]
+                means = sums[:, 3:7] / measured
+                weights = self.weighed[run, :closed] / measured
+            found |= {name: means[:, i] for i, name in enumerate(COLUMNS[3:7])}
+            if self.problem.activation != "relu":
+                found["zero_activations"] = np.full(closed, np.nan)
+            names = ("weight_l1", "weight_l2", "effective_rank")
+            found |= {name: weights[:, i] for i, name in enumerate(names)}
+        return found
+
+    # ----------------------------------------------------------------------- checkpoints
+    def state(self, run: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Everything that the rest of one run depends on: arrays, and what fits into JSON."""
+        arrays = dict(self.stack.state(self._place[run]))
+        arrays["weighed"] = self.weighed[run]
+        return arrays, {"step": self.step, "offline": self.offline[run]}
+
+    def restore(
+        self, saved: Sequence[tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]]
+    ) -> None:
+        """Continue all runs from what :meth:`state` returned of each, all at one step."""
+        steps = {int(meta["step"]) for _, meta in saved}
+        if len(steps) != 1 or len(saved) != len(self.settings):
+            raise ValueError(f"runs of one stack go on from one step, not from {sorted(steps)}")
+        for run, (arrays, meta) in enumerate(saved):
+            rest = dict(arrays)
+            self.weighed[run] = rest.pop("weighed")
+            self.stack.restore(self._place[run], rest)
+            self.offline[run] = [float(value) for value in meta["offline"]]
+        self.stack.step = steps.pop()

@@ -1,0 +1,396 @@
+"""A stack of learners with any network: parameters with a leading dimension of runs.
+
+One forward and one backward pass serve all runs, since no run's loss depends on another's
+parameters. This is the path of convolutional networks, and that of dense ones where no compiled
+path is installed. Sums are PyTorch's, so a result is the same bit for bit on the same stack of
+libraries and devices only, with the same number of runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from upgd.engine.dense import COLUMNS, Group, Learner, in_groups, tables
+from upgd.engine.feed import Chunk
+from upgd.kernels import philox
+from upgd.optim.batch import tiny
+from upgd.optim.rule import Phase
+
+GRAPH_STEPS = 10
+
+
+def unsupported(learner: Learner) -> str | None:
+    """Why this engine cannot run a learner, if it cannot."""
+    needs = learner.row.needs & {"curvature", "gates"}
+    return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
+
+
+class GeneralStack:
+    """R learners in lock step, with one network architecture.
+
+    Args:
+        build: Makes a learner's network from its seed and the number of a task.
+        learners: Methods, hyperparameters and seeds, in any order.
+        loss: ``"cross_entropy"`` or ``"squared_error"``.
+        steps: How many will be run; the windows of metrics are allotted for them.
+        window: Samples per window.
+        shape: Of one input.
+        stride: Take diagnostics every so many steps; 0 for never.
+        device: Where.
+        dtype: float32, or float64 for tests.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[int, int], nn.Module],
+        learners: Sequence[Learner],
+        *,
+        loss: str,
+        steps: int,
+        window: int,
+        shape: tuple[int, ...],
+        stride: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        for learner in learners:
+            if reason := unsupported(learner):
+                raise ValueError(f"the general stack cannot run this learner: {reason}")
+        self.build, self.shape, self.squared = build, shape, loss == "squared_error"
+        self.dtype, self.device = dtype, torch.device(device)
+        self.order, self.groups = in_groups(learners)
+        self.learners = [learners[i] for i in self.order]
+        self.window, self.stride, self.step = window, stride, 0
+        self.model = build(self.learners[0].seed, 0)
+        self.shapes = [tuple(p.shape) for p in self.model.parameters()]
+        self._allocate(-(-steps // window))
+        self._fused = self._fused_updates()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._fed: dict[str, Tensor] = {}
+        self._table: NDArray[Any] | None = None
+
+    def _allocate(self, windows: int) -> None:
+        runs, size = len(self.learners), sum(math.prod(s) for s in self.shapes)
+        hyper, decays = tables(self.learners)
+        self.hyper, self.decays = (torch.from_numpy(a).to(self.device) for a in (hyper, decays))
+        self.corrections = torch.zeros_like(self.decays)
+        seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
+        self.seeds = torch.from_numpy(seeds).to(self.device)
+        self.weights = torch.zeros(runs, size, dtype=self.dtype, device=self.device)
+        self.gradients = torch.zeros_like(self.weights)
+        self.states = [
+            torch.zeros(len(g.states), g.count, size, dtype=self.dtype, device=self.device)
+            for g in self.groups
+        ]
+        self.series = torch.zeros(
+            runs, windows, len(COLUMNS), dtype=torch.float64, device=self.device
+        )
+        self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
+        self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.params: list[Tensor] = []
+        at = 0
+        for shape in self.shapes:
+            count = math.prod(shape)
+            view = self.weights[:, at : at + count].view(runs, *shape)
+            param = view.detach().requires_grad_()
+            param.grad = self.gradients[:, at : at + count].view(runs, *shape)
+            self.params.append(param)
+            at += count
+        self._row_of = _row_numbers(self.shapes, self.device)
+        self.restart(0)
+
+    @torch.no_grad()
+    def restart(self, task: int) -> None:
+        """Fresh weights and states for all."""
+        for i, learner in enumerate(self.learners):
+            parts = [p.detach().flatten() for p in self.build(learner.seed, task).parameters()]
+            self.weights[i] = torch.cat(parts)
+        for group, states in zip(self.groups, self.states, strict=True):
+            states.zero_()
+            for k, name in enumerate(group.states):
+                if name in group.row.method.starts_as_weight:
+                    states[k] = self.weights[group.first : group.first + group.count]
+        self.corrections.zero_()
+
+    def _fused_updates(self) -> Any:
+        if self.device.type != "cuda":
+            return None
+        from upgd.engine.general_cuda import FusedUpdates
+
+        return FusedUpdates(self)
+
+    # ---------------------------------------------------------------------- checkpoints
+    def state(self, run: int) -> dict[str, NDArray[Any]]:
+        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
+        return {name: tensor.cpu().numpy() for name, tensor in self._of(run).items()}
+
+    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Continue run number `run` from what :meth:`state` returned."""
+        targets = self._of(run)
+        for name, array in saved.items():
+            targets[name].copy_(torch.from_numpy(np.asarray(array)))
+
+    def _of(self, run: int) -> dict[str, Tensor]:
+        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
+        return {
+            "weights": self.weights[run],
+            "corrections": self.corrections[run],
+            "series": self.series[run],
+            "diverged": self.diverged[run],
+            "states": self.states[number][:, run - self.groups[number].first],
+        }
+
+    # ------------------------------------------------------------------------- learning
+    def advance(self, chunk: Chunk) -> None:
+        """Learn from a chunk of samples."""
+        self._feed(chunk)
+        left = chunk.steps
+        last = self.step + chunk.steps - 1
+        measured = self.stride > 0 and last % self.stride == 0
+        left -= measured
+        if self.device.type == "cuda" and left:
+            left = self._replay(left)
+        for _ in range(left):
+            self._learn()
+        if measured:
+            self._learn(measured=True)
+        self.step += chunk.steps
+
+    def _feed(self, chunk: Chunk) -> None:
+        order = self.order
+        fed: dict[str, NDArray[Any] | None] = {
+            "index": None if chunk.index is None else chunk.index[order].astype(np.int64),
+            "labels": None if chunk.labels is None else chunk.labels[order].astype(np.int64),
+            "targets": None if chunk.targets is None else chunk.targets[order],
+            "inputs": None if chunk.inputs is None else chunk.inputs[order],
+            "slots": None if chunk.slots is None else chunk.slots.astype(np.int64),
+        }
+        if chunk.permutations is not None:
+            fed["permutations"] = chunk.permutations[:, order].astype(np.int64)
+        if chunk.table is not self._table:
+            fed["table"] = self._table = chunk.table
+        for name, array in fed.items():
+            if array is None:
+                continue
+            new = torch.from_numpy(np.ascontiguousarray(array))
+            if new.is_floating_point():
+                new = new.to(self.dtype)
+            old = self._fed.get(name)
+            if old is not None and old.shape == new.shape:
+                old.copy_(new)  # graphs remember addresses
+            else:
+                self._fed[name] = new.to(self.device)
+                self._graphs.clear()
+        self.clock.copy_(torch.tensor([self.step, self.step]))
+
+    def _replay(self, steps: int) -> int:
+        """Run whole graphs; returns what is left."""
+        size = min(GRAPH_STEPS, steps)
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        for _ in range(steps // size):
+            self._graphs[size].replay()
+        return steps % size
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        changing = [self.weights, *self.states, self.series, self.diverged, self.clock]
+        changing.append(self.corrections)
+        saved = [tensor.clone() for tensor in changing]
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):  # libraries allocate at their first calls
+            for _ in range(2):
+                self._learn()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(size):
+                self._learn()
+        for tensor, old in zip(changing, saved, strict=True):
+            tensor.copy_(old)
+        return graph
+
+    def _learn(self, measured: bool = False) -> None:
+        """One step of all learners."""
+        x, y = self._sample()
+        zeros: list[Tensor] | None = [] if measured else None
+        outputs = forward(self.model, self.params, x, zeros)
+        losses = self._losses(outputs, y)
+        with torch.no_grad():
+            self.gradients.zero_()
+        losses.sum().backward()
+        with torch.no_grad():
+            finite = losses.isfinite() & self.gradients.isfinite().all(1)
+            fresh = ~finite & (self.diverged < 0)
+            self.diverged.copy_(torch.where(fresh, self.clock[0], self.diverged))
+            self.corrections.mul_(self.decays).add_(1 - self.decays)
+            if self._fused is not None:
+                self._fused()
+            else:
+                for group, states in zip(self.groups, self.states, strict=True):
+                    self._update(group, states)
+            late = self._losses(forward(self.model, self.params, x), y).double()
+            values = torch.zeros_like(self.series[:, 0])
+            early = losses.double()
+            values[:, 0] = early
+            progress = (1 - late / early.clamp_min(1e-8)).clamp(0, 1)
+            values[:, 1] = torch.where(late.isnan(), 0, progress)
+            if not self.squared:
+                values[:, 2] = (outputs.argmax(1) == y).double()
+            if measured:
+                self._diagnose(values, zeros or [])
+            window = (self.clock[:1] // self.window).clamp_max(self.series.shape[1] - 1)
+            self.series.index_add_(1, window, values.unsqueeze(1))
+            self.clock[:1] += 1
+
+    def _diagnose(self, values: Tensor, zeros: list[Tensor]) -> None:
+        wide = self.gradients.double()
+        if zeros:
+            values[:, 3] = torch.stack(zeros).mean(0)
+        values[:, 4] = (wide != 0).double().mean(1)
+        values[:, 5] = wide.abs().sum(1)
+        values[:, 6] = wide.square().sum(1).sqrt()
+        values[:, 7] = 1
+
+    def _sample(self) -> tuple[Tensor, Tensor]:
+        """This step's inputs [R, ...] and labels or targets."""
+        fed = self._fed
+        here = (self.clock[:1] - self.clock[1:]).clamp(0, self._length() - 1)
+        if "inputs" in fed:
+            x = fed["inputs"].index_select(1, here).squeeze(1)
+        else:
+            x = fed["table"].index_select(0, fed["index"].index_select(1, here).squeeze(1))
+            if "permutations" in fed:
+                slot = fed["slots"].index_select(0, here)
+                x = x.gather(1, fed["permutations"].index_select(0, slot).squeeze(0))
+        y = fed["targets" if self.squared else "labels"].index_select(1, here).squeeze(1)
+        return x.view(len(x), *self.shape), y
+
+    def _length(self) -> int:
+        return self._fed["targets" if self.squared else "labels"].shape[1]
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.squared:
+            return F.mse_loss(outputs, y, reduction="none").mean(1)
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    # --------------------------------------------------------------------------- update
+    def _update(self, group: Group, states: Tensor) -> None:
+        """The rules on tensors [R, P], hyperparameters [R, 1]: the reference of the kernels."""
+        mine = slice(group.first, group.first + group.count)
+        method = group.row.method
+        env: dict[str, Any] = {"w": self.weights[mine], "g": self.gradients[mine]}
+        for name, column in self._scalars(mine).items():
+            env[name] = column
+        for k, state in enumerate(method.states):
+            env[state] = states[k]
+            env[f"c_{state}"] = self.corrections[mine, k : k + 1].to(self.dtype)
+        if group.noise:
+            parts = [
+                philox.normal(shape, self.seeds[mine], i, self.clock[0], self.device, self.dtype)
+                for i, shape in enumerate(self.shapes)
+            ]
+            env["noise"] = torch.cat([part.flatten(1) for part in parts], 1)
+        else:
+            env["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
+        for phase in method.phases:
+            results = phase.fn(*[env[name] for name in phase.reads])
+            results = results if isinstance(results, tuple) else (results,)
+            env.update(zip(phase.writes, results, strict=True))
+            if phase.reduce is not None:
+                env["eta"] = self._eta(phase, env[phase.writes[0]])
+        for k, state in enumerate(method.states):
+            states[k].copy_(env[state])
+        self.weights[mine] = env["w"]
+
+    def _scalars(self, mine: slice) -> dict[str, Tensor]:
+        from upgd.kernels.rules import HYPER
+
+        return {name: self.hyper[mine, i : i + 1].to(self.dtype) for i, name in enumerate(HYPER)}
+
+    def _eta(self, phase: Phase, trace: Tensor) -> Tensor:
+        least = tiny(self.dtype)
+        if phase.reduce == "max":
+            return trace.amax(1, keepdim=True).abs().clamp_min(least)
+        rows = int(self._row_of[-1]) + 1
+        squares = torch.zeros(len(trace), rows, dtype=torch.float64, device=self.device)
+        squares.index_add_(1, self._row_of, trace.double().square())
+        return squares.sqrt().to(self.dtype).clamp_min(least).index_select(1, self._row_of)
+
+
+def _row_numbers(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    """The row of each parameter: all weights into one output unit; a vector is one row."""
+    numbers, rows = [], 0
+    for shape in shapes:
+        count = shape[0] if len(shape) > 1 else 1
+        numbers.append(rows + torch.arange(count).repeat_interleave(math.prod(shape) // count))
+        rows += count
+    return torch.cat(numbers).to(device)
+
+
+# -------------------------------------------------------------------------------- forward
+def forward(
+    model: nn.Module, params: Sequence[Tensor], x: Tensor, zeros: list[Tensor] | None = None
+) -> Tensor:
+    """The outputs [R, outputs] of R networks for one input [R, ...] each.
+
+    Plain sequences of layers become batched products; other modules go through ``torch.vmap``.
+
+    Args:
+        model: The architecture.
+        params: Its parameters in order, each with a leading dimension of runs.
+        x: Inputs.
+        zeros: Receives the share of zeros [R] of each ReLU's outputs.
+    """
+    if not isinstance(model, nn.Sequential) or not all(_is_known(m) for m in model):
+        names = [name for name, _ in model.named_parameters()]
+
+        def one(parameters: tuple[Tensor, ...], sample: Tensor) -> Any:
+            named = dict(zip(names, parameters, strict=True))
+            return functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
+
+        found: Tensor = torch.vmap(one)(tuple(params), x)
+        return found
+    left = iter(params)
+    for module in model:
+        if isinstance(module, nn.Linear):
+            weight = next(left)
+            bias = next(left) if module.bias is not None else None
+            x = torch.bmm(weight, x.unsqueeze(2)).squeeze(2)
+            x = x if bias is None else x + bias
+        elif isinstance(module, nn.Conv2d):
+            filters = next(left)
+            x = _convolve(x, filters, next(left) if module.bias is not None else None)
+        elif isinstance(module, nn.Flatten):
+            x = x.flatten(1)
+        else:  # acts on every run alike
+            x = module(x)
+            if zeros is not None and isinstance(module, nn.ReLU):
+                zeros.append((x == 0).double().flatten(1).mean(1))
+    return x
+
+
+def _is_known(module: nn.Module) -> bool:
+    if isinstance(module, nn.Conv2d):
+        plain = (module.stride, module.padding, module.dilation, module.groups)
+        return plain == ((1, 1), (0, 0), (1, 1), 1)
+    kinds = (nn.Linear, nn.Flatten, nn.MaxPool2d, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
+    return isinstance(module, kinds)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve each run's image with its own filters, as one batched product of patches."""
+    runs, filters, _, height, width = weight.shape
+    patches = F.unfold(x, (height, width))
+    found = torch.bmm(weight.flatten(2), patches)
+    found = found if bias is None else found + bias.unsqueeze(2)
+    return found.view(runs, filters, x.shape[2] - height + 1, x.shape[3] - width + 1)

@@ -1,0 +1,328 @@
+"""Do the work of a study many runs at a time; see :mod:`upgd.engine.batched`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from upgd.engine import Setting
+from upgd.engine.batched import BatchedRun, Kind, capacity, kind_of
+from upgd.streams import Problem
+from upgd.study.alive import present
+from upgd.study.errors import LeaseLostError, SpecError, StudyError
+from upgd.study.files import load_checkpoint_or_none, save_checkpoint
+from upgd.study.ledger import Ledger
+from upgd.study.records import Claim, Result, Series, owner_name
+from upgd.study.spec import RunSpec
+from upgd.study.work import (
+    CHECKPOINT_SHARE,
+    LONGEST_LOSS,
+    Progress,
+    Tally,
+    check_device,
+    checkpoints,
+    evict_departed,
+    is_the_machines,
+    plan,
+    summarise,
+    tidy,
+    uninterrupted,
+    versions,
+)
+
+PER_CORE = 8
+"""Runs of a stack on the CPU, for each core: enough that fast ones make up for slow ones."""
+MOST_ON_CUDA = 400
+"""Runs of a stack on a GPU: beyond, more runs take more time and nothing is gained."""
+
+
+def work_stacks(
+    ledger: Ledger,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    where: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    lease_seconds: float = 60.0,
+    checkpoint_seconds: float | None = None,
+    most: int | None = None,
+) -> Tally:
+    """Run what is pending and can run in a stack until nothing of that is left.
+
+    What cannot (batches, some methods on convolutional networks) is left to
+    :func:`upgd.study.work.work`. Arguments are as there, and:
+
+    Args:
+        ledger: The study's.
+        data_dir: Where data are looked for first.
+        device: Where the stacks run.
+        where: Restricts which runs are taken.
+        on_progress: Told after every chunk.
+        lease_seconds: How long runs stay ours without a sign of life.
+        checkpoint_seconds: How often a stack is saved.
+        most: Runs in a stack at most; by default as many as pay and fit into memory.
+    """
+    check_device(device)
+    owner, tally = owner_name(), Tally()
+    tidy(ledger)
+    tried: set[str] = set()
+    with present(ledger.path.parent / "workers", owner):
+        while True:
+            evict_departed(ledger)
+            group = _next_group(ledger, where, device, tried)
+            if not group:
+                return tally
+            size = most or _stack_size(group, device)
+            keys = [spec.key for spec in group[:size]]
+            claims = ledger.claim(owner, lease_seconds, limit=len(keys), where={"key": keys})
+            tried.update(keys)
+            if len(group) > size:
+                tally.notes.append(f"{len(group)} runs in stacks of {size}")
+            _in_stacks(ledger, claims, tally, data_dir, device, on_progress, checkpoint_seconds)
+
+
+def _next_group(
+    ledger: Ledger, where: Mapping[str, Any] | None, device: str, tried: set[str]
+) -> list[RunSpec]:
+    """The pending runs that can share a stack with the oldest that can have one at all."""
+    chosen: Any = None
+    group = []
+    for spec in ledger.claimable(where):
+        if spec.key in tried:
+            continue
+        try:
+            key = _stack_key(spec, device)
+        except SpecError:
+            continue  # the eager engine tells what is wrong with it
+        if key is None or chosen not in (None, key):
+            continue
+        chosen = key
+        group.append(spec)
+    return group
+
+
+def _stack_key(spec: RunSpec, device: str) -> Any:
+    """What runs of one stack have in common; None if this one cannot be in any."""
+    problem, setting = plan(spec)
+    try:
+        kind = kind_of(problem, setting, device)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if kind is None else (spec.problem, spec.steps, tuple(spec.options.items()), kind)
+
+
+def _stack_size(group: Sequence[RunSpec], device: str) -> int:
+    problem, _ = plan(group[0])
+    fitting = capacity(problem, [plan(spec)[1] for spec in group], device)
+    if torch.device(device).type == "cuda":
+        return min(fitting, MOST_ON_CUDA)
+    return min(fitting, PER_CORE * torch.get_num_threads())
+
+
+def _in_stacks(
+    ledger: Ledger,
+    claims: list[Claim],
+    tally: Tally,
+    data_dir: str | os.PathLike[str] | None,
+    device: str,
+    on_progress: Callable[[Progress], None] | None,
+    pause: float | None,
+) -> None:
+    """Run claims, those at the same step together; out of memory, in stacks of half the size."""
+    for some in _by_step(ledger, claims, device):
+        waiting = [some]
+        while waiting:
+            part = waiting.pop(0)
+            stack = _Stack(ledger, part, device, on_progress, pause)
+            try:
+                stack.begin(data_dir)
+                stack.learn()
+                stack.finish(tally)
+            except LeaseLostError:
+                tally.lost += len(part)
+                stack.release()
+            except KeyboardInterrupt:
+                stack.save()
+                for claim in [c for p in [part, *waiting] for c in p]:
+                    with suppress(LeaseLostError):
+                        ledger.release(claim)
+                raise
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if len(part) == 1:
+                    stack.fail(tally, "out of memory, alone on the device")
+                    continue
+                half = len(part) // 2
+                waiting = [part[:half], part[half:], *waiting]
+                tally.notes.append(f"out of memory: {len(part)} runs go on in stacks of {half}")
+            except Exception as error:
+                if is_the_machines(error):
+                    stack.release()
+                    raise
+                stack.fail(tally, f"{type(error).__name__}: {error}")
+
+
+def _by_step(ledger: Ledger, claims: list[Claim], device: str) -> Iterator[list[Claim]]:
+    """Claims grouped by the step at which their checkpoints stand."""
+    groups: dict[int, list[Claim]] = {}
+    for claim in claims:
+        kind = _stack_key(claim.spec, device)[-1]
+        found = _checkpoint(ledger, claim, device, kind)
+        groups.setdefault(0 if found is None else int(found[1]["run"]["step"]), []).append(claim)
+    yield from groups.values()
+
+
+def _facts(claim: Claim, device: str, kind: Kind) -> dict[str, str]:
+    """What must be the same for a continued run to be the uninterrupted one."""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+    return {"run": claim.spec.key, "engine": f"batched-{kind}", "device": name, **versions()}
+
+
+def _checkpoint(ledger: Ledger, claim: Claim, device: str, kind: Kind) -> Any:
+    found = load_checkpoint_or_none(checkpoints(ledger) / f"{claim.spec.key}.npz")
+    if found is None or found[1].get("stack") != _facts(claim, device, kind):
+        return None
+    return found
+
+
+class _Stack:
+    """Claimed runs in one stack, from their checkpoints to their results."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        claims: list[Claim],
+        device: str,
+        on_progress: Callable[[Progress], None] | None,
+        pause: float | None,
+    ) -> None:
+        self.ledger, self.claims, self.device = ledger, claims, device
+        self.on_progress, self.pause = on_progress, pause
+        self.run: BatchedRun | None = None
+        self.started, self.wall = time.time(), 0.0
+        self._since = self._saved = self._beaten = time.monotonic()
+        self._cost = 1.0
+
+    def begin(self, data_dir: str | os.PathLike[str] | None) -> None:
+        """Build the stack, and continue from checkpoints if there are any."""
+        specs = [claim.spec for claim in self.claims]
+        plans: list[tuple[Problem, Setting]] = [plan(spec) for spec in specs]
+        problem = plans[0][0]
+        streams = [problem.make(spec.seed, data_dir) for spec in specs]
+        settings = [setting for _, setting in plans]
+        self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
+        found = [_checkpoint(self.ledger, c, self.device, self.run.kind) for c in self.claims]
+        if all(f is not None for f in found):
+            self.run.restore([(arrays, meta["run"]) for arrays, meta in found])
+            self.wall = max(float(meta["wall"]) for _, meta in found)
+            self.started = min(float(meta["started"]) for _, meta in found)
+        self._since = self._saved = self._beaten = time.monotonic()
+
+    def learn(self) -> None:
+        """Advance to the end, chunk by chunk."""
+        assert self.run is not None
+        run = self.run
+        specs = tuple(claim.spec for claim in self.claims)
+        while run.step < run.steps:
+            before, first = time.monotonic(), run.step
+            with uninterrupted():
+                run.advance(run.next_stop() - first)
+            took = max(time.monotonic() - before, 1e-6)
+            if self.on_progress is not None:
+                rate = (run.step - first) * len(specs) / took
+                latest = {name: float(v[-1]) for name, v in run.series(0).items() if len(v)}
+                self.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:]))
+            if run.step < run.steps:
+                self._keep(time.monotonic())
+
+    def _keep(self, now: float) -> None:
+        pause = self.pause
+        if pause is None:
+            pause = min(LONGEST_LOSS, max(10.0, self._cost / CHECKPOINT_SHARE))
+        saving = now - self._saved >= pause
+        if saving:
+            self.save()
+        if saving or now - self._beaten >= self.claims[0].lease_seconds / 4:
+            self.ledger.heartbeat_all(self.claims, progress=saving)
+            self._beaten = time.monotonic()
+        if saving:
+            self._cost = time.monotonic() - now
+            self._saved = time.monotonic()
+
+    def save(self) -> None:
+        """Write a checkpoint of every run."""
+        if self.run is None or self.run.step == 0:
+            return
+        for i, claim in enumerate(self.claims):
+            arrays, meta = self.run.state(i)
+            facts = {
+                "run": meta,
+                "stack": _facts(claim, self.device, self.run.kind),
+                "wall": self._wall(),
+                "started": self.started,
+            }
+            save_checkpoint(checkpoints(self.ledger) / f"{claim.spec.key}.npz", arrays, facts)
+
+    def _wall(self) -> float:
+        return self.wall + time.monotonic() - self._since
+
+    def finish(self, tally: Tally) -> None:
+        """Commit every run's result."""
+        assert self.run is not None
+        for i, claim in enumerate(self.claims):
+            diverged_at = self.run.diverged_at(i)
+            result = self._result(i, diverged_at)
+            try:
+                if diverged_at is None:
+                    self.ledger.finish(claim, result)
+                    tally.done += 1
+                else:
+                    self.ledger.diverge(claim, diverged_at, result)
+                    tally.diverged += 1
+            except LeaseLostError:
+                tally.lost += 1
+                continue
+            (checkpoints(self.ledger) / f"{claim.spec.key}.npz").unlink(missing_ok=True)
+
+    def fail(self, tally: Tally, reason: str) -> None:
+        """Record that these runs went wrong."""
+        for claim in self.claims:
+            with suppress(LeaseLostError):
+                self.ledger.fail(claim, reason, retry=False)
+            tally.failed += 1
+            tally.errors.append(f"{claim.spec.label()}: {reason}")
+
+    def release(self) -> None:
+        """Give all runs back that are still ours."""
+        for claim in self.claims:
+            with suppress(StudyError):
+                self.ledger.release(claim)
+
+    def _result(self, run: int, diverged_at: int | None) -> Result:
+        assert self.run is not None
+        window, length = self.run.window, self.run.problem.task_length
+        values = self.run.series(run)
+        series = {name: Series(value, window) for name, value in values.items()}
+        if self.run.offline[run]:
+            series["offline_accuracy"] = Series(self.run.offline[run], length or window)
+        steps = self.run.step if diverged_at is None else diverged_at
+        facts = _facts(self.claims[run], self.device, self.run.kind)
+        host = {"machine": platform.machine(), "system": platform.system()}
+        return replace(
+            Result(facts["engine"], facts["device"]),
+            versions=versions(),
+            host={**host, "runs_in_stack": len(self.claims)},
+            started=self.started,
+            finished=time.time(),
+            wall=self._wall(),
+            summary=summarise(steps, values, window, length),
+            series=series,
+            diverged_at=diverged_at,
+        )
