@@ -1,8 +1,20 @@
 """What pytest must know before it collects."""
 
 import importlib.util
+import os
+
+import torch
 
 # Triton has no wheel everywhere, and the command line is an extra; both have tests of their own.
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["upgd/kernels/triton_*.py"]
+collect_ignore_glob = []
+if not importlib.util.find_spec("triton"):
+    collect_ignore_glob += [
+        *("upgd/kernels/triton_*.py", "upgd/engine/*_cuda.py", "upgd/engine/compiled.py"),
+        "tests/compile_kernels.py",
+    ]
+elif not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported
+if not importlib.util.find_spec("numba"):
+    collect_ignore_glob += ["upgd/kernels/cpu_*.py"]
 if not importlib.util.find_spec("typer"):
     collect_ignore_glob.append("upgd/cli/*.py")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from upgd.optim.registry import get as get_method
+from upgd.paper.sets import METHODS as PAPER_METHODS
+from upgd.paper.sets import best
 
 MOST_SEEDS = 100_000
 
@@ -43,8 +45,21 @@ def seed_list(text: str) -> list[int]:
     )
 
 
-def hyperparameters(methods: list[str], settings: list[str]) -> dict[str, dict[str, float]]:
-    """The hyperparameters of each method: those of ``--set`` that it has."""
+def all_methods(methods: list[str]) -> list[str]:
+    """Methods by name; ``paper`` stands for the ten of the paper's main figures."""
+    return [name for m in methods for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
+
+
+def hyperparameters(
+    methods: list[str], settings: list[str], best_on: str = ""
+) -> dict[str, dict[str, float]]:
+    """The hyperparameters of each method: those of ``--set`` that it has.
+
+    Args:
+        methods: Names.
+        settings: What ``--set`` was given.
+        best_on: A problem on which to take the paper's best sets instead of defaults.
+    """
     given: dict[str, float] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -61,6 +76,8 @@ def hyperparameters(methods: list[str], settings: list[str]) -> dict[str, dict[s
         scalars = {k: float(v) for k, v in defaults.items() if k != "betas"}
         if "betas" in defaults:
             scalars["beta1"], scalars["beta2"] = defaults["betas"]
+        if best_on:
+            scalars |= best(best_on, get_method(method)[0].name)
         mine = {k: v for k, v in given.items() if k in scalars}
         used |= mine.keys()
         found[method.lower()] = {**scalars, **mine}

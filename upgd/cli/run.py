@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +12,23 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
-from upgd.cli.arguments import hyperparameters, seed_list, whole
+from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
 from upgd.engine import Setting
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
+from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally, check_device, prepare, work
 
+SECONDS_BETWEEN_LINES = 30.0
 DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]
 DEVICE = Annotated[str, typer.Option(help="cpu or cuda.")]
+ENGINE = Annotated[
+    str,
+    typer.Option(help="auto (many runs at once where possible), batched, or eager (one by one)."),
+]
 QUIET = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
 CHECKPOINT = Annotated[
     float | None,
@@ -33,15 +40,21 @@ CHECKPOINT = Annotated[
 @mistakes_are_one_line
 def run(
     problem: Annotated[str, typer.Argument(help="A problem; 'upgd list' shows them.")],
-    methods: Annotated[list[str], typer.Argument(help="One or several methods.")],
+    methods: Annotated[
+        list[str], typer.Argument(help="One or several methods; 'paper' is the paper's ten.")
+    ],
     seeds: Annotated[str, typer.Option(help="How many, or which: 20, or 3,5, or 0-4.")] = "5",
     steps: Annotated[str, typer.Option(help="Samples per run; default the problem's.")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Start from the sets that the paper prints as best.")
+    ] = False,
     study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
     data_dir: DATA_DIR = None,
     device: DEVICE = "cpu",
+    engine: ENGINE = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Samples per update.")] = 1,
     restart: Annotated[bool, typer.Option(help="A fresh learner for every task.")] = False,
     held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
@@ -70,7 +83,9 @@ def run(
     options |= {"hidden": hidden} if hidden else {}
     specs = [
         RunSpec(row.name, name, hyper, seed, length, options)
-        for name, hyper in hyperparameters(methods, settings or []).items()
+        for name, hyper in hyperparameters(
+            all_methods(methods), settings or [], row.name if best else ""
+        ).items()
         for seed in seed_list(seeds)
     ]
     check_device(device)
@@ -88,7 +103,7 @@ def run(
     with Ledger.open(folder) as ledger:
         ledger.add(specs)
         keys = [spec.key for spec in specs]
-        tally = _work(ledger, {"key": keys}, data_dir, device, quiet, checkpoint_seconds)
+        tally = _work(ledger, {"key": keys}, data_dir, device, engine, quiet, checkpoint_seconds)
         if not quiet:
             show_study(ledger, folder, as_json, set(keys))
     _end(tally)
@@ -100,6 +115,7 @@ def resume(
     study: Annotated[Path, typer.Argument(help="A study's folder.")],
     data_dir: DATA_DIR = None,
     device: DEVICE = "cpu",
+    engine: ENGINE = "auto",
     retry: Annotated[bool, typer.Option("--retry", help="Also try failed runs again.")] = False,
     quiet: QUIET = False,
     checkpoint_seconds: CHECKPOINT = None,
@@ -109,7 +125,7 @@ def resume(
         if retry:
             check_device(device)
             ledger.retry_failed()
-        tally = _work(ledger, None, data_dir, device, quiet, checkpoint_seconds)
+        tally = _work(ledger, None, data_dir, device, engine, quiet, checkpoint_seconds)
         if not quiet:
             show_study(ledger, study, False)
     _end(tally)
@@ -137,20 +153,26 @@ def _work(
     where: dict[str, Any] | None,
     data_dir: Path | None,
     device: str,
+    engine: str,
     quiet: bool,
     checkpoint_seconds: float | None,
 ) -> Tally:
     keys = None if where is None else where["key"]
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
+    tally = Tally()
     with _progress(total, quiet) as on_progress:
-        tally = work(
-            ledger,
-            data_dir=data_dir,
-            device=device,
-            where=where,
-            on_progress=on_progress,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        for do in _workers(engine):
+            part = do(
+                ledger,
+                data_dir=data_dir,
+                device=device,
+                where=where,
+                on_progress=on_progress,
+                checkpoint_seconds=checkpoint_seconds,
+            )
+            tally = tally + part
+    for note in dict.fromkeys(tally.notes):
+        err.print(note, style="yellow", highlight=False)
     if tally.diverged:
         err.print(f"{tally.diverged} runs diverged", style="yellow")
     for line in tally.errors:
@@ -162,6 +184,18 @@ def _work(
     return tally
 
 
+def _workers(engine: str) -> list[Callable[..., Tally]]:
+    """What does the work; the eager engine takes what the batched one cannot."""
+    engines: dict[str, list[Callable[..., Tally]]] = {
+        "auto": [work_stacks, work],
+        "batched": [work_stacks],
+        "eager": [work],
+    }
+    if engine not in engines:
+        raise ValueError(f"engine is one of {', '.join(engines)}; got {engine!r}")
+    return engines[engine]
+
+
 def _end(tally: Tally) -> None:
     if tally.failed:
         raise typer.Exit(1)
@@ -169,9 +203,12 @@ def _end(tally: Tally) -> None:
 
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
-    """A live line where there is a terminal, else nothing."""
-    if quiet or not err.is_terminal:
+    """A live line where there is a terminal, else a plain line now and then."""
+    if quiet:
         yield None
+        return
+    if not err.is_terminal:
+        yield _lines(total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -185,14 +222,40 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None]
 
         def on_progress(progress: RunProgress) -> None:
             spec = progress.spec
-            finished[spec.key] = progress.step / spec.steps
+            for each in (spec, *progress.others):
+                finished[each.key] = progress.step / each.steps
             shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
             bar.update(
                 task,
                 completed=sum(finished.values()),
-                description=f"{spec.method} seed {spec.seed}",
+                description=_what(progress),
                 rate=progress.rate,
                 latest=" ".join(f"{k} {v:.3f}" for k, v in shown.items()),
             )
 
         yield on_progress
+
+
+def _what(progress: RunProgress) -> str:
+    if progress.others:
+        return f"{1 + len(progress.others)} runs at step {progress.step}"
+    return f"{progress.spec.method} seed {progress.spec.seed}"
+
+
+def _lines(total: int) -> Callable[[RunProgress], None]:
+    last = time.monotonic()
+    finished: dict[str, float] = {}
+
+    def on_progress(progress: RunProgress) -> None:
+        nonlocal last
+        for each in (progress.spec, *progress.others):
+            finished[each.key] = progress.step / each.steps
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            done = sum(finished.values())
+            err.print(
+                f"{_what(progress)}: {done:.1f} of {total} runs, {progress.rate:.0f} steps/s",
+                highlight=False,
+            )
+
+    return on_progress

@@ -97,13 +97,14 @@ class GeneralStack:
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
         self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.params: list[Tensor] = []
+        self._gradient_views: list[Tensor] = []
         at = 0
         for shape in self.shapes:
             count = math.prod(shape)
             view = self.weights[:, at : at + count].view(runs, *shape)
-            param = view.detach().requires_grad_()
-            param.grad = self.gradients[:, at : at + count].view(runs, *shape)
-            self.params.append(param)
+            self.params.append(view.detach().requires_grad_())
+            gradient = self.gradients[:, at : at + count].view(runs, *shape)
+            self._gradient_views.append(gradient)
             at += count
         self._row_of = _row_numbers(self.shapes, self.device)
         self.restart(0)
@@ -225,10 +226,9 @@ class GeneralStack:
         zeros: list[Tensor] | None = [] if measured else None
         outputs = forward(self.model, self.params, x, zeros)
         losses = self._losses(outputs, y)
+        found = torch.autograd.grad(losses.sum(), self.params)
         with torch.no_grad():
-            self.gradients.zero_()
-        losses.sum().backward()
-        with torch.no_grad():
+            torch._foreach_copy_(self._gradient_views, list(found))
             finite = losses.isfinite() & self.gradients.isfinite().all(1)
             fresh = ~finite & (self.diverged < 0)
             self.diverged.copy_(torch.where(fresh, self.clock[0], self.diverged))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
 
 def prepare(
     spec: RunSpec, data_dir: str | os.PathLike[str] | None = None, device: str = "cpu"
@@ -85,8 +88,8 @@ def prepare(
             setting,
             device,
         )
-    except ValueError as error:
-        raise SpecError(f"{spec.label()}: {error}") from error
+    except (ValueError, RuntimeError) as error:  # PyTorch has the latter for what is too large
+        raise SpecError(f"{spec.label()}: {str(error).splitlines()[0]}") from error
 
 
 def plan(spec: RunSpec) -> tuple[Problem, Setting]:
@@ -348,8 +351,8 @@ class _Worker:
             try:
                 self.run.restore(arrays, meta["run"])
                 self.wall, self.started = float(meta["wall"]), float(meta["started"])
-            except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-                self.run = make()  # of no use: begin anew
+            except Exception:  # whatever is wrong with it, the run can begin anew
+                self.run, self.wall, self.started = make(), 0.0, time.time()
         self._since = self._saved = self._beaten = time.monotonic()
 
     def learn(self) -> None:

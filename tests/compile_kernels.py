@@ -1,0 +1,108 @@
+"""Compile the Triton kernels for sm_90 without a GPU: ``python -m tests.compile_kernels``."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from upgd.engine.compiled import compile_rules
+from upgd.engine.dense import Learner, in_groups
+from upgd.kernels import triton_sample, triton_stored, triton_update
+
+INTEGERS = frozenset(
+    "offset first mine runs P A UNITS LENGTH layer window windows stride ROWS".split()
+)
+DOUBLES = frozenset("hyper corrections series decays".split())
+LONGS = frozenset("seeds clock diverged".split())
+WORDS = frozenset("layer_table group_table iota index labels permutations slots items rows".split())
+
+
+def pointer(name: str) -> str:
+    """The type of an argument, from its name."""
+    if name in INTEGERS:
+        return "i32"
+    kinds = ((DOUBLES, "*fp64"), (LONGS, "*i64"), (WORDS, "*i32"))
+    return next((kind for names, kind in kinds if name in names), "*fp32")
+
+
+def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
+    """Compile one kernel."""
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else pointer(n) for n in names}
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, n in enumerate(names)
+            if signature[n].startswith("*") or n in ("P", "A")
+        },
+    )
+    options = {"num_warps": warps}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.__name__, constants.get("METHOD", ""), len(compiled.asm["cubin"]))
+
+
+def main() -> None:
+    """Compile every kernel in the variants that differ most."""
+    for second in (False, True):
+        both: dict[str, Any] = {"SECOND": second, "FEATURES": second}
+        shape = {"ACTIVATION": 2 if second else 0}
+        build(triton_sample.forward_kernel, FIRST=True, BR=16, BC=128, **shape)
+        build(triton_sample.backward_kernel, BR=32, BC=32, **shape, **both)
+        build(
+            triton_sample.head_kernel,
+            **{"LAYERS": 3, "BC": 128, "OUT": 16, "IN": 1024, "SQUARED": second, "INPUTS": 0},
+            **{"FORWARD": True},
+            **shape,
+            **both,
+        )
+    build(triton_sample.diagnose_kernel, LAYERS=3, BC=256)
+    build(triton_sample.fetch_kernel, INPUTS=0, IN=1024)
+    build(triton_update.product_kernel, warps=1, BLOCK=128)
+    for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "s-rwalk"):
+        _, [group] = in_groups([Learner(name, {}, 0)])
+        rules = compile_rules(group, torch.float32)
+        local = group.reduce == "row_norm"
+        common: dict[str, Any] = {"STATES": len(group.states), "LOCAL": local}
+        if group.features:
+            features = {"LAYERS": 3, "BC": 128, "TRACE": rules.trace, "LOCAL": False}
+            build(triton_update.feature_kernel, SECOND=True, **features)
+        if group.reduce:
+            build(
+                triton_update.reduce_kernel,
+                1,
+                **{"RULE": rules.reduce, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
+                **common,
+            )
+        build(
+            triton_update.update_kernel,
+            1,
+            **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
+            **{"GLOBAL": group.reduce == "max", "FEATURES": group.features},
+            **{"NOISE": group.noise, "LAYERS": 3},
+            **common,
+        )
+        print("update_kernel", name)
+        if not group.features and not group.second:
+            stored = {"NOISE": group.noise, "GLOBAL": group.reduce == "max", "BLOCK": 256}
+            build(triton_stored.update_kernel, RULE=rules.update, **stored, **common)
+            if group.reduce == "max":
+                build(triton_stored.reduce_kernel, RULE=rules.reduce, BLOCK=256)
+    _, [local_group] = in_groups([Learner("upgd-local", {}, 0)])
+    build(
+        triton_stored.norm_kernel, RULE=compile_rules(local_group, torch.float32).reduce, BLOCK=256
+    )
+
+
+if __name__ == "__main__":
+    main()

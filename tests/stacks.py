@@ -1,0 +1,87 @@
+"""What the tests of all stacks have in common: the plain loop they must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from upgd.engine.dense import Learner
+from upgd.engine.feed import Feed
+from upgd.engine.noise import PhiloxNoise
+from upgd.metrics import sample_plasticity
+from upgd.networks import build
+from upgd.optim.registry import get
+from upgd.streams import TaskStream, ToyStream, load
+
+SIZES = (64, 7, 6, 10)
+
+
+def classify(seed: int) -> Any:
+    """Digits, inputs permuted anew every five samples."""
+    return TaskStream(load("digits"), seed, 5, "inputs", flatten=True)
+
+
+def regress(seed: int) -> Any:
+    """A toy regression."""
+    return ToyStream("changing-inputs", seed, 5)
+
+
+class Trace(NamedTuple):
+    """What a plain loop gave: the weights at the end, and each step's metrics."""
+
+    weights: np.ndarray[Any, Any]
+    losses: np.ndarray[Any, Any]
+    plasticity: np.ndarray[Any, Any]
+    right: np.ndarray[Any, Any]
+
+
+def plain(
+    learner: Learner,
+    stream: Any,
+    steps: int,
+    sizes: Sequence[int] = SIZES,
+    activation: str = "relu",
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+) -> Trace:
+    """One learner, one sample after the other, with PyTorch's autograd and our optimizers."""
+    model = build(sizes, learner.seed, activation).to(device, dtype)
+    row, defaults = get(learner.method)
+    noise = PhiloxNoise([tuple(p.shape) for p in model.parameters()])
+    optimizer = row.make(model, **{**defaults, **learner.hyper}, seed=learner.seed, noise=noise)
+    losses, after, right = [], [], []
+    for step in range(steps):
+        x, y = (torch.from_numpy(part).to(device) for part in stream.at(step))
+        x = x.to(dtype)
+
+        def loss_of(output: torch.Tensor, y: torch.Tensor = y) -> torch.Tensor:
+            if stream.loss == "cross_entropy":
+                return F.cross_entropy(output, y)
+            return F.mse_loss(output, y.to(dtype))
+
+        output = model(x)
+        loss = loss_of(output)
+        optimizer.zero_grad()
+        optimizer.backward(loss)
+        optimizer.step()
+        losses.append(float(loss))
+        right.append(float((output.argmax(1) == y).sum()) if y.dim() == 1 else 0.0)
+        with torch.no_grad():
+            after.append(float(loss_of(model(x))))
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    progress = sample_plasticity(losses, after)
+    return Trace(weights.cpu().numpy(), np.array(losses), progress, np.array(right))
+
+
+def feed(learners: Sequence[Learner], stream: Any = classify) -> Feed:
+    """The samples of a stack."""
+    return Feed([stream(learner.seed) for learner in learners])
+
+
+def numbers(array: Any) -> Any:
+    """A NumPy array, from wherever."""
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)

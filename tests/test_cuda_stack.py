@@ -1,0 +1,158 @@
+"""Dense stacks by Triton kernels: on CUDA where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.stacks import SIZES, classify, feed, numbers, plain, regress
+from upgd.engine.dense import Learner
+from upgd.engine.dense_cuda import CudaStack
+from upgd.engine.layout import Layout
+from upgd.optim.registry import METHODS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STEPS = 60 if DEVICE == "cuda" else 6
+
+
+def make(learners: list[Learner], steps: int = STEPS, **changes: Any) -> CudaStack:
+    settings: dict[str, Any] = {
+        "activation": "relu",
+        "loss": "cross_entropy",
+        "steps": steps,
+        "window": 3,
+        "device": DEVICE,
+        "dtype": torch.float64,
+        **changes,
+    }
+    return CudaStack(Layout(changes.pop("sizes", SIZES)), learners, **settings)
+
+
+def run(stack: CudaStack, learners: list[Learner], cuts: list[int], stream: Any = classify) -> None:
+    samples = feed(learners, stream)
+    for start, stop in zip([0, *cuts], cuts, strict=False):
+        stack.advance(samples.chunk(start, stop - start))
+
+
+def check_against_plain(stack: CudaStack, stream: Any, steps: int, **network: Any) -> None:
+    for i, learner in enumerate(stack.learners):
+        trace = plain(learner, stream(learner.seed), steps, **network)
+        weights = numbers(stack.weights[i])[stack.layout.places]
+        np.testing.assert_allclose(weights, trace.weights, atol=1e-9, rtol=0, err_msg=str(learner))
+        series = numbers(stack.series[i])
+        for column, values in enumerate((trace.losses, trace.plasticity, trace.right)):
+            expected = np.add.reduceat(values, np.arange(0, steps, stack.window))
+            np.testing.assert_allclose(series[:, column], expected, atol=1e-8)
+
+
+def test_every_method_equals_the_plain_loop() -> None:
+    """All methods beside each other in one stack, in float64; chunks end within a task."""
+    names = list(METHODS)
+    if DEVICE == "cpu":  # the interpreter is slow: one of each kind
+        names = ["upgd", "n-upgd-2nd-local", "feature-upgd-2nd", "ada-upgd", "s-rwalk", "sgdw"]
+    learners = [Learner(name, {}, seed) for name in names for seed in (3,)]
+    stack = make(learners)
+    run(stack, learners, [2, 5, STEPS])
+    assert stack.order != list(range(len(learners))) or len(names) == 1
+    check_against_plain(stack, classify, STEPS)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "tanh", "linear"])
+def test_other_activations_and_squared_error(activation: str) -> None:
+    learners = [Learner(name, {}, 5) for name in ("upgd-2nd", "feature-upgd-2nd-local")]
+    sizes = (16, 9, 5, 1)
+    steps = 4
+    stack = CudaStack(
+        Layout(sizes),
+        learners,
+        activation=activation,
+        loss="squared_error",
+        steps=steps,
+        window=3,
+        device=DEVICE,
+        dtype=torch.float64,
+    )
+    run(stack, learners, [steps], regress)
+    check_against_plain(stack, regress, steps, sizes=sizes, activation=activation)
+
+
+@pytest.mark.parametrize("sizes", [(64, 10), (64, 5, 10), (64, 6, 5, 4, 10)])
+def test_any_depth(sizes: tuple[int, ...]) -> None:
+    learners = [Learner("upgd", {"sigma": 0.1}, 2)]
+    stack = CudaStack(
+        Layout(sizes),
+        learners,
+        activation="relu",
+        loss="cross_entropy",
+        steps=3,
+        window=3,
+        device=DEVICE,
+        dtype=torch.float64,
+    )
+    run(stack, learners, [3])
+    check_against_plain(stack, classify, 3, sizes=sizes)
+
+
+def test_a_run_does_not_depend_on_its_neighbours() -> None:
+    """Bit for bit, whatever their number, and even if one diverges."""
+    mine = Learner("upgd", {"sigma": 0.1}, 7)
+    wild = Learner("upgd", {"lr": 1e30}, 8)
+    others = [Learner("upgd", {}, 1), Learner("sgdw", {}, 2), Learner("pgd", {}, 4)]
+    alone = make([mine], dtype=torch.float32)
+    run(alone, [mine], [STEPS])
+    beside = [wild, *others, mine]
+    stack = make(beside, dtype=torch.float32)
+    run(stack, beside, [1, 4, STEPS])
+    place = stack.learners.index(mine)
+    assert torch.equal(stack.weights[place], alone.weights[0])
+    assert torch.equal(stack.series[place], alone.series[0])
+    assert int(stack.diverged[place]) == -1
+    assert 0 < int(stack.diverged[stack.learners.index(wild)]) < STEPS
+
+
+def test_a_restored_run_goes_on_bit_for_bit() -> None:
+    learners = [Learner("s-si", {}, 1), Learner("feature-upgd", {}, 2)]
+    whole = make(learners, dtype=torch.float32, stride=2)
+    run(whole, learners, [3, STEPS])
+    first = make(learners, dtype=torch.float32, stride=2)
+    samples = feed(learners)
+    first.advance(samples.chunk(0, 3))
+    second = make(learners, dtype=torch.float32, stride=2)
+    for i in range(2):
+        second.restore(i, first.state(i))
+    second.step = 3
+    second.advance(samples.chunk(3, STEPS - 3))
+    assert torch.equal(second.weights, whole.weights)
+    assert torch.equal(second.series, whole.series)
+
+
+def test_gradient_norms_are_those_of_the_gradient() -> None:
+    learner = Learner("sgdw", {"lr": 0.5, "weight_decay": 0.0}, 3)
+    stack = make([learner], steps=1, stride=1, window=1)
+    run(stack, [learner], [1])
+    from upgd.networks import build
+
+    before = torch.cat([p.detach().flatten() for p in build(SIZES, 3).parameters()]).double()
+    after = numbers(stack.weights[0])[stack.layout.places]
+    gradient = (before.numpy() - after) / 0.5
+    measured = numbers(stack.series[0, 0])
+    assert measured[7] == 1
+    assert measured[5] == pytest.approx(np.abs(gradient).sum(), abs=1e-6)
+    assert measured[6] == pytest.approx(np.linalg.norm(gradient), abs=1e-6)
+    assert measured[4] == pytest.approx((np.abs(gradient) > 1e-9).mean(), abs=0.01)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the other tests compile them")
+def test_the_kernels_compile_for_hopper() -> None:
+    """All kernels become machine code for sm_90 on a machine without a GPU."""
+    script = [sys.executable, "-m", "tests.compile_kernels"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "update_kernel upgd" in done.stdout
