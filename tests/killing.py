@@ -25,11 +25,11 @@ from upgd.study.work import work as do_work
 
 ROOT = Path(__file__).parents[1]
 TOY = "toy-changing-inputs"
-WINDOW = {"window": 20}
+WINDOW = {"window": 20, "hidden": "32-16"}
 
 # One run of each end: done, diverged, failed.
 SMALL = [
-    RunSpec(TOY, "upgd", {"lr": 0.01}, 0, 40, WINDOW),
+    RunSpec(TOY, "adam", {"lr": 0.01}, 0, 40, WINDOW),
     RunSpec(TOY, "sgd", {"lr": 1e6}, 0, 400, WINDOW),
     RunSpec(TOY, "sgd", {"lr": 0.01}, 0, 40, {"unknown": 1}),
 ]

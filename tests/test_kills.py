@@ -66,23 +66,24 @@ def is_begun(folder: Path, count: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"), [(20, 600), pytest.param(100, 3000, marks=pytest.mark.slow)]
+    ("kills", "steps"), [(20, 300), pytest.param(100, 2000, marks=pytest.mark.slow)]
 )
 def test_one_study_killed_at_random_times(
     server: Server, tmp_path: Path, kills: int, steps: int
 ) -> None:
     arguments = ["run", TOY, "sgd", "upgd", "--seeds", "2", "--steps", str(steps)]
-    arguments += ["--window", "100", "--quiet", "--checkpoint-seconds", "0", "--study"]
+    options = ["--quiet", "--engine", "eager", "--checkpoint-seconds", "0"]
+    arguments += ["--window", "50", "--hidden", "32-16", *options, "--study"]
     start = time.monotonic()
     assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
     took = time.monotonic() - start
     killed = tmp_path / "killed"
-    resume = ["resume", str(killed), "--quiet", "--checkpoint-seconds", "0"]
+    resume = ["resume", str(killed), *options]
     rng, seen, landed = random.Random(0), {}, set()
     for _ in range(kills):
         begun = is_begun(killed, 4)
         command = resume if begun else [*arguments, str(killed)]
-        pause = rng.uniform(0.0, 2 * took / (1.5 * kills))  # together, less than the study takes
+        pause = rng.uniform(0.0, took / (1.5 * kills))  # together, a third of what the study takes
         assert server.run("cli", command, kill_after=pause) == -signal.SIGKILL
         if begun:
             check_tables(killed)
@@ -107,16 +108,16 @@ def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     server: Server, tmp_path: Path
 ) -> None:
     """Ctrl-C at any time: the step under way is finished, the run is kept, nothing is held."""
-    arguments = ["run", TOY, "upgd", "--seeds", "1", "--steps", "600", "--window", "100"]
-    arguments += ["--quiet", "--study"]
+    arguments = ["run", TOY, "upgd", "--seeds", "1", "--steps", "200", "--window", "50"]
+    arguments += ["--hidden", "32-16", "--quiet", "--engine", "eager", "--study"]
     start = time.monotonic()
     assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
     took = time.monotonic() - start
     stopped, saved = tmp_path / "stopped", 0
     with Ledger.open(stopped) as ledger:
         ledger.add([spec for spec, *_ in results(tmp_path / "whole").values()])
-    for _ in range(5):
-        pause = took / 6
+    for _ in range(4):
+        pause = took / 8
         command = [*arguments, str(stopped)]
         assert server.run("cli", command, kill_after=pause, by=signal.SIGINT) == 130
         with Ledger.open(stopped) as ledger:
@@ -127,7 +128,7 @@ def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
         assert steps >= [saved] * len(steps)  # never back
         saved = max(steps, default=0)
     assert saved > 0
-    assert server.run("cli", ["resume", str(stopped), "--quiet"]) == 0
+    assert server.run("cli", ["resume", str(stopped), "--quiet", "--engine", "eager"]) == 0
     assert results(stopped) == results(tmp_path / "whole")
 
 
@@ -199,7 +200,8 @@ def test_a_run_that_kills_its_process_is_given_up_and_the_rest_is_done(
         assert (poisoned.state, poisoned.attempts) == ("failed", 5)
         assert "gave up after 5 attempts" in str(poisoned.error)
         assert healthy.state == "done"
-    assert server.run("cli", ["resume", str(tmp_path), "--quiet"]) == 0
-    assert server.run("cli", ["resume", str(tmp_path), "--quiet", "--retry"]) == 0
+    resume = ["resume", str(tmp_path), "--quiet", "--engine", "eager"]
+    assert server.run("cli", resume) == 0
+    assert server.run("cli", [*resume, "--retry"]) == 0
     with Ledger.open(tmp_path) as ledger:
         assert ledger.get(POISON.key).state == "done"  # this time nothing kills it

@@ -175,8 +175,8 @@ def old_ledger(folder: Path) -> None:
     for s in specs(2):
         db.execute(
             "INSERT INTO runs (key, spec, rules, problem, method, seed, steps) "
-            "VALUES (?, ?, 1, 'digits', 'upgd', ?, 10)",
-            (s.key, s.to_json(), s.seed),
+            "VALUES (?, ?, ?, 'digits', 'upgd', ?, 10)",
+            (s.key, s.to_json(), s.rules, s.seed),
         )
     key = specs(1)[0].key
     db.execute(

@@ -69,9 +69,7 @@ def mistakes_are_one_line(command: F) -> F:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except DataNotFoundError as error:
-            _fail(str(error), lines=True)  # says which file to put where
-        except (StudyError, DataError, ValueError, ImportError) as error:
+        except (StudyError, DataError, DataNotFoundError, ValueError, ImportError) as error:
             _fail(str(error))
         except OSError as error:
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
@@ -87,28 +85,26 @@ def mistakes_are_one_line(command: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
-def printable(text: object, lines: bool = False) -> str:
+def printable(text: object) -> str:
     r"""Text that any terminal takes: what cannot be printed is escaped.
 
     >>> printable("caf\u00e9\n\x1b[31m")
     'café\\n\\x1b[31m'
     """
     return "".join(
-        c
-        if c.isprintable() or (lines and c == "\n")
-        else c.encode("unicode_escape", "backslashreplace").decode()
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
         for c in str(text)
     )
 
 
-def tell(message: str, lines: bool = False) -> None:
-    """Say what is wrong."""
-    text = f"upgd: {printable(message, lines)}"
+def tell(message: str) -> None:
+    """Say what is wrong, in one line."""
+    text = f"upgd: {printable(message)}"
     err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def _fail(message: str, lines: bool = False) -> NoReturn:
-    tell(message, lines)
+def _fail(message: str) -> NoReturn:
+    tell(message)
     raise typer.Exit(2)
 
 

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from upgd.cli.app import F, app, err, mistakes_are_one_line, out
+from upgd.cli.app import F, app, err, mistakes_are_one_line, out, printable, tell
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
@@ -171,7 +171,7 @@ def check(
             if absent and not as_json:
                 out.print(f"{name}: missing", highlight=False)
             elif not as_json:
-                err.print(f"upgd: {error}", style="red", markup=False, soft_wrap=True)
+                tell(str(error))
         else:
             told[name] = {"splits": [f._asdict() for f in facts]}
             if not as_json:
@@ -261,7 +261,9 @@ def _tell(name: str, facts: list[Facts]) -> None:
         parts.append(f"{split.samples} {split.split}{more}")
     shape = "×".join(map(str, facts[0].shape))
     line = f"{name}: {' + '.join(parts)} of {shape}, {facts[0].classes} classes, fine"
-    out.print(f"{line}  {facts[0].source}", highlight=False, markup=False, soft_wrap=True)
+    out.print(
+        f"{line}  {printable(facts[0].source)}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _target(target: Path, name: str, force: bool) -> str | None:
@@ -290,7 +292,8 @@ def _write(target: Path, content: Content, known: str | None, quiet: bool, as_js
             shape = "×".join(map(str, split.shape))
             line = f"{split.split}: {split.samples} of {shape}, {split.dtype}"
             out.print(f"{line}, {split.classes} classes", highlight=False)
-        out.print(f"wrote {target} ({filesize.decimal(size)})", highlight=False, soft_wrap=True)
+        text = f"wrote {printable(target)} ({filesize.decimal(size)})"
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

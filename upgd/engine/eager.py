@@ -99,6 +99,9 @@ class EagerRun:
         setting: Setting,
         device: str | torch.device = "cpu",
     ) -> None:
+        for name, least in (("window", 1), ("batch", 1), ("held_out", 0), ("stride", 0)):
+            if getattr(setting, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(setting, name)}")
         if setting.window % setting.batch:
             raise ValueError(
                 f"a window of {setting.window} samples is not a whole number of batches of "
@@ -106,6 +109,11 @@ class EagerRun:
             )
         if (setting.restart or setting.held_out) and stream.task_length is None:
             raise ValueError("restarts and held-out evaluation need a stream that has tasks")
+        if setting.held_out and not hasattr(stream, "held_out"):
+            raise ValueError("this stream has no held-out samples; leave held_out out")
+        if setting.held_out:
+            # Too many are noticed now, not after a task.
+            stream.held_out(0, setting.held_out)  # type: ignore[attr-defined]
         self.stream = stream
         self.setting = setting
         self.device = torch.device(device)
@@ -165,6 +173,10 @@ class EagerRun:
             self.optimizer.step()
         except FloatingPointError as error:
             raise Divergence(step, str(error)) from error
+        except RuntimeError as error:
+            if "without overflow" not in str(error):
+                raise
+            raise Divergence(step, "a factor of the update leaves the weights' range") from error
         with torch.no_grad():
             after = self._losses(self.model(x), y)
         before = losses.detach().cpu().numpy()
@@ -250,6 +262,9 @@ class EagerRun:
         self.meter = Meter(self.setting.window, **meta["meter"], closed=closed)
         self.offline = list(meta["offline"])
         self.step = int(meta["step"])
+        seen = self.meter.windows * self.setting.window + self.meter.count
+        if self.step * self.setting.batch != seen:
+            raise ValueError(f"the state is of step {self.step}, and {seen} samples were counted")
 
 
 @contextmanager

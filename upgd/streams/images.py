@@ -75,6 +75,8 @@ def class_names(folder: Path) -> list[str]:
         >>> class_names(folder)
         ['cat', 'dog']
     """
+    if not folder.is_dir():
+        raise DataError(folder, "is not a folder", "give one with a sub-folder per class")
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 

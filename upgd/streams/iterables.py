@@ -54,7 +54,7 @@ class IterableStream:
             self._rewind(first)
         while self._next < first:
             self._draw()
-        pairs = [self._check(*self._draw()) for _ in range(batch)]
+        pairs = [self._check(self._draw()) for _ in range(batch)]
         sample = Sample(np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs]))
         self._last = ((step, batch), sample)
         return sample
@@ -72,7 +72,7 @@ class IterableStream:
             )
         self._iterator, self._next = iterator, 0
 
-    def _draw(self) -> tuple[ArrayLike, ArrayLike]:
+    def _draw(self) -> Any:
         assert self._iterator is not None
         try:
             pair = next(self._iterator)
@@ -83,13 +83,18 @@ class IterableStream:
         self._next += 1
         return pair
 
-    def _check(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    def _check(self, pair: Any) -> tuple[NDArray[np.float32], NDArray[Any]]:
         place = f"sample {self._next - 1} of the iterable"
-        inputs = np.asarray(x, dtype=np.float32)
+        try:
+            x, y = pair
+        except (TypeError, ValueError):
+            kind = type(pair).__name__
+            raise ValueError(f"{place} is a {kind}, a pair (x, y) expected") from None
+        inputs = _numbers(place, "x", x)
         if inputs.shape != self.shape:
             raise ValueError(f"{place}: x has shape {inputs.shape}, {self.shape} expected")
         if self.loss == "squared_error":
-            target = np.asarray(y, dtype=np.float32).reshape(-1)
+            target = _numbers(place, "y", y).reshape(-1)
             if target.shape != (self.outputs,):
                 raise ValueError(f"{place}: y has {target.size} values, {self.outputs} expected")
             return inputs, target
@@ -97,6 +102,15 @@ class IterableStream:
         if label.shape != () or label.dtype.kind not in "iu" or not 0 <= label < self.outputs:
             raise ValueError(f"{place}: y is {y!r}, a class from 0 to {self.outputs - 1} expected")
         return inputs, label.astype(np.int64)
+
+
+def _numbers(place: str, what: str, value: Any) -> NDArray[np.float32]:
+    try:
+        with np.errstate(over="ignore"):  # what does not fit is infinite
+            return np.asarray(value, dtype=np.float32)
+    except (ValueError, TypeError, OverflowError):
+        kind = type(value).__name__
+        raise ValueError(f"{place}: {what} is a {kind}, an array of numbers expected") from None
 
 
 def from_iterable(

@@ -40,7 +40,8 @@ class DataError(ValueError):
 
     def __init__(self, file: Path | str, wrong: str, way_out: str = AGAIN) -> None:
         wrong = " ".join(wrong.split())  # one line, whatever another library said
-        super().__init__(f"{file}: {wrong}; {way_out}")
+        name = str(file) if str(file).isprintable() else ascii(str(file))[1:-1]
+        super().__init__(f"{name}: {wrong}; {way_out}")
         self.file, self.wrong, self.way_out = file, wrong, way_out
 
     def __reduce__(self) -> tuple[Any, ...]:

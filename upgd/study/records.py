@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from upgd.study.errors import LedgerError
-from upgd.study.spec import RunSpec, Scalar
+from upgd.study.spec import LIMIT, RunSpec, Scalar
 
 STATES = ("pending", "running", "done", "failed", "diverged")
 
@@ -33,7 +33,7 @@ class Series:
     window: int = 1
 
     def __post_init__(self) -> None:
-        if self.window < 1:
+        if not 1 <= self.window < LIMIT:
             raise LedgerError(f"a window has at least one step, not {self.window}")
 
 
@@ -130,11 +130,16 @@ def to_blob(values: ArrayLike) -> bytes:
     >>> to_blob([1.0, 2.0]).hex()
     '0000803f00000040'
     """
-    with np.errstate(over="ignore"):  # what does not fit is infinite
-        array = np.asarray(values).astype("<f4")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise LedgerError(f"a series is a list of numbers: {error}") from None
     if array.ndim != 1:
         raise LedgerError(f"a series has one dimension, not shape {array.shape}")
-    return array.tobytes()
+    if array.size and array.dtype.kind not in "biuf":
+        raise LedgerError(f"a series is a list of numbers, not of {array.dtype}")
+    with np.errstate(over="ignore"):  # what does not fit is infinite
+        return array.astype("<f4").tobytes()
 
 
 def from_blob(blob: bytes) -> NDArray[np.float32]:

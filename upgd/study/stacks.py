@@ -154,19 +154,23 @@ def _in_stacks(
                     with suppress(LeaseLostError):
                         ledger.release(claim)
                 raise
-            except torch.cuda.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                if len(part) == 1:
-                    stack.fail(tally, "out of memory, alone on the device")
-                    continue
-                half = len(part) // 2
-                waiting = [part[:half], part[half:], *waiting]
-                tally.notes.append(f"out of memory: {len(part)} runs go on in stacks of {half}")
             except Exception as error:
                 if is_the_machines(error):
-                    stack.release()
+                    for claim in [c for p in [part, *waiting] for c in p]:
+                        with suppress(StudyError):
+                            ledger.release(claim)
                     raise
-                stack.fail(tally, f"{type(error).__name__}: {error}")
+                full = isinstance(error, torch.cuda.OutOfMemoryError)
+                if full:
+                    torch.cuda.empty_cache()
+                if len(part) == 1:
+                    alone = "out of memory, alone on the device"
+                    stack.fail(tally, alone if full else f"{type(error).__name__}: {error}")
+                    continue
+                half = len(part) // 2  # one that is wrong must not take the others along
+                waiting = [part[:half], part[half:], *waiting]
+                if full:
+                    tally.notes.append(f"out of memory: {len(part)} runs go on in stacks of {half}")
 
 
 def _by_step(ledger: Ledger, claims: list[Claim], device: str) -> Iterator[list[Claim]]:
@@ -209,6 +213,7 @@ class _Stack:
         self.started, self.wall = time.time(), 0.0
         self._since = self._saved = self._beaten = time.monotonic()
         self._cost = 1.0
+        self._whole = True
 
     def begin(self, data_dir: str | os.PathLike[str] | None) -> None:
         """Build the stack, and continue from checkpoints if there are any."""
@@ -233,7 +238,9 @@ class _Stack:
         while run.step < run.steps:
             before, first = time.monotonic(), run.step
             with uninterrupted():
+                self._whole = False
                 run.advance(run.next_stop() - first)
+                self._whole = True
             took = max(time.monotonic() - before, 1e-6)
             if self.on_progress is not None:
                 rate = (run.step - first) * len(specs) / took
@@ -257,8 +264,8 @@ class _Stack:
             self._saved = time.monotonic()
 
     def save(self) -> None:
-        """Write a checkpoint of every run."""
-        if self.run is None or self.run.step == 0:
+        """Write a checkpoint of every run, unless they stand in the middle of a step."""
+        if self.run is None or self.run.step == 0 or not self._whole:
             return
         for i, claim in enumerate(self.claims):
             arrays, meta = self.run.state(i)

@@ -99,20 +99,31 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
         SpecError: The specification does not fit the problem or the method.
     """
     options = dict(spec.options)
-    problem = _problem(spec, options)
-    setting = Setting(
-        spec.method,
-        _arguments(spec),
-        spec.seed,
-        window=int(options.pop("window", problem.window)),  # type: ignore[arg-type]
-        batch=int(options.pop("batch", 1)),  # type: ignore[arg-type]
-        restart=bool(options.pop("restart", False)),
-        held_out=int(options.pop("held_out", 0)),  # type: ignore[arg-type]
-        stride=int(options.pop("stride", 0)),  # type: ignore[arg-type]
-    )
+    try:
+        problem = _problem(spec, options)
+        get_method(spec.method)
+        setting = Setting(
+            spec.method,
+            _arguments(spec),
+            spec.seed,
+            window=_whole(options, "window", problem.window),
+            batch=_whole(options, "batch", 1),
+            restart=bool(_whole(options, "restart", 0)),
+            held_out=_whole(options, "held_out", 0),
+            stride=_whole(options, "stride", 0),
+        )
+    except (ValueError, KeyError) as error:  # no such problem or method
+        raise SpecError(str(error.args[0])) from error
     if options:
         raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
     return problem, setting
+
+
+def _whole(options: dict[str, Scalar], name: str, default: int) -> int:
+    value = options.pop(name, default)
+    if not isinstance(value, int):
+        raise SpecError(f"{name} must be a whole number, got {value!r}")
+    return value
 
 
 def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
