@@ -91,7 +91,7 @@ def page(rows: list[Row], others: dict[str, list[Row]], seeds: list[int]) -> str
     options = " ".join(f"{name}={value}" for name, value in OPTIONS.items())
     how = (
         f"`{PROBLEM}`, {options}, {STEPS} steps, seeds {' and '.join(map(str, seeds))}; the demo's "
-        f"own seeds are 0 to 3. {counts.pop()} settings per method; what is not in a table is at "
+        f"own seeds are 0 to 2. {counts.pop()} settings per method; what is not in a table is at "
         "its default. The score is the area under the accuracy curve, which is the mean accuracy "
         "over all tasks; a setting with a run that diverged is not chosen. The demo takes each "
         f"method's first row. torch {torch.__version__}, {platform.machine()}, version "

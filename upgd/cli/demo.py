@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import hyperparameters, seed_list, whole
@@ -46,7 +47,7 @@ SUBJECT = "UPGD-W"
 @app.command()
 @mistakes_are_one_line
 def demo(
-    seeds: Annotated[str, typer.Option(help="How many, or which: 4, or 3,5, or 0-4.")] = "4",
+    seeds: Annotated[str, typer.Option(help="How many, or which: 3, or 3,5, or 0-4.")] = "3",
     steps: Annotated[str, typer.Option(help="Samples per run.")] = str(STEPS),
     study: Annotated[Path, typer.Option(help="The study's folder.")] = Path("studies/demo"),
     output: Annotated[
@@ -252,35 +253,41 @@ def _facts(runs: list[Run], study: Path) -> dict[str, str]:
     }
 
 
+class _Remaining(TimeRemainingColumn):
+    """The time that is left, of all runs together."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.description == "all" else Text("")
+
+
 @contextmanager
 def _progress(left: list[RunSpec], quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
-    """A live bar per method where there is a terminal, else nothing."""
+    """Live bars where there is a terminal, one per method and one for all, else nothing."""
     if quiet or not err.is_terminal:
         yield None
         return
     columns = (
         TextColumn("{task.description:8}"),
         BarColumn(),
-        TextColumn("{task.fields[latest]:14} {task.fields[rate]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[latest]:14}"),
+        _Remaining(),
     )
     with Progress(*columns, console=err, transient=True) as bars:
-        rows: dict[str, TaskID] = {}
-        for method in dict.fromkeys(spec.method for spec in left):
-            total = sum(spec.steps for spec in left if spec.method == method)
-            rows[method] = bars.add_task(TITLES[method], total=total, latest="", rate="")
-        done: dict[str, dict[int, RunProgress]] = {method: {} for method in rows}
+        totals: dict[str, int] = {}
+        for spec in left:
+            totals[spec.method] = totals.get(spec.method, 0) + spec.steps
+        rows = {m: bars.add_task(TITLES[m], total=n, latest="") for m, n in totals.items()}
+        everything = bars.add_task("all", total=sum(totals.values()), latest="")
+        heard: dict[str, RunProgress] = {}
 
         def on_progress(progress: RunProgress) -> None:
-            spec = progress.spec
-            mine = done[spec.method]
-            mine[spec.seed] = progress
-            known = [p.latest["accuracy"] for p in mine.values() if "accuracy" in p.latest]
-            bars.update(
-                rows[spec.method],
-                completed=sum(p.step for p in mine.values()),
-                latest=f"accuracy {np.mean(known):.3f}" if known else "",
-                rate=f"{progress.rate:.0f} steps/s",
-            )
+            heard[progress.spec.key] = progress
+            method = progress.spec.method
+            mine = [p for p in heard.values() if p.spec.method == method]
+            known = [p.latest["accuracy"] for p in mine if "accuracy" in p.latest]
+            latest = f"accuracy {np.mean(known):.3f}" if known else ""
+            bars.update(rows[method], completed=sum(p.step for p in mine), latest=latest)
+            done = sum(p.step for p in heard.values())
+            bars.update(everything, completed=done, latest=f"{progress.rate:.0f} steps/s")
 
         yield on_progress

@@ -34,14 +34,15 @@ svg .name { font-weight: 600; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: right; padding: .4rem .6rem; border-bottom: 1px solid var(--rule);
   white-space: nowrap; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; vertical-align: bottom; }
+th { font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; margin: .5rem 0;
   font-size: .92rem; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 code { font: .92em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; }
-@media (max-width: 34rem) { main { padding-top: 1.25rem; } h1 { font-size: 1.35rem; }
+@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding: .35rem .3rem; }
+  main { padding-top: 1.25rem; } h1 { font-size: 1.35rem; }
   svg text { font-size: 17px; } svg .tick { font-size: 15px; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
 """
