@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,7 +162,7 @@ def _work(
     keys = None if where is None else where["key"]
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     tally = Tally()
-    with _progress(total, quiet) as on_progress:
+    with _terminated_as_interrupted(), _progress(total, quiet) as on_progress:
         for do in _workers(engine):
             part = do(
                 ledger,
@@ -182,6 +184,19 @@ def _work(
     if others:
         err.print(f"{len(others)} runs are under way in other processes", style="yellow")
     return tally
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers stop a job, save and give back like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _workers(engine: str) -> list[Callable[..., Tally]]:

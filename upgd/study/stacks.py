@@ -23,6 +23,7 @@ from upgd.study.records import Claim, Result, Series, owner_name
 from upgd.study.spec import RunSpec
 from upgd.study.work import (
     CHECKPOINT_SHARE,
+    FIRST_CHECKPOINT,
     LONGEST_LOSS,
     Progress,
     Tally,
@@ -193,7 +194,9 @@ def _checkpoint(ledger: Ledger, claim: Claim, device: str, kind: Kind) -> Any:
     found = load_checkpoint_or_none(checkpoints(ledger) / f"{claim.spec.key}.npz")
     if found is None or found[1].get("stack") != _facts(claim, device, kind):
         return None
-    return found
+    run = found[1].get("run")
+    step = run.get("step") if isinstance(run, dict) else None
+    return found if isinstance(step, int) and 0 < step <= claim.spec.steps else None
 
 
 class _Stack:
@@ -213,7 +216,7 @@ class _Stack:
         self.started, self.wall = time.time(), 0.0
         self._since = self._saved = self._beaten = time.monotonic()
         self._cost = 1.0
-        self._whole = True
+        self._whole, self._kept = True, False
 
     def begin(self, data_dir: str | os.PathLike[str] | None) -> None:
         """Build the stack, and continue from checkpoints if there are any."""
@@ -225,9 +228,13 @@ class _Stack:
         self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
         found = [_checkpoint(self.ledger, c, self.device, self.run.kind) for c in self.claims]
         if all(f is not None for f in found):
-            self.run.restore([(arrays, meta["run"]) for arrays, meta in found])
-            self.wall = max(float(meta["wall"]) for _, meta in found)
-            self.started = min(float(meta["started"]) for _, meta in found)
+            try:
+                self.run.restore([(arrays, meta["run"]) for arrays, meta in found])
+                self.wall = max(float(meta["wall"]) for _, meta in found)
+                self.started = min(float(meta["started"]) for _, meta in found)
+            except Exception:  # whatever is wrong with them, the runs can begin anew
+                self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
+                self.wall, self.started = 0.0, time.time()
         self._since = self._saved = self._beaten = time.monotonic()
 
     def learn(self) -> None:
@@ -241,10 +248,11 @@ class _Stack:
                 self._whole = False
                 run.advance(run.next_stop() - first)
                 self._whole = True
-            took = max(time.monotonic() - before, 1e-6)
             if self.on_progress is not None:
-                rate = (run.step - first) * len(specs) / took
+                # Reading them waits for the device: only now the time is known.
                 latest = {name: float(v[-1]) for name, v in run.series(0).items() if len(v)}
+                took = max(time.monotonic() - before, 1e-6)
+                rate = (run.step - first) * len(specs) / took
                 self.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:]))
             if run.step < run.steps:
                 self._keep(time.monotonic())
@@ -253,6 +261,7 @@ class _Stack:
         pause = self.pause
         if pause is None:
             pause = min(LONGEST_LOSS, max(10.0, self._cost / CHECKPOINT_SHARE))
+            pause = pause if self._kept else FIRST_CHECKPOINT
         saving = now - self._saved >= pause
         if saving:
             self.save()
@@ -261,7 +270,7 @@ class _Stack:
             self._beaten = time.monotonic()
         if saving:
             self._cost = time.monotonic() - now
-            self._saved = time.monotonic()
+            self._saved, self._kept = time.monotonic(), True
 
     def save(self) -> None:
         """Write a checkpoint of every run, unless they stand in the middle of a step."""

@@ -36,6 +36,8 @@ from upgd.study.spec import RunSpec, Scalar
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
 """After a kill, at most so many seconds of work are done again."""
+FIRST_CHECKPOINT = 1.0
+"""Seconds until the first one of an attempt, which tells the ledger that it is not in vain."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class _Worker:
         self._since = time.monotonic()
         self._saved = self._beaten = self._since
         self._cost = 0.1
-        self._whole = True
+        self._whole, self._kept = True, False
 
     def begin(self, make: Callable[[], EagerRun]) -> None:
         """Take up a checkpoint of this run by the same engine and device, if there is one."""
@@ -391,6 +393,7 @@ class _Worker:
         pause = self.pause
         if pause is None:
             pause = min(LONGEST_LOSS / 2, max(5.0, self._cost / CHECKPOINT_SHARE))
+            pause = pause if self._kept else FIRST_CHECKPOINT
         saving = now - self._saved >= pause
         if saving:
             self.save()
@@ -399,7 +402,7 @@ class _Worker:
             self._beaten = time.monotonic()
         if saving:
             self._cost = time.monotonic() - now
-            self._saved = time.monotonic()
+            self._saved, self._kept = time.monotonic(), True
 
     def save(self) -> None:
         """Write a checkpoint, unless the run stands in the middle of a step."""
