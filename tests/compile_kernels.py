@@ -17,12 +17,16 @@ from upgd.engine.compiled import compile_rules
 from upgd.engine.dense import Learner, in_groups
 from upgd.kernels import triton_sample, triton_stored, triton_update
 
-INTEGERS = frozenset(
-    "offset first mine runs P A UNITS LENGTH layer window windows stride ROWS".split()
-)
-DOUBLES = frozenset("hyper corrections series decays".split())
-LONGS = frozenset("seeds clock diverged".split())
-WORDS = frozenset("layer_table group_table iota index labels permutations slots items rows".split())
+INTEGERS = {
+    *("offset", "first", "mine", "runs", "P", "A", "UNITS", "LENGTH", "layer", "window"),
+    *("windows", "stride", "ROWS"),
+}
+DOUBLES = {"hyper", "corrections", "series", "decays"}
+LONGS = {"seeds", "clock", "diverged"}
+WORDS = {
+    *("layer_table", "group_table", "iota", "index", "labels", "permutations", "slots"),
+    *("items", "rows"),
+}
 
 
 def pointer(name: str) -> str:

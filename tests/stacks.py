@@ -68,7 +68,7 @@ def plain(
         optimizer.zero_grad()
         optimizer.backward(loss)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         right.append(float((output.argmax(1) == y).sum()) if y.dim() == 1 else 0.0)
         with torch.no_grad():
             after.append(float(loss_of(model(x))))

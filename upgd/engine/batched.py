@@ -268,6 +268,8 @@ class BatchedRun:
         end = self.step if self.diverged_at(run) is None else self.diverged_at(run)
         assert end is not None
         closed = end // self.window
+        if closed == 0:
+            return {}
         sums = np.asarray(torch.as_tensor(self.stack.series[self._place[run]]).cpu())[:closed]
         found = {"loss": sums[:, 0] / self.window, "plasticity": sums[:, 1] / self.window}
         if self.problem.loss == "cross_entropy":

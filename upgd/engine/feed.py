@@ -72,6 +72,8 @@ class Feed:
             return Chunk(steps, labels=labels, table=self._table, index=index)
         tasks = blocks[0].task
         first = int(tasks[0])
+        if not np.isin(tasks, (first, tasks[-1])).all():
+            raise ValueError("a chunk of permuted inputs may reach into the next task, no further")
         slots = (tasks != first).astype(np.int32)
         both = [first, int(tasks[-1])]
         permutations = np.stack(

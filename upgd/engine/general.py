@@ -389,8 +389,9 @@ def _is_known(module: nn.Module) -> bool:
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Convolve each run's image with its own filters, as one batched product of patches."""
-    runs, filters, _, height, width = weight.shape
-    patches = F.unfold(x, (height, width))
+    runs, filters, channels, height, width = weight.shape
+    windows = x.unfold(2, height, 1).unfold(3, width, 1)  # [R, channels, rows, columns, h, w]
+    patches = windows.permute(0, 1, 4, 5, 2, 3).reshape(runs, channels * height * width, -1)
     found = torch.bmm(weight.flatten(2), patches)
     found = found if bias is None else found + bias.unsqueeze(2)
     return found.view(runs, filters, x.shape[2] - height + 1, x.shape[3] - width + 1)

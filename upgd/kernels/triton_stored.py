@@ -40,7 +40,8 @@ def reduce_kernel(
             beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
         )
         largest = tl.maximum(largest, tl.where(mask, u, float("-inf")))
-    tl.atomic_max(partial + run, tl.max(largest, 0), sem="relaxed")  # in any order the same
+    top = tl.max(largest, 0) + 0.0  # not -0, which no integer comparison would place right
+    tl.atomic_max(partial + run, top, sem="relaxed")  # in any order the same
 
 
 @triton.jit
@@ -85,7 +86,7 @@ def update_kernel(
     base, count, span = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     tensor, width, row_at = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     place = tl.load(item + 6) + tl.load(iota + tl.arange(0, BLOCK))
-    size = mine.to(tl.int64) * P
+    size = (own * 0 + mine) * P  # in 64 bits
     eta = tl.full([], 1.0, real)
     if GLOBAL:
         eta = tl.maximum(tl.abs(tl.load(partial + run)), tiny)

@@ -157,7 +157,8 @@ def reduce_kernel(
         tl.store(norms + r2, tl.sqrt(tl.sum(squares2, 0)).to(real), mask=r2 < units)
         tl.store(norms + r3, tl.sqrt(tl.sum(squares3, 0)).to(real), mask=r3 < units)
     else:
-        tl.atomic_max(partial + run, tl.max(largest, 0), sem="relaxed")  # in any order the same
+        top = tl.max(largest, 0) + 0.0  # not -0, which no integer comparison would place right
+        tl.atomic_max(partial + run, top, sem="relaxed")  # in any order the same
 
 
 @triton.jit
@@ -210,7 +211,7 @@ def update_kernel(
     W += run * P
     S += own * P
     acts += run * A
-    size = mine * P
+    size = (own * 0 + mine) * P  # in 64 bits
     columns = tl.arange(0, BLOCK)
     h = hyper + run * 10
     lr, weight_decay, sigma = tl.load(h), tl.load(h + 1), tl.load(h + 2)

@@ -1,0 +1,224 @@
+"""The batched engine equals the eager one, through studies and their ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import upgd.engine.batched as batched
+from tests.stacks import SIZES, classify, feed, plain
+from upgd.engine import Setting
+from upgd.engine.batched import BatchedRun, kind_of
+from upgd.engine.dense import Learner
+from upgd.engine.general import GeneralStack, forward
+from upgd.networks import build, cnn
+from upgd.optim.registry import METHODS
+from upgd.streams import get
+from upgd.study import Ledger, RunSpec
+from upgd.study.stacks import work_stacks
+from upgd.study.work import work
+
+PROBLEM = "label-permuted-digits"
+OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}
+
+
+@pytest.fixture
+def general(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiled path."""
+    monkeypatch.setattr(batched, "_dense_path", lambda device: False)
+
+
+def results(folder: Path, specs: list[RunSpec], do: Any, **arguments: Any) -> dict[str, Any]:
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        tally = do(ledger, **arguments)
+        assert tally.failed == 0, tally.errors
+        found = {}
+        for spec in specs:
+            series = {m: ledger.series(spec.key, m) for m in ledger.metrics(spec.key)}
+            found[spec.key] = ledger.get(spec.key), series
+    return found
+
+
+def assert_same(first: dict[str, Any], second: dict[str, Any], tolerance: float) -> None:
+    for key, (run, series) in first.items():
+        other, others = second[key]
+        assert run.state == other.state
+        assert series.keys() == others.keys(), run.spec.label()
+        assert run.result.summary.keys() == other.result.summary.keys()
+        for name, values in series.items():
+            scale = max(1.0, float(np.nanmax(np.abs(values), initial=0)))
+            np.testing.assert_allclose(
+                values, others[name], atol=tolerance * scale, err_msg=f"{run.spec.label()} {name}"
+            )
+
+
+@pytest.mark.usefixtures("general")
+def test_a_general_stack_is_many_eager_runs(tmp_path: Path) -> None:
+    """All metrics, diagnostics and held-out accuracies included."""
+    options = {**OPTIONS, "stride": 30, "held_out": 30}
+    specs = [
+        RunSpec(PROBLEM, method, {}, seed, 100, options)
+        for method in ("upgd", "n-upgd-local", "adamw", "s-si")
+        for seed in (0, 1)
+    ]
+    one = results(tmp_path / "eager", specs, work)
+    many = results(tmp_path / "batched", specs, work_stacks)
+    assert {run.result.engine for run, _ in many.values()} == {"batched-general"}
+    assert {run.result.host["runs_in_stack"] for run, _ in many.values()} == {8}
+    assert_same(one, many, 2e-5)
+
+
+def test_a_dense_stack_is_many_eager_runs(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    options = {**OPTIONS, "stride": 30, "held_out": 30}
+    specs = [
+        RunSpec(PROBLEM, method, {}, seed, 100, options)
+        for method in ("upgd", "s-si")
+        for seed in (0, 1)
+    ]
+    one = results(tmp_path / "eager", specs, work)
+    many = results(tmp_path / "batched", specs, work_stacks)
+    assert {run.result.engine for run, _ in many.values()} == {"batched-dense"}
+    assert_same(one, many, 2e-4)
+
+
+@pytest.mark.usefixtures("general")
+def test_restarts_and_regression(tmp_path: Path) -> None:
+    restarts = {**OPTIONS, "restart": True}
+    specs = [RunSpec(PROBLEM, "adam", {}, 3, 150, restarts)]
+    toy = {"window": 40, "task_length": 20, "hidden": "9-7"}
+    specs += [RunSpec("toy-changing-sign", "upgd", {"sigma": 0.1}, 3, 80, toy)]
+    assert_same(
+        results(tmp_path / "eager", specs, work),
+        results(tmp_path / "batched", specs, work_stacks),
+        2e-5,
+    )
+
+
+@pytest.mark.usefixtures("general")
+def test_a_diverging_run_ends_and_the_others_go_on(tmp_path: Path) -> None:
+    specs = [RunSpec(PROBLEM, "sgd", {"lr": lr}, 0, 150, OPTIONS) for lr in (0.01, 1e25)]
+    one = results(tmp_path / "eager", specs, work)
+    many = results(tmp_path / "batched", specs, work_stacks)
+    assert [run.state for run, _ in many.values()] == ["done", "diverged"]
+    assert_same(one, many, 2e-5)
+    steps = [run.result.diverged_at for run, _ in (*one.values(), *many.values())]
+    assert steps[0] == steps[2] is None
+    assert steps[1] == steps[3]
+
+
+@pytest.mark.usefixtures("general")
+def test_an_interrupted_stack_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    specs = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
+    whole = results(tmp_path / "whole", specs, work_stacks)
+    seen: list[int] = []
+
+    def interrupt(progress: Any) -> None:
+        seen.append(progress.step)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    batched_chunks = batched.LONGEST_CHUNK
+    batched.LONGEST_CHUNK = 50
+    try:
+        with Ledger.open(tmp_path / "cut") as ledger:
+            ledger.add(specs)
+            with pytest.raises(KeyboardInterrupt):
+                work_stacks(ledger, on_progress=interrupt)
+            assert ledger.counts()["pending"] == 4
+        cut = results(tmp_path / "cut", specs, work_stacks)
+    finally:
+        batched.LONGEST_CHUNK = batched_chunks
+    assert seen == [50, 100]
+    assert_same(whole, cut, 0.0)
+
+
+def test_what_shares_a_stack(tmp_path: Path) -> None:
+    """Other problems, lengths and options have stacks of their own; batches run eagerly."""
+    specs = [RunSpec(PROBLEM, "sgd", {}, s, 50, OPTIONS) for s in range(3)]
+    specs += [RunSpec(PROBLEM, "sgd", {}, 0, 100, OPTIONS)]
+    specs += [RunSpec(PROBLEM, "pgd", {}, 0, 50, {**OPTIONS, "hidden": "8-7"})]
+    batch = RunSpec(PROBLEM, "sgd", {}, 0, 50, {**OPTIONS, "batch": 5})
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([*specs, batch])
+        tally = work_stacks(ledger, most=2)
+        assert tally.done == 5
+        assert ledger.get(batch.key).state == "pending"
+        sizes = sorted(ledger.get(s.key).result.host["runs_in_stack"] for s in specs)  # type: ignore[union-attr]
+    assert sizes == [1, 1, 1, 2, 2]
+
+
+def test_which_engine() -> None:
+    dense, images = get(PROBLEM), get("label-permuted-cifar10")
+    for method, expected in (("upgd", "general"), ("upgd-2nd", None), ("feature-upgd", None)):
+        assert kind_of(images, Setting(method, {}, 0, 10), "cpu") == expected
+    assert kind_of(dense, Setting("upgd-2nd", {}, 0, 10, batch=2), "cpu") is None
+
+
+@pytest.mark.usefixtures("general")
+def test_runs_that_cannot_share_a_stack_are_refused() -> None:
+    problem = get(PROBLEM)
+    settings = [Setting("feature-upgd", {}, 0, 10)]
+    with pytest.raises(ValueError, match="eager"):
+        BatchedRun(problem, settings, [problem.make(0)], 10)
+
+
+# ------------------------------------------------------------------------- general stacks
+def test_every_first_order_method_equals_the_plain_loop() -> None:
+    names = [n for n, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+    learners = [Learner(name, {}, 3) for name in names]
+    stack = GeneralStack(
+        lambda seed, task: build(SIZES, seed, "relu", task),
+        learners,
+        loss="cross_entropy",
+        steps=60,
+        window=6,
+        shape=(64,),
+        dtype=torch.float64,
+    )
+    samples = feed(learners)
+    for start in range(0, 60, 5):
+        stack.advance(samples.chunk(start, 5))
+    for i, learner in enumerate(stack.learners):
+        trace = plain(learner, classify(3), 60)
+        np.testing.assert_allclose(stack.weights[i].numpy(), trace.weights, atol=1e-9)
+        expected = np.add.reduceat(trace.plasticity, np.arange(0, 60, 6))
+        np.testing.assert_allclose(stack.series[i, :, 1].numpy(), expected, atol=1e-8)
+
+
+def test_stacked_networks_are_the_networks() -> None:
+    """The convolutional one, and one that goes through vmap."""
+    odd = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.GELU())
+    for model, shape in ((cnn(), (3, 32, 32)), (odd, (3, 2, 2))):
+        runs = 3
+        x = torch.randn(runs, *shape)
+        params = [torch.randn(runs, *p.shape) * 0.1 for p in model.parameters()]
+        together = forward(model, params, x)
+        for run in range(runs):
+            with torch.no_grad():
+                for p, stacked in zip(model.parameters(), params, strict=True):
+                    p.copy_(stacked[run])
+                alone = model(x[run : run + 1])[0]
+            torch.testing.assert_close(together[run], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_of_a_stack_are_each_runs_own() -> None:
+    model = cnn()
+    x = torch.randn(2, 3, 32, 32)
+    params = [(torch.randn(2, *p.shape) * 0.1).requires_grad_() for p in model.parameters()]
+    y = torch.tensor([3, 7])
+    losses = torch.nn.functional.cross_entropy(forward(model, params, x), y, reduction="none")
+    together = torch.autograd.grad(losses.sum(), params)
+    for run in range(2):
+        with torch.no_grad():
+            for p, stacked in zip(model.parameters(), params, strict=True):
+                p.copy_(stacked[run])
+        loss = torch.nn.functional.cross_entropy(model(x[run : run + 1]), y[run : run + 1])
+        alone = torch.autograd.grad(loss, list(model.parameters()))
+        for a, b in zip(together, alone, strict=True):
+            torch.testing.assert_close(a[run], b, atol=1e-5, rtol=1e-3)
