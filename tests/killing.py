@@ -20,7 +20,7 @@ import numpy as np
 import sklearn.datasets  # noqa: F401 - so that children need not import it
 
 from upgd.cli import main
-from upgd.study import Ledger, RunSpec, crash, work
+from upgd.study import Ledger, RunSpec, crash, ledger, work
 from upgd.study.work import work as do_work
 
 ROOT = Path(__file__).parents[1]
@@ -39,18 +39,18 @@ HEALTHY = RunSpec(TOY, "sgd", {"lr": 0.003}, 0, 40, WINDOW)
 
 def whole_study(folder: Path, specs: list[RunSpec]) -> None:
     """A study from its first write to its last, every kind of write among them."""
-    with Ledger.open(folder) as ledger:
-        ledger.add(specs)
-        do_work(ledger, checkpoint_seconds=0.0)
-        ledger.export_csv(folder / "runs.csv")
+    with Ledger.open(folder) as opened:
+        opened.add(specs)
+        do_work(opened, checkpoint_seconds=0.0)
+        opened.export_csv(folder / "runs.csv")
 
 
 def results(folder: Path) -> dict[str, Any]:
     """What every run of a study gave, to the last bit; nothing about when and where."""
     found = {}
-    with Ledger.open(folder, create=False, read_only=True) as ledger:
-        for run in ledger.runs():
-            series = {m: ledger.series(run.key, m).tobytes() for m in ledger.metrics(run.key)}
+    with Ledger.open(folder, create=False, read_only=True) as opened:
+        for run in opened.runs():
+            series = {m: opened.series(run.key, m).tobytes() for m in opened.metrics(run.key)}
             end = None
             if run.result is not None:
                 summary = {k: np.float64(v).tobytes() for k, v in run.result.summary.items()}
@@ -94,6 +94,7 @@ def _poison(folder: str) -> None:
         return prepare(spec, *rest)
 
     work.prepare = poisoned
+    ledger.PATIENCE = 0.0
     whole_study(Path(folder), [POISON, HEALTHY])
 
 

@@ -50,8 +50,6 @@ def check_tables(folder: Path) -> None:
 
 def finished(folder: Path) -> dict[str, Any]:
     """The runs that are over, with all that the ledger says about them."""
-    if not (folder / "ledger.sqlite").exists():
-        return {}
     given = results(folder)
     with Ledger.open(folder, create=False, read_only=True) as ledger:
         runs = {run.key: run for run in ledger.runs() if run.result is not None}
@@ -77,19 +75,22 @@ def test_one_study_killed_at_random_times(
     start = time.monotonic()
     assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
     took = time.monotonic() - start
+    assert server.run("cli", ["resume", str(tmp_path / "whole"), *options]) == 0
+    startup = time.monotonic() - start - took  # there was nothing to do
     killed = tmp_path / "killed"
     resume = ["resume", str(killed), *options]
     rng, seen, landed = random.Random(0), {}, set()
     for _ in range(kills):
         begun = is_begun(killed, 4)
         command = resume if begun else [*arguments, str(killed)]
-        pause = rng.uniform(0.0, took / (1.5 * kills))  # together, a third of what the study takes
+        # At any time from the start on; together, half as long as the study takes.
+        pause = startup * rng.uniform(0.0, 1.5) + rng.uniform(0.0, took / kills)
         assert server.run("cli", command, kill_after=pause) == -signal.SIGKILL
         if begun:
             check_tables(killed)
             with Ledger.open(killed, read_only=True) as ledger:
                 landed.add(tuple(ledger.counts().values()))
-        now = finished(killed)
+        now = finished(killed) if is_begun(killed, 4) else {}
         assert now.items() >= seen.items()  # nothing that was finished is lost, or changed
         seen = now
     assert any(counts[1] for counts in landed)  # kills did hit runs under way
@@ -118,7 +119,7 @@ def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     with Ledger.open(stopped) as ledger:
         ledger.add([spec for spec, *_ in results(tmp_path / "whole").values()])
     for _ in range(3):
-        pause = took / 6
+        pause = took / 8
         command = [*arguments, str(stopped)]
         assert server.run("cli", command, kill_after=pause, by=how) == 130
         with Ledger.open(stopped) as ledger:

@@ -250,6 +250,23 @@ def test_a_run_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
     check(tmp_path)
 
 
+def test_a_suspect_waits_for_the_others_and_quick_kills_do_not_count(tmp_path: Path) -> None:
+    clock = Clock()
+    with Ledger.open(tmp_path, now=clock) as ledger:
+        ledger.add(specs(3))
+        for attempt in range(1, 30):  # two minutes of kills
+            [claim] = ledger.claim("me", 2, where={"seed": 0})
+            clock.time += 4
+            assert ledger.suspects() == ({claim.spec.key} if attempt >= 2 else set())
+        assert [spec.seed for spec in ledger.claimable()] == [1, 2, 0]
+        assert [claim.spec.seed for claim in ledger.claim("me", 2, limit=9)] == [1, 2, 0]
+        clock.time += 10
+        assert [claim.spec.seed for claim in ledger.claim("me", 2, limit=2)] == [1, 2]
+        clock.time += 300
+        ledger.claim("me", 2, limit=9)
+        assert [run.state for run in ledger.runs()] == ["failed", "running", "running"]
+
+
 @pytest.mark.parametrize("sign", ["checkpoint", "release", "flaky"])
 def test_a_run_that_is_heard_of_is_not_given_up(tmp_path: Path, sign: str) -> None:
     clock = Clock()

@@ -304,5 +304,7 @@ def test_missing_studies_and_impossible_places(tmp_path: Path) -> None:
         ledger.counts()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "ledger.sqlite").touch()  # a process died before its first write
+    with pytest.raises(LedgerError, match="there is no study"):
+        Ledger.open(tmp_path / "empty", read_only=True)
     with Ledger.open(tmp_path / "empty") as fresh:
         assert fresh.add(specs(1)) == (1, 0)

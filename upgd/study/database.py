@@ -57,6 +57,8 @@ class Database:
             _opened.add(self)
             self._check_identity()
             if read_only:
+                if self._version() == 0:  # a process was killed before it made the tables
+                    raise _missing(path.parent)
                 if self._version() < schema.READABLE:
                     raise LedgerError(
                         f"{path} is of an older version of upgd and cannot be upgraded while read "
@@ -153,9 +155,7 @@ class Database:
                 with open(path, "rb") as file:
                     start = file.read(len(MAGIC))
             elif not create:
-                raise LedgerError(
-                    f"there is no study in {folder}; 'upgd run --study {folder}' makes one"
-                )
+                raise _missing(folder)
         except OSError as error:
             reason = error.strerror or str(error)
             raise LedgerError(
@@ -248,6 +248,10 @@ class Database:
                     db.execute(statement)
                     crash.point("migrate: after statement")
                 db.execute(f"PRAGMA user_version={number}")
+
+
+def _missing(folder: Path) -> LedgerError:
+    return LedgerError(f"there is no study in {folder}; 'upgd run --study {folder}' makes one")
 
 
 def _foreign(path: Path) -> LedgerError:

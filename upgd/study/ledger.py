@@ -7,7 +7,9 @@ run has one result, from the last process that held it.
 
 A run that ends its process (out of memory, say) would be begun for ever. So the ledger counts how
 often in a row nothing was heard of a run after it was claimed: no result, no failure, no
-checkpoint. After the fifth time it gives up and the run has failed.
+checkpoint. From the second time on it is suspect and waits until all others are done; after the
+fifth, and not within five minutes, the ledger gives up and the run has failed. A healthy run whose
+process is killed again and again saves checkpoints in between, or is killed in quick succession.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from upgd.study.records import STATES, Claim, Lease, Result, Run, from_blob, to_
 from upgd.study.spec import RULES_VERSION, RunSpec
 
 NAME = "ledger.sqlite"
-ATTEMPTS = 5
+SUSPECT, ATTEMPTS, PATIENCE = 2, 5, 300.0
 Where = Mapping[str, str | int | Collection[str] | Collection[int]]
 
 
@@ -119,19 +121,17 @@ class Ledger:
         lease_seconds: float,
         limit: int = 1,
         where: Where | None = None,
-        attempts: int = ATTEMPTS,
     ) -> list[Claim]:
         """Take runs to work on: first those whose lease expired, then pending ones, oldest first.
 
-        Runs that were specified for other rules than this upgd's are left alone.
+        Suspects come last, and those of which nothing was heard too often have failed. Runs that
+        were specified for other rules than this upgd's are left alone.
 
         Args:
             owner: Who asks; see :func:`owner_name`.
             lease_seconds: How long the claim holds without a heartbeat.
             limit: How many runs to take at most.
             where: Restricts problem, method, seed, steps or key to a value or to several.
-            attempts: A run that was claimed so many times in a row and not heard of again has
-                failed, instead of being taken once more.
 
         Returns:
             The claims; fewer than `limit`, or none, where there is no more to do.
@@ -142,7 +142,7 @@ class Ledger:
         now = self._now()
         claims = []
         with self._database.write("claim") as db:
-            taken, hopeless = _candidates(db, now, limit, accepts, attempts)
+            taken, hopeless = _candidates(db, now, limit, accepts)
             for row in hopeless:
                 _give_up(db, row)
             for row in taken:
@@ -154,9 +154,9 @@ class Ledger:
                 ).lastrowid
                 crash.point("claim: after lease")
                 db.execute(
-                    "UPDATE runs SET state = 'running', attempts = ?, silent = silent + 1 "
-                    "WHERE key = ?",
-                    (attempt, key),
+                    "UPDATE runs SET state = 'running', attempts = ?, silent = silent + 1, "
+                    "silent_since = coalesce(silent_since, ?) WHERE key = ?",
+                    (attempt, now, key),
                 )
                 spec = RunSpec.from_json(row["spec"])
                 claims.append(Claim(spec, int(token or 0), owner, lease_seconds, attempt))
@@ -178,7 +178,7 @@ class Ledger:
             _check_held(db, claim)
             db.execute("UPDATE leases SET expires = ? WHERE token = ?", (expires, claim.token))
             if progress:
-                db.execute("UPDATE runs SET silent = 0 WHERE key = ?", (claim.spec.key,))
+                _hear(db, claim.spec.key)
         return expires
 
     def heartbeat_all(self, claims: Iterable[Claim], progress: bool = False) -> None:
@@ -194,10 +194,10 @@ class Ledger:
                 expires = now + claim.lease_seconds
                 db.execute("UPDATE leases SET expires = ? WHERE token = ?", (expires, claim.token))
                 if progress:
-                    db.execute("UPDATE runs SET silent = 0 WHERE key = ?", (claim.spec.key,))
+                    _hear(db, claim.spec.key)
 
     def claimable(self, where: Where | None = None) -> Iterator[RunSpec]:
-        """The runs that :meth:`claim` would take, oldest first; others may take them meanwhile.
+        """The runs that :meth:`claim` would take, in its order; others may take them meanwhile.
 
         Args:
             where: As for :meth:`claim`.
@@ -210,12 +210,18 @@ class Ledger:
                 "SELECT runs.key, spec, problem, method, seed, steps FROM runs "
                 "LEFT JOIN leases ON leases.key = runs.key "
                 "WHERE rules = ? AND (state = 'pending' OR (state = 'running' AND "
-                "(expires IS NULL OR expires <= ?))) ORDER BY runs.id",
-                (RULES_VERSION, self._now()),
+                "(expires IS NULL OR expires <= ?))) ORDER BY silent >= ?, runs.id",
+                (RULES_VERSION, self._now(), SUSPECT),
             ).fetchall()
         for row in rows:
             if accepts(row):
                 yield RunSpec.from_json(row["spec"])
+
+    def suspects(self) -> set[str]:
+        """The runs of which nothing was heard several times: they may have ended their process."""
+        with self._database.read() as db:
+            rows = db.execute("SELECT key FROM runs WHERE silent >= ?", (SUSPECT,))
+            return {key for (key,) in rows}
 
     def finish(self, claim: Claim, result: Result) -> None:
         """Commit the result of a run, once and for all; it is on disk when this returns.
@@ -266,8 +272,10 @@ class Ledger:
     def retry_failed(self) -> int:
         """Let failed runs wait for a claim again; return how many."""
         with self._database.write("retry") as db:
-            query = "UPDATE runs SET state = 'pending', silent = 0 WHERE state = 'failed'"
-            return db.execute(query).rowcount
+            return db.execute(
+                "UPDATE runs SET state = 'pending', silent = 0, silent_since = NULL "
+                "WHERE state = 'failed'"
+            ).rowcount
 
     def leases(self) -> list[Lease]:
         """Who holds which run, oldest claim first."""
@@ -399,30 +407,31 @@ def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
 
 
 def _candidates(
-    db: sqlite3.Connection,
-    now: float,
-    limit: int,
-    accepts: Callable[[sqlite3.Row], bool],
-    attempts: int,
+    db: sqlite3.Connection, now: float, limit: int, accepts: Callable[[sqlite3.Row], bool]
 ) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
     """The runs to take, at most `limit`, and those met on the way that are not worth it."""
     expired = """
         SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
-        WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ? ORDER BY id
+        WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ?
     """
-    pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ? ORDER BY id"
+    pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ?"
     found: list[sqlite3.Row] = []
     hopeless: list[sqlite3.Row] = []
-    for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
-        cursor = db.cursor()
-        cursor.row_factory = sqlite3.Row
-        for row in cursor.execute(query, values):
-            if len(found) >= limit:
-                break
-            if accepts(row):
-                (found if row["silent"] < attempts else hopeless).append(row)
-        cursor.close()
+    for sign in ("<", ">="):
+        for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
+            cursor = db.cursor()
+            cursor.row_factory = sqlite3.Row
+            for row in cursor.execute(f"{query} AND silent {sign} {SUSPECT} ORDER BY id", values):
+                if len(found) >= limit:
+                    break
+                if accepts(row):
+                    (hopeless if _is_hopeless(row, now) else found).append(row)
+            cursor.close()
     return found, hopeless
+
+
+def _is_hopeless(row: sqlite3.Row, now: float) -> bool:
+    return row["silent"] >= ATTEMPTS and now - (row["silent_since"] or 0.0) >= PATIENCE
 
 
 def _give_up(db: sqlite3.Connection, row: sqlite3.Row) -> None:
@@ -433,6 +442,10 @@ def _give_up(db: sqlite3.Connection, row: sqlite3.Row) -> None:
     db.execute("DELETE FROM leases WHERE key = ?", (row["key"],))
     db.execute("UPDATE runs SET state = 'failed', error = ? WHERE key = ?", (error, row["key"]))
     crash.point("claim: after giving up")
+
+
+def _hear(db: sqlite3.Connection, key: str) -> None:
+    db.execute("UPDATE runs SET silent = 0, silent_since = NULL WHERE key = ?", (key,))
 
 
 def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
@@ -450,5 +463,6 @@ def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
 
 
 def _leave(db: sqlite3.Connection, claim: Claim, state: str) -> None:
-    db.execute("UPDATE runs SET state = ?, silent = 0 WHERE key = ?", (state, claim.spec.key))
+    _hear(db, claim.spec.key)
+    db.execute("UPDATE runs SET state = ? WHERE key = ?", (state, claim.spec.key))
     db.execute("DELETE FROM leases WHERE token = ?", (claim.token,))

@@ -63,8 +63,9 @@ MIGRATIONS: list[tuple[str, ...]] = [
         )
         """,
     ),
-    # How many times in a row the run was begun and nothing was heard of it again.
+    # How many times in a row the run was begun and nothing was heard of it again; since when.
     ("ALTER TABLE runs ADD COLUMN silent INTEGER NOT NULL DEFAULT 0",),
+    ("ALTER TABLE runs ADD COLUMN silent_since REAL",),
 ]
 
 READABLE = 1

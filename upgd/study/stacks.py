@@ -15,7 +15,6 @@ import torch
 from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun, Kind, capacity, kind_of
 from upgd.streams import Problem
-from upgd.study.alive import present
 from upgd.study.errors import LeaseLostError, SpecError, StudyError
 from upgd.study.files import load_checkpoint_or_none, save_checkpoint
 from upgd.study.ledger import Ledger
@@ -27,6 +26,7 @@ from upgd.study.work import (
     LONGEST_LOSS,
     Progress,
     Tally,
+    at_work,
     check_device,
     checkpoints,
     evict_departed,
@@ -74,7 +74,7 @@ def work_stacks(
     owner, tally = owner_name(), Tally()
     tidy(ledger)
     tried: set[str] = set()
-    with present(ledger.path.parent / "workers", owner):
+    with at_work(ledger, owner):
         while True:
             evict_departed(ledger)
             group = _next_group(ledger, where, device, tried)
@@ -92,9 +92,13 @@ def work_stacks(
 def _next_group(
     ledger: Ledger, where: Mapping[str, Any] | None, device: str, tried: set[str]
 ) -> list[RunSpec]:
-    """The pending runs that can share a stack with the oldest that can have one at all."""
+    """The pending runs that can share a stack with the oldest that can have one at all.
+
+    A suspect gets one of its own, so that it does not take others along.
+    """
     chosen: Any = None
-    group = []
+    group: list[RunSpec] = []
+    suspects = ledger.suspects()
     for spec in ledger.claimable(where):
         if spec.key in tried:
             continue
@@ -104,6 +108,8 @@ def _next_group(
             continue  # the eager engine tells what is wrong with it
         if key is None or chosen not in (None, key):
             continue
+        if spec.key in suspects:  # they come last
+            return group or [spec]
         chosen = key
         group.append(spec)
     return group

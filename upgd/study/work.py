@@ -195,12 +195,24 @@ def work(
     check_device(device)
     owner, tally = owner_name(), Tally()
     tidy(ledger)
-    with present(ledger.path.parent / "workers", owner):
+    with at_work(ledger, owner):
         while claims := _claim(ledger, owner, lease_seconds, where):
             for claim in claims:
                 worker = _Worker(ledger, claim, device, on_progress, checkpoint_seconds)
                 _one(ledger, claim, tally, data_dir, device, worker)
     return tally
+
+
+@contextmanager
+def at_work(ledger: Ledger, owner: str) -> Iterator[None]:
+    """Be seen as alive; give back what is still held if this ends before its time."""
+    with present(ledger.path.parent / "workers", owner):
+        try:
+            yield
+        except BaseException:
+            with suppress(StudyError):  # the first error is the one to tell
+                ledger.evict(owner)
+            raise
 
 
 def check_device(device: str) -> None:
