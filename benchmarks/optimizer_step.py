@@ -13,14 +13,16 @@ The floor. One pass = reading or writing every parameter once. ``AdamW(foreach)`
 passes (mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4, and 1 to spare).
 UPGD's programs make 2 + 4 (trace) + 1 (maximum) + 2 + 2 (gate) + 3 (perturbed gradient) + 2 + 4
 (update) = 20, and the noise 1. Where a flag on the device gates the step, packing weights and
-gradients costs 4, the check 1, the two conditional writes 6, unpacking 2: 34 in all. A fused
-UPGD would make 8. For small networks none of this matters: a step is then as long as its
-launches, about 25 for UPGD on CUDA.
+gradients costs 4, the check 1, the two conditional writes 6, unpacking 2: 34 in all. Fused, UPGD
+makes 8 (w, g, U to find η; w, g, U and two writes to update) and ``AdamW(fused)`` 7. For small
+networks none of this matters: a step is then as long as its launches, about 25 for UPGD on CUDA
+and 2 when fused.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import platform
@@ -39,6 +41,7 @@ from upgd.optim.registry import METHODS
 Step = Callable[[], Any]
 NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
 BATCH = 100
+COMPILERS = {"cpu": "numba", "cuda": "triton"}
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
 
 
@@ -66,7 +69,7 @@ def fill_gradients(model: nn.Sequential, device: str) -> Step:
     return forward_backward
 
 
-def candidates(model: nn.Sequential, device: str) -> dict[str, Step]:
+def candidates(model: nn.Sequential, device: str, only: list[str]) -> dict[str, Step]:
     """Every optimizer's step by name: first the peers, then the registry."""
     params = list(model.parameters())
     total = sum(p.numel() for p in params)
@@ -78,9 +81,16 @@ def candidates(model: nn.Sequential, device: str) -> dict[str, Step]:
         "AdamW(foreach) + randn": lambda: (adamw.step(), torch.randn(total, device=device)),
     }
     for name, row in METHODS.items():
+        if only and name not in only:
+            continue
         steps[name] = method_step(model, row, {"lr": TINY_LR})
         if "noise" in row.needs:
             steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
+        if "fused" not in row.unsupported and importlib.util.find_spec(COMPILERS[device]):
+            fused = {"lr": TINY_LR, "fused": True}
+            steps[f"{name}, fused"] = method_step(model, row, fused)
+            if "noise" in row.needs:
+                steps[f"{name}, fused, sigma=0"] = method_step(model, row, {**fused, "sigma": 0.0})
     return steps
 
 
@@ -151,7 +161,7 @@ def table(times: dict[str, list[float]]) -> str:
 
 
 def goals(times: dict[str, list[float]], device: str) -> list[str]:
-    """The project's goals for the foreach path, each with its worst method."""
+    """The project's goals, each with its worst method."""
     lines = []
 
     def worst(names: list[str], peer: str, limit: float, what: str) -> None:
@@ -160,7 +170,7 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
         lines.append(f"- {what}: at most {limit}; worst {value:.2f} ({name}): {verdict}")
 
     noisy = [n for n in times if n in METHODS and "noise" in METHODS[n].needs]
-    quiet = [n for n in times if n.endswith("sigma=0")] + [
+    quiet = [n for n in times if n.endswith("sigma=0") and "fused" not in n] + [
         n for n in times if n in METHODS and "noise" not in METHODS[n].needs
     ]
     for family, keep in (
@@ -168,6 +178,8 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
         ("all methods", lambda n: True),
     ):
         some, others = [n for n in noisy if keep(n)], [n for n in quiet if keep(n)]
+        if not some or not others:
+            continue
         if device == "cuda":
             worst(some + others, "AdamW(foreach)", 3.0, f"{family} ÷ AdamW(foreach)")
         else:
@@ -178,6 +190,10 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
                 1.3,
                 f"{family} with noise ÷ (AdamW(foreach) + randn)",
             )
+    limits = {"cpu": (1.5, 3.5), "cuda": (1.3, 1.3)}[device]
+    for name, limit in zip(("upgd, fused, sigma=0", "upgd, fused"), limits, strict=True):
+        if name in times:
+            worst([name], "AdamW(fused)", limit, f"{name} ÷ AdamW(fused)")
     return lines
 
 
@@ -209,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--network", choices=[*NETWORKS, "all"], default="all")
+    parser.add_argument("--methods", nargs="*", default=[], help="these alone, by name")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--target", type=float, default=0.05, help="seconds per optimizer and round"
@@ -227,7 +244,10 @@ def main() -> None:
         forward_backward = fill_gradients(model, args.device)
         steps = {"forward + backward": forward_backward} if name == "paper" else {}
         times = measure(
-            {**steps, **candidates(model, args.device)}, args.device, args.rounds, args.target
+            {**steps, **candidates(model, args.device, args.methods)},
+            args.device,
+            args.rounds,
+            args.target,
         )
         raw[name] = times
         sizes = "-".join(map(str, NETWORKS[name]))

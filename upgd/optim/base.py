@@ -24,7 +24,8 @@ from torch import Tensor
 
 from upgd import curvature
 from upgd.optim.batch import DTYPES, Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.noise import GeneratorNoise, NoiseSource, generator_seed
+from upgd.optim.fused import FusedStep, refuse
+from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 from upgd.optim.state import StatefulOptimizer
 
@@ -40,6 +41,7 @@ class Common(TypedDict, total=False):
     noise: NoiseSource | None
     maximize: bool
     foreach: bool | None
+    fused: bool
     capturable: bool
     nonfinite: Nonfinite | None
 
@@ -62,11 +64,14 @@ class RuleOptimizer(StatefulOptimizer):
         seed: Determines the perturbations, together with the step. By default it is
             drawn from PyTorch's global generator, so ``torch.manual_seed`` governs it;
             pass one in distributed training, where all replicas must agree.
-        noise: Where perturbations come from (default: :class:`GeneratorNoise`).
+        noise: Where perturbations come from (default: :class:`GeneratorNoise`; with ``fused``,
+            :class:`PhiloxNoise`, which is the only one there).
         maximize: Ascend instead of descend. The gradient is negated before anything
             else, the utility included.
         foreach: ``True`` for the multi-tensor path, ``False`` for the plain rule on
             one tensor at a time, ``None`` for the faster one.
+        fused: Update all parameters in one compiled kernel per pass: numba on CPU, Triton on
+            CUDA. Not for feature-wise methods, and all parameters must be on one device.
         capturable: Allow ``step()`` inside a CUDA graph; each replay draws new noise.
         nonfinite: What a NaN or infinite gradient does to a step. ``"raise"`` raises
             :class:`FloatingPointError` before anything changes, and reads one flag
@@ -76,6 +81,7 @@ class RuleOptimizer(StatefulOptimizer):
     """
 
     curvature: curvature.Curvature = "hesscale"
+    fused = False
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class RuleOptimizer(StatefulOptimizer):
         noise: NoiseSource | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
     ) -> None:
@@ -95,8 +102,14 @@ class RuleOptimizer(StatefulOptimizer):
         if nonfinite not in (None, "raise", "skip"):
             raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
         self.method = method
-        self.noise = noise if noise is not None else GeneratorNoise()
+        if not isinstance(fused, bool):
+            raise TypeError(f"{owner}: fused must be True or False, got {fused!r}")
+        default = PhiloxNoise() if fused else GeneratorNoise()
+        self.noise: NoiseSource = noise if noise is not None else default
         self.nonfinite = nonfinite
+        self.fused = fused
+        if fused:
+            refuse(self, foreach)
         defaults = {
             **hyper,
             **(options or {}),
@@ -121,6 +134,8 @@ class RuleOptimizer(StatefulOptimizer):
         # All groups draw from one sequence: a late one joins it where it stands.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
+        if isinstance(self.noise, PhiloxNoise):
+            self.noise.describe([p.shape for g in self.param_groups for p in g["params"]])
 
     def _check_group(self, group: dict[str, Any]) -> None:
         owner = type(self).__name__
@@ -151,7 +166,7 @@ class RuleOptimizer(StatefulOptimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``GradScaler`` hands over ``grad_scale`` and ``found_inf`` for us to apply."""
-        return any(group["capturable"] for group in self.param_groups)
+        return self.fused or any(group["capturable"] for group in self.param_groups)
 
     # --------------------------------------------------------------------- step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -160,11 +175,22 @@ class RuleOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.fused:
+            self._step_fused()
+            return loss
         batches = self._gather()
         if batches:
             with torch.no_grad():
                 self._advance(batches)
         return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _step_fused(self) -> None:
+        step: FusedStep | None = self.__dict__.get("_fused_step")
+        if step is None:
+            step = self._fused_step = FusedStep(self)
+        step()
 
     def backward(
         self, loss: Tensor, *, scaler: Any = None, retain_graph: bool = False, samples: int = 1

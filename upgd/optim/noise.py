@@ -9,11 +9,14 @@ never stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from upgd.kernels.philox import box_muller, philox4x32
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -108,3 +111,54 @@ class GeneratorNoise:
             generator.manual_seed(generator_seed(seed, step, offsets[0]))
             flat.normal_(generator=generator)
         return flat
+
+
+class PhiloxNoise:
+    """The written generator of :mod:`upgd.kernels.philox`: every engine draws the same numbers.
+
+    A number is determined by the seed, the step, the parameter's place among the optimizer's
+    parameters, and the weight's place in it. ``fused=True`` draws these numbers in its kernels;
+    this class gives them to the other paths.
+
+    Args:
+        shapes: Of all parameters in order; the optimizer fills them in where they are left out.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]] = ()) -> None:
+        self.describe(shapes)
+
+    def describe(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Tell the shapes of all parameters; an optimizer calls it whenever it gets new ones."""
+        self.shapes = [tuple(shape) for shape in shapes]
+        self._places: dict[int, int] = {}
+        offset = 0
+        for number, shape in enumerate(self.shapes):
+            if math.prod(shape):
+                self._places[offset] = number
+            offset += math.prod(shape)
+
+    def draw(
+        self,
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        *,
+        seed: int,
+        step: int | Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """See :meth:`NoiseSource.draw`."""
+        count = torch.as_tensor(step, device=device)
+        time = [count & _MASK32, (count >> 32) & _MASK32]
+        key = (seed & _MASK32, (seed >> 32) & _MASK32)
+        parts = []
+        for offset in offsets:
+            number = self._places[offset]
+            shape = self.shapes[number]
+            rows = shape[0] if shape else 1
+            quad = torch.arange(-(-rows // 4) * math.prod(shape[1:]), device=device)
+            counter = [quad, torch.full_like(quad, number), *[t.expand_as(quad) for t in time]]
+            a, b, c, d = philox4x32(counter, key)
+            numbers = (*box_muller(a, b, dtype), *box_muller(c, d, dtype))
+            parts.append(torch.cat(numbers)[: math.prod(shape)])
+        return torch.cat(parts)

@@ -84,6 +84,7 @@ class Row:
 _UNKNOWN_SCALE = (
     "gates see the scaled loss; scaler.step() hands the scale over, unscale_() does not"
 )
+_NO_KERNELS = "kernels update weight by weight, and gates belong to features"
 
 
 def _rows() -> Iterator[Row]:
@@ -114,7 +115,7 @@ def _rows() -> Iterator[Row]:
                     feature_upgd_method(**options),
                     options,
                     {f"feature-{head}upgd-w{tail}": {"weight_decay": 0.001}},
-                    {"unscale_": _UNKNOWN_SCALE},
+                    {"unscale_": _UNKNOWN_SCALE, "fused": _NO_KERNELS},
                 )
     yield Row("ada-upgd", "AdaUPGD", AdaUPGD, ada_upgd_method(), aliases={"adaupgd": {}})
     yield Row(

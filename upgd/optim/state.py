@@ -106,7 +106,8 @@ class StatefulOptimizer(Optimizer):
         """Refuse another optimizer's state before anything is loaded."""
         owner = type(self).__name__
         for group in state_dict["param_groups"]:
-            missing = self.defaults.keys() - group.keys()
+            # Loading makes PyTorch add a default that earlier dicts do not have.
+            missing = self.defaults.keys() - group.keys() - {"differentiable"}
             if missing:
                 raise ValueError(
                     f"{owner}: this state dict is another optimizer's; its groups lack "
@@ -126,7 +127,10 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        own = {k: v for k, v in self.__dict__.items() if k != "_plan" and not k.startswith(torchs)}
+        skipped = ("_plan", "_fused_step")
+        own = {
+            k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
+        }
         return {**super().__getstate__(), **own}
 
     def _noise_step(self, device: torch.device) -> int | Tensor:

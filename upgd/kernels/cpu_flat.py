@@ -1,0 +1,345 @@
+# mypy: ignore-errors
+"""Optimizer steps on CPU: all parameters in one compiled call per pass, on several threads.
+
+The kernels of a method are generated: its rules inside loops over stretches of memory that LLVM
+vectorises. Threads take items in turn until none is left. Each item's result is its own, so the
+number of threads changes nothing.
+
+The update goes through the items backwards: what the first pass read last is still in the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from upgd.kernels import cpu_math, flat
+from upgd.kernels.rules import CORRECTIONS, HYPER, STATES, load_module, source
+from upgd.optim.rule import Method
+
+MOST_QUADS, FEWEST_QUADS = 8192, 512
+"""Bounds for the quads of an item: long stretches are prefetched, many items keep threads busy."""
+ALONE = 1 << 15
+"""Fewer weights than this are not worth waking a second thread."""
+
+
+class Kernels(NamedTuple):
+    """A method's two passes, compiled at their first call.
+
+    Each takes a counter of items taken, the items and the tables of :mod:`upgd.kernels.flat`.
+    `first` leaves in ``partial``, for each item, the largest magnitude of a derivative in column 1
+    and, if it is a maximum that makes η, the largest trace in column 0 and the largest magnitude of
+    one in column 2; if norms make η, it leaves those and its items are tensor, first and last row.
+    """
+
+    first: Any
+    update: Any
+
+
+def kernels(method: Method, real: str) -> Kernels:
+    """The kernels of a method for ``real`` = ``"float32"`` or ``"float64"``."""
+    second = "curvature" in method.needs
+    reduction = method.phases[0].reduce if flat.uses_eta(method) else None
+    return Kernels(
+        _first(method, reduction, second, real), _second(method, reduction, second, real)
+    )
+
+
+def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
+    """What the templates below are filled with: `rule` becomes the body of their loops."""
+    _, *lines, last = rule.splitlines() if rule else ("", "")
+    words = set(re.findall(r"\w+", rule.partition(":")[2]))
+    results = last.removeprefix("    return ").split(", ")
+    given = {"g": "factor * G[i]", "h": "sign * H[i]", "noise": "z[i]"}
+    given |= {name: f"{name.upper()}[i]" for name in ("w", *STATES)}
+    read = [name for name in given if name in words and name in (*arrays, "noise")]
+    size = int(real[-2:]) // 8
+    numbers = [(name, k) for k, name in enumerate((*HYPER, *CORRECTIONS)) if name in words]
+    indent = "\n    "
+    return {
+        "open": indent.join(
+            f"{a.upper()} = carray(pointer(t[{_column(a)}] + {size} * first), n, real)"
+            for a in arrays
+        ),
+        "name": indent.join(f"{name} = m[{k}]" for name, k in numbers),
+        "body": "\n    ".join([f"    {name} = {given[name]}" for name in read] + lines),
+        "result": results[0],
+        "store": "\n        ".join(
+            f"{name.upper()}[i] = {value}"
+            for name, value in zip(("w", *STATES), results, strict=False)
+            if name in arrays and name != value
+        ),
+        "derivative": "maximum(abs(factor * G[i]), abs(H[i]))"
+        if "h" in arrays
+        else "abs(factor * G[i])",
+        "tiny": float(np.finfo(real).tiny),
+        "version": cpu_math.VERSION,
+        "real": real,
+        "bits": real[-2:],
+    }
+
+
+def _first(method: Method, reduction: str | None, second: bool, real: str) -> Any:
+    derivatives = ["g", *["h"] * second]
+    check = _CHECK.format(**_texts(derivatives, real))
+    if reduction is None:
+        name, texts = "check", _texts([], real)
+        parts = [_HEAD.format(**texts), check, _CHECK_KERNEL]
+    else:
+        place = method.states.index(method.phases[0].writes[0])
+        rule = source(method, "reduce", "numba")
+        texts = _texts(["w", *derivatives, STATES[place]], real, rule)
+        name = "reduce" if reduction == "max" else "norms"
+        parts = [_REDUCE, _REDUCE_KERNEL] if reduction == "max" else [_NORMS, _NORMS_KERNEL]
+        parts = [_HEAD.format(**texts), check, parts[0].format(**texts), parts[1]]
+    return getattr(load_module("\n\n".join(parts), f"{name}_{real}"), f"{name}_kernel")
+
+
+def _second(method: Method, reduction: str | None, second: bool, real: str) -> Any:
+    noisy = "noise" in method.needs
+    arrays = ["w", "g", *["h"] * second, *STATES[: len(method.states)]]
+    rule = source(method, "update", "numba")
+    texts = _texts(arrays, real, rule)
+    parts = [_HEAD.format(**texts), _STRETCH.format(near="", **texts)]
+    # A gate near ½ is a cheaper function, but in float64 not exact enough.
+    near = "sigmoid(" in rule and real == "float32"
+    if near:
+        cheap = _texts(arrays, real, rule.replace("sigmoid", "near_sigmoid32"))
+        parts.append(_STRETCH.format(near="near_", **cheap))
+    if reduction == "row_norm":
+        walk = _BY_ROW.format(near="near_" * near)
+    else:
+        walk = _BY_MAGNITUDE if near and reduction == "max" else _AT_ONCE
+    texts |= {"noise": _NOISE if noisy else "", "walk": walk}
+    parts.append(_UPDATE_KERNEL.format(**texts))
+    return load_module("\n\n".join(parts), f"update_{real}").update_kernel
+
+
+def _column(name: str) -> int:
+    places = {"w": flat.W, "g": flat.G, "h": flat.H}
+    return places[name] if name in places else flat.STATE + int(name[1:])
+
+
+def quads(weights: int) -> int:
+    """How many quads an item has; depends on nothing but the number of weights."""
+    share = weights // 128 // FEWEST_QUADS * FEWEST_QUADS  # about 32 items
+    return max(FEWEST_QUADS, min(MOST_QUADS, share))
+
+
+# --------------------------------------------------------------------------- threads
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def launch(kernel: Any, items: Any, weights: int, *arguments: Any) -> None:
+    """Run a kernel on all `items`, on as many threads as PyTorch uses."""
+    todo = np.zeros(1, np.int64)
+    if not kernel.signatures:  # compile once, before threads ask for it
+        kernel(np.full(1, len(items)), items, *arguments)
+    helpers = min(torch.get_num_threads(), len(items)) - 1 if weights > ALONE else 0
+    waiting = [_helpers(helpers).submit(kernel, todo, items, *arguments) for _ in range(helpers)]
+    kernel(todo, items, *arguments)
+    for other in waiting:
+        if not other.cancel():  # one that has not begun has nothing left to do
+            other.result()
+
+
+def _helpers(count):
+    global _pool, _pool_size
+    if _pool is None or _pool_size < count:
+        _pool, _pool_size = ThreadPoolExecutor(count, "upgd"), count
+    return _pool
+
+
+def _forget_helpers():
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_helpers)
+
+
+# ------------------------------------------------------------------- source of kernels
+_COLUMNS = "\n".join(
+    f"{name} = {getattr(flat, name)}"
+    for name in ("TOTAL", "SPAN", "NUMBER", "GROUP", "LENGTH", "ROW", "FACTOR", "SIGN", "ETA")
+)
+_HEAD = (
+    '''"""Generated for the helpers {version}."""
+
+import numpy as np
+from numba import carray, njit
+
+from upgd.kernels.cpu_math import OPTIONS, maximum, near_sigmoid32, pointer, take_ticket
+from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
+
+real = np.{real}
+zero = real(0)
+DOUBLE = {bits} == 64
+SUMS = {{**OPTIONS, "fastmath": OPTIONS["fastmath"] | {{"reassoc"}}}}
+sqrt, absolute = np.sqrt, abs
+'''
+    + _COLUMNS
+)
+_STRETCH = """
+@njit(**OPTIONS)
+def {near}stretch(t, m, first, n, z, eta):
+    {open}
+    {name}
+    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    for i in range(n):
+    {body}
+        {store}
+"""
+_UPDATE_KERNEL = """@njit(cache=True, **OPTIONS)
+def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, quads):
+    z = np.empty((4, quads), real)
+    while True:
+        k = len(items) - 1 - take_ticket(todo)
+        if k < 0:
+            break
+        tensor, start = items[k]
+        t = tensors[tensor]
+        m = numbers[t[GROUP]]
+        span, total = t[SPAN], t[TOTAL]
+        count = min(quads, span - start)
+        eta = maximum(real(m[ETA]), real({tiny}))
+        {noise}
+        for lane in range(4):
+            first = lane * span + start
+            end = min(first + count, total)
+            if end <= first:
+                break
+{walk}
+"""
+_NOISE = "normals(z[0], z[1], z[2], z[3], count, start, t[NUMBER], step, seed)"
+_AT_ONCE = """
+            stretch(t, m, first, end - first, z[lane], eta)
+"""
+_BY_MAGNITUDE = """
+            if partial[k, 2] <= eta:
+                near_stretch(t, m, first, end - first, z[lane], eta)
+            else:
+                stretch(t, m, first, end - first, z[lane], eta)
+"""
+_BY_ROW = """
+            begin = first
+            while begin < end:
+                row = begin // t[LENGTH]
+                until = min(end, (row + 1) * t[LENGTH])
+                own = z[lane, begin - first :]
+                {near}stretch(t, m, begin, until - begin, own, norms[t[ROW] + row])
+                begin = until
+"""
+_CHECK = """
+@njit(**OPTIONS)
+def largest_derivative(t, m, first, n):
+    {open}
+    factor = real(m[FACTOR])
+    largest = zero
+    for i in range(n):
+        largest = maximum(largest, {derivative})
+    return largest
+"""
+_CHECK_KERNEL = """
+@njit(cache=True, **OPTIONS)
+def check_kernel(todo, items, tensors, numbers, partial, quads):
+    while True:
+        k = take_ticket(todo)
+        if k >= len(items):
+            break
+        tensor, start = items[k]
+        t = tensors[tensor]
+        m = numbers[t[GROUP]]
+        span, total = t[SPAN], t[TOTAL]
+        largest = zero
+        for lane in range(4):
+            first = lane * span + start
+            n = min(first + min(quads, span - start), total) - first
+            if n > 0:
+                largest = maximum(largest, largest_derivative(t, m, first, n))
+        partial[k, 1] = largest
+"""
+_REDUCE = """
+@njit(**OPTIONS)
+def largest_trace(t, m, first, n):
+    {open}
+    {name}
+    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    largest, magnitude, derivative = real(-np.inf), zero, zero
+    for i in range(n):
+    {body}
+        largest = maximum(largest, {result})
+        magnitude = maximum(magnitude, abs({result}))
+        derivative = maximum(derivative, {derivative})
+    return largest, magnitude, derivative
+"""
+_REDUCE_KERNEL = """
+@njit(cache=True, **OPTIONS)
+def reduce_kernel(todo, items, tensors, numbers, partial, quads):
+    while True:
+        k = take_ticket(todo)
+        if k >= len(items):
+            break
+        tensor, start = items[k]
+        t = tensors[tensor]
+        m = numbers[t[GROUP]]
+        span, total = t[SPAN], t[TOTAL]
+        largest, magnitude, derivative = real(-np.inf), zero, zero
+        for lane in range(4):
+            first = lane * span + start
+            n = min(first + min(quads, span - start), total) - first
+            if n > 0:
+                one, two, three = largest_trace(t, m, first, n)
+                largest, magnitude = maximum(largest, one), maximum(magnitude, two)
+                derivative = maximum(derivative, three)
+        partial[k, 0], partial[k, 1], partial[k, 2] = largest, derivative, magnitude
+"""
+_NORMS = """
+@njit(**OPTIONS)
+def largest_magnitude(t, m, first, n):
+    {open}
+    {name}
+    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    largest = real({tiny})
+    for i in range(n):
+    {body}
+        largest = maximum(largest, abs({result}))
+    return np.float64(largest)
+
+
+@njit(**SUMS)
+def row_norm(t, m, first, n):
+    {open}
+    {name}
+    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    # Squares of small utilities would underflow.
+    scale = largest_magnitude(t, m, first, n) if DOUBLE else 1.0
+    total = 0.0
+    for i in range(n):
+    {body}
+        u = np.float64({result}) / scale
+        total += u * u
+    return maximum(real(np.sqrt(total) * scale), real({tiny}))
+"""
+_NORMS_KERNEL = """
+@njit(cache=True, **OPTIONS)
+def norms_kernel(todo, rows, tensors, numbers, partial, norms):
+    while True:
+        k = take_ticket(todo)
+        if k >= len(rows):
+            break
+        tensor, begin, end = rows[k]
+        t = tensors[tensor]
+        m = numbers[t[GROUP]]
+        length = t[LENGTH]
+        for row in range(begin, end):
+            norms[t[ROW] + row] = row_norm(t, m, row * length, length)
+        partial[k, 1] = largest_derivative(t, m, begin * length, (end - begin) * length)
+"""

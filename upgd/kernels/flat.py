@@ -1,0 +1,63 @@
+"""How a step over many tensors is laid out in memory, for the kernels that make it.
+
+One launch serves all parameters of an optimizer. What it must know lies in three tables: a row
+of addresses and sizes per tensor, a row of numbers per parameter group, and *items*, the pieces of
+work: a tensor and the first of the quads (:mod:`upgd.kernels.philox`) that it updates. An item's
+weights are four stretches, one in each of the tensor's four spans, so noise can be made where it
+is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+from typing import Any
+
+from upgd.kernels.rules import HYPER, MOST_STATES, source
+from upgd.optim.rule import Method, Phase
+
+# Columns of a tensor's row: addresses first.
+W, G, H = range(3)
+STATE = 3  # and the following
+TOTAL = STATE + MOST_STATES  # how many weights
+SPAN = TOTAL + 1  # how many quads
+NUMBER = SPAN + 1  # of the parameter, for the generator
+GROUP = NUMBER + 1  # row of the group's numbers
+LENGTH = GROUP + 1  # of a row over which a norm is taken
+ROW = LENGTH + 1  # where its norms begin
+ALIGNED = ROW + 1  # whether four weights at a time may be loaded
+COLUMNS = ALIGNED + 1
+
+# Columns of a group's row.
+CORRECTION = len(HYPER)  # and the following
+FACTOR = CORRECTION + MOST_STATES  # of the gradient
+SIGN = FACTOR + 1  # of the curvature
+ETA = SIGN + 1
+AGE = ETA + 1  # which clock counts its steps
+NUMBERS = AGE + 1
+
+
+def without_noise(method: Method) -> Method:
+    """The method for groups that are not perturbed: the noise vanishes from its rules."""
+    return replace(method, phases=tuple(map(_quiet, method.phases)))
+
+
+def _quiet(phase: Phase) -> Phase:
+    if "noise" not in phase.reads:
+        return phase
+    parameters = inspect.signature(phase.fn).parameters
+    kept = [p for name, p in parameters.items() if name != "noise"]
+
+    def fn(*values: Any) -> Any:
+        given = dict(zip([p.name for p in kept], values, strict=True))
+        return phase.fn(**given, noise=0.0)
+
+    fn.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    return Phase(fn, phase.writes, phase.reduce, phase.over)
+
+
+def uses_eta(method: Method) -> bool:
+    """Whether the update depends on η: without noise, a method that protects nothing does not."""
+    _, body = source(method, "update", "triton").split("\n", 1)
+    return re.search(r"\beta\b", body) is not None

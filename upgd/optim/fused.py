@@ -1,0 +1,516 @@
+"""``fused=True``: a step in compiled kernels, one launch per pass over all parameters.
+
+:class:`FusedStep` does what :meth:`RuleOptimizer._gather` and :meth:`RuleOptimizer._advance` do for
+the other paths. It keeps tables of addresses (:mod:`upgd.kernels.flat`) from step to step and
+rewrites what has moved. There is one set of tables per *part*: parameters that share a dtype, a
+rule and whether they are perturbed; nearly always there is one. A first pass over all parts finds η
+and looks for derivatives that are not finite, a second one updates.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from upgd.kernels import flat
+from upgd.kernels.rules import HYPER, STATES
+from upgd.optim.batch import Member, compute_dtype
+from upgd.optim.noise import PhiloxNoise
+from upgd.optim.rule import Method
+
+if TYPE_CHECKING:
+    from upgd.optim.base import RuleOptimizer
+
+_EXTRAS = {"cpu": ("numba", "fast"), "cuda": ("triton", "triton")}
+
+
+def refuse(opt: RuleOptimizer, foreach: bool | None) -> None:
+    """Raise where ``fused=True`` cannot do what was asked for, and say what can."""
+    owner = type(opt).__name__
+    if any(phase.over == "features" for phase in opt.method.phases):
+        raise ValueError(
+            f"{owner}: fused=True updates weight by weight; features have no kernels, "
+            "leave out fused=True"
+        )
+    if foreach:
+        raise ValueError(f"{owner}: fused=True and foreach=True exclude each other; choose one")
+    if not isinstance(opt.noise, PhiloxNoise):
+        raise ValueError(
+            f"{owner}: fused=True makes its noise in the kernel (upgd.optim.noise.PhiloxNoise); "
+            "to bring your own, leave out fused=True"
+        )
+    if not any(importlib.util.find_spec(module) for module, _ in _EXTRAS.values()):
+        raise ImportError(f"{owner}: {_missing('cpu')}, or for CUDA {_missing('cuda')}")
+
+
+def _missing(device: str) -> str:
+    module, extra = _EXTRAS[device]
+    return f"fused=True on {device} needs {module} (pip install 'upgd[{extra}]')"
+
+
+@dataclass
+class Part:
+    """Parameters that one launch updates.
+
+    Attributes:
+        method: Their rules.
+        members: The parameters.
+        states: For each, its states in the method's order.
+        dtype: Of the parameters as the kernels see them.
+        table: A row of addresses and sizes per parameter.
+        rows: Which parameter and which row each norm belongs to; empty but for local scaling.
+        visitors: Parameters that the kernels see as a copy, by place, with that copy.
+    """
+
+    method: Method
+    members: list[Member]
+    states: list[list[Tensor]]
+    dtype: torch.dtype
+    table: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    visitors: dict[int, Tensor]
+
+    @property
+    def real(self) -> str:
+        """The type of the arithmetic."""
+        return "float64" if self.dtype == torch.float64 else "float32"
+
+    @property
+    def reduction(self) -> str | None:
+        """How the first pass makes the second one's η."""
+        return self.method.phases[0].reduce if flat.uses_eta(self.method) else None
+
+    @property
+    def decays(self) -> list[int]:
+        """For each state, the column of its decay, or -1."""
+        found = [self.method.decays.get(state) for state in self.method.states]
+        places = [-1 if name is None else HYPER.index(name) for name in found]
+        return places + [-1] * (len(STATES) - len(places))
+
+    @property
+    def second(self) -> bool:
+        """Whether it reads curvature."""
+        return "curvature" in self.method.needs
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it is perturbed."""
+        return "noise" in self.method.needs
+
+    @property
+    def weights(self) -> int:
+        """How many weights there are."""
+        return int(self.table[:, flat.TOTAL].sum())
+
+
+@dataclass
+class Plan:
+    """What holds from step to step.
+
+    Attributes:
+        params: All of the optimizer's parameters.
+        options: What the parts depend on in the groups,
+        kinds: and in the parameters.
+        owned: For each parameter that is updated, its state and the tensors in it.
+        parts: Who is updated together.
+        groups: For each row of numbers, its parameter group.
+        clocks: For each clock, ``step`` and ``attempts``.
+        ages: For each row of numbers, its clock.
+        members: The parameters that are updated.
+        cancels: Whether all traces have one age and decay, so that Û/η = U/max U.
+        places: Where weights and gradients were when the tables were written.
+        numbers: A row of hyperparameters per group and clock.
+        kept: Copies that the tables point to, of what the kernels cannot read where it is.
+    """
+
+    params: list[Tensor]
+    options: Any
+    kinds: list[Any]
+    owned: list[tuple[Tensor, dict[str, Any], list[int]]]
+    parts: list[Part]
+    groups: list[dict[str, Any]]
+    clocks: list[dict[str, Tensor]]
+    ages: list[int]
+    members: list[Member]
+    cancels: bool = False
+    places: list[Any] = field(default_factory=list)
+    numbers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, flat.NUMBERS)))
+    kept: list[Any] = field(default_factory=list)
+
+
+class FusedStep:
+    """The steps of one optimizer in fused kernels."""
+
+    def __init__(self, opt: RuleOptimizer) -> None:
+        self.opt = opt
+        self.plan: Plan | None = None
+        self.backend: Any = None
+
+    # --------------------------------------------------------------------- plan
+    def __call__(self) -> None:
+        """Perform one update."""
+        opt = self.opt
+        params = [p for group in opt.param_groups for p in group["params"]]
+        options = [
+            (id(g), g.get("sigma") == 0, g.get("protect"), g.get("beta_utility"))
+            for g in opt.param_groups
+        ]
+        kinds, places = _kinds(params), _places(params)
+        plan = self.plan
+        if (
+            plan is None
+            or plan.options != options
+            or plan.kinds != kinds
+            or not _same(plan.params, params)
+            or not all(
+                opt.state.get(p) is state and [*map(id, state.values())] == ids
+                for p, state, ids in plan.owned
+            )
+        ):
+            plan = self._plan(params, options, kinds)
+            if plan is None:
+                return
+        self._run(plan, places)
+
+    def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> Plan | None:
+        opt, owner = self.opt, type(self.opt).__name__
+        members = opt._members_with_gradient()
+        if not members:
+            self.plan = None
+            return None
+        devices = {m.param.device for m in members}
+        kind = next(iter(devices)).type
+        if len(devices) > 1 or kind not in _EXTRAS:
+            found = ", ".join(sorted(map(str, devices)))
+            raise ValueError(
+                f"{owner}: fused=True wants all parameters on the CPU or on one CUDA device; "
+                f"these are on {found}. foreach=True goes anywhere"
+            )
+        if importlib.util.find_spec(_EXTRAS[kind][0]) is None:
+            raise ImportError(f"{owner}: {_missing(kind)}")
+        if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{owner}: run a step on the same parameters before capturing; state that is set "
+                "up during capture would be set up again at every replay"
+            )
+        opt._ensure_state([m.param for m in members])
+        numbering = {id(p): i for i, p in enumerate(params)}
+        clocks: dict[int, int] = {}
+        plan = Plan(params, options, kinds, [], [], [], [], [], members)
+        rows: dict[tuple[int, int], int] = {}
+        sets: dict[Any, list[Member]] = defaultdict(list)
+        for m in members:
+            state = opt.state[m.param]
+            for name in opt.method.states:
+                state[name] = state[name].contiguous()
+            plan.owned.append((m.param, state, [*map(id, state.values())]))
+            if id(state["step"]) not in clocks:
+                clocks[id(state["step"])] = len(plan.clocks)
+                plan.clocks.append(state)
+            age = clocks[id(state["step"])]
+            if (m.group, age) not in rows:
+                rows[m.group, age] = len(plan.groups)
+                plan.groups.append(opt.param_groups[m.group])
+                plan.ages.append(age)
+            group = opt.param_groups[m.group]
+            quiet = "noise" in opt.method.needs and group["sigma"] == 0
+            sets[m.param.dtype, opt._phases(group), quiet].append(m)
+        for (dtype, phases, quiet), some in sets.items():
+            method = replace(opt.method, phases=phases)
+            method = flat.without_noise(method) if quiet else method
+            if kind == "cpu":
+                dtype = compute_dtype(dtype)
+            at = [rows[m.group, clocks[id(opt.state[m.param]["step"])]] for m in some]
+            numbers = [numbering[id(m.param)] for m in some]
+            states = [[opt.state[m.param][name] for name in method.states] for m in some]
+            plan.parts.append(_part(method, some, states, dtype, numbers, at))
+        plan.cancels = (
+            len(plan.clocks) == 1
+            and len({g.get("beta_utility") for g in plan.groups}) == 1
+            and len({part.real for part in plan.parts}) == 1
+            and not overridden(opt, "_combine")
+        )
+        device = next(iter(devices))
+        self.backend = _backend(kind)(plan, device)
+        self.plan = plan
+        return plan
+
+    # ---------------------------------------------------------------------- run
+    def _run(self, plan: Plan, places: list[Any]) -> None:
+        opt, backend = self.opt, self.backend
+        mode = self._mode(plan)
+        curved = "curvature" in opt.method.needs
+        moved = plan.places != places or bool(plan.kept) or curved
+        if moved or any(part.visitors for part in plan.parts):
+            self._locate(plan, curved)
+            plan.places = places
+        scaler = getattr(opt, "grad_scale", None), getattr(opt, "found_inf", None)
+        backend.begin(opt, plan, moved, *scaler)
+        backend.first_pass(opt, plan)
+        if mode == "raise" and not backend.finite():
+            backend.reset()
+            opt._raise_nonfinite(plan.members)
+            raise FloatingPointError(f"{type(opt).__name__}: a derivative is not finite")
+        if curved:  # good for one step
+            for m in plan.members:
+                m.param.__dict__.pop("curvature", None)
+        backend.second_pass(opt, plan)
+        for part in plan.parts:
+            for place, copy in part.visitors.items():
+                part.members[place].param.copy_(copy)
+        for group in opt.param_groups:
+            group["noise_step"] += 1
+
+    def _mode(self, plan: Plan) -> str:
+        opt = self.opt
+        if getattr(opt, "found_inf", None) is not None:
+            return "skip"
+        if opt.nonfinite is not None:
+            return opt.nonfinite
+        capturable = any(group["capturable"] for group in opt.param_groups)
+        on_cpu = plan.members[0].param.device.type == "cpu"
+        return "raise" if on_cpu and not capturable else "skip"
+
+    def _locate(self, plan: Plan, curved: bool) -> None:
+        """Write down where weights, gradients and curvatures are."""
+        plan.kept = []
+        for part in plan.parts:
+            for place, m in enumerate(part.members):
+                p, row = m.param, part.table[place]
+                if place in part.visitors:
+                    part.visitors[place].copy_(p)
+                    row[flat.W] = part.visitors[place].data_ptr()
+                else:
+                    row[flat.W] = p.data_ptr()
+                assert p.grad is not None
+                given = [(flat.G, p.grad)]
+                if curved:
+                    given.append((flat.H, self.opt._curvature(m)))
+                for column, tensor in given:
+                    if tensor.dtype != part.dtype or not tensor.is_contiguous():
+                        tensor = tensor.to(part.dtype).contiguous()
+                        plan.kept.append(tensor)
+                    elif column == flat.H:
+                        plan.kept.append(tensor)
+                    row[column] = tensor.data_ptr()
+            pointers = part.table[:, : flat.STATE + len(part.method.states)]
+            sizes = part.table[:, [flat.TOTAL, flat.SPAN]]
+            least = max(4, 16 // part.dtype.itemsize)
+            even = (pointers % 16 == 0).all(1) & (sizes % least == 0).all(1)
+            part.table[:, flat.ALIGNED] = even
+
+
+def _kinds(params: list[Tensor]) -> list[Any]:
+    """What a plan depends on; None for a parameter without gradient."""
+    return [
+        None if p.grad is None else (p.dtype, p.device, p.shape, p.is_contiguous(), p.grad.layout)
+        for p in params
+    ]
+
+
+def _places(params: list[Tensor]) -> list[Any]:
+    """Where weights and gradients are."""
+    return [
+        (p.data_ptr(), g.data_ptr(), g.is_contiguous())
+        if (g := p.grad) is not None and g.layout is torch.strided
+        else None
+        for p in params
+    ]
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _part(
+    method: Method,
+    members: list[Member],
+    states: list[list[Tensor]],
+    dtype: torch.dtype,
+    numbers: list[int],
+    rows: list[int],
+) -> Part:
+    table = np.zeros((len(members), flat.COLUMNS), np.int64)
+    norms: list[tuple[int, int]] = []
+    visitors = {}
+    local = any(phase.reduce == "row_norm" for phase in method.phases)
+    for i, m in enumerate(members):
+        p, row = m.param, table[i]
+        for k, state in enumerate(states[i]):
+            row[flat.STATE + k] = state.data_ptr()
+        count = p.shape[0] if p.dim() else 1
+        row[flat.TOTAL] = p.numel()
+        row[flat.SPAN] = -(-count // 4) * (p.numel() // count)
+        row[flat.NUMBER], row[flat.GROUP] = numbers[i], rows[i]
+        lines = count if p.dim() > 1 else 1
+        row[flat.LENGTH] = p.numel() // lines
+        row[flat.ROW] = len(norms)
+        if local:
+            norms += [(i, line) for line in range(lines)]
+        if p.dtype != dtype or not p.is_contiguous():
+            visitors[i] = torch.empty_like(p, dtype=dtype, memory_format=torch.contiguous_format)
+    table_of_rows = np.array(norms, np.int32).reshape(-1, 2)
+    return Part(method, members, states, dtype, table, table_of_rows, visitors)
+
+
+ELSEWHERE = -1.0
+"""Stands for a step size that lies on the device, in the host's copy of the numbers."""
+
+
+def hyper(group: dict[str, Any], wait: bool) -> list[float]:
+    """A group's hyperparameters in the order of the tables.
+
+    A step size on an accelerator is read if the caller may `wait`, else it is ELSEWHERE.
+    """
+    first, second = group.get("betas", (0.0, 0.0))
+    values = [float(group.get(name, 0.0)) for name in HYPER[1:7]]
+    lr = group["lr"]
+    here = wait or not isinstance(lr, Tensor) or lr.device.type == "cpu"
+    lr = float(lr) if here else ELSEWHERE
+    return [lr, *values, float(first), float(second), float(group.get("eps", 0.0))]
+
+
+def overridden(opt: RuleOptimizer, name: str) -> bool:
+    """Whether a subclass has its own version of a method, as sharded models do."""
+    from upgd.optim.base import RuleOptimizer
+
+    return getattr(type(opt), name) is not getattr(RuleOptimizer, name)
+
+
+# ------------------------------------------------------------------------------- CPU
+@dataclass
+class _CpuPart:
+    kernels: Any
+    items: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    partial: NDArray[np.float64]
+    norms: NDArray[Any]
+    quads: int
+
+
+class _Cpu:
+    """Kernels compiled by numba."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        from upgd.kernels import cpu_flat
+
+        self.launch: Callable[..., None] = cpu_flat.launch
+        self.parts: list[tuple[Part, _CpuPart]] = []
+        for part in plan.parts:
+            kernels = cpu_flat.kernels(part.method, part.real)
+            quads = cpu_flat.quads(part.weights)
+            items = items_of(part, quads, np.int64)
+            rows = _row_items(part, 4 * quads)
+            partial = np.zeros((max(len(items), len(rows)), 3))
+            norms = np.ones(max(1, len(part.rows)), part.real)
+            mine = _CpuPart(kernels, items, rows, partial, norms, quads)
+            self.parts.append((part, mine))
+        plan.numbers = np.zeros((len(plan.groups), flat.NUMBERS))
+        self.ok = True
+
+    def begin(
+        self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
+    ) -> None:
+        """This step's numbers."""
+        ages = [int(clock["step"]) + 1 for clock in plan.clocks]
+        self.found_inf = found_inf is not None and bool(found_inf)
+        for row, group, age in zip(plan.numbers, plan.groups, plan.ages, strict=True):
+            row[: len(HYPER)] = hyper(group, wait=True)
+            for k, state in enumerate(opt.method.states):
+                decay = opt.method.decays.get(state)
+                beta = row[HYPER.index(decay)] if decay else 0.0
+                row[flat.CORRECTION + k] = 1 - beta ** ages[age]
+            row[flat.SIGN] = -1.0 if group["maximize"] else 1.0
+            row[flat.FACTOR] = row[flat.SIGN] if scale is None else row[flat.SIGN] / float(scale)
+
+    def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+        """Find η, and whether all derivatives are finite."""
+        for part, mine in self.parts:
+            by_row = part.reduction == "row_norm"
+            self.launch(
+                *(mine.kernels.first, mine.rows if by_row else mine.items, part.weights),
+                *(part.table, plan.numbers, mine.partial, mine.norms if by_row else mine.quads),
+            )
+        largest = max(float(np.max(mine.partial[:, 1])) for _, mine in self.parts)
+        self.ok = not self.found_inf and largest < math.inf
+        if overridden(opt, "_combine_finite"):
+            self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
+        self._find_eta(opt, plan)
+
+    def _find_eta(self, opt: RuleOptimizer, plan: Plan) -> None:
+        shares = []
+        trace = opt.method.phases[0].writes[0]
+        for part, mine in self.parts:
+            if part.reduction != "max":
+                continue
+            column = flat.CORRECTION + opt.method.states.index(trace)
+            row_of = part.table[mine.items[:, 0], flat.GROUP]
+            found = mine.partial[: len(mine.items), 0]
+            shares.append(np.max(found if plan.cancels else found / plan.numbers[row_of, column]))
+        if not shares:
+            return
+        eta = float(np.max(shares))
+        if overridden(opt, "_combine"):
+            eta = float(opt._combine(torch.tensor(eta, dtype=torch.float64)))
+        for row in plan.numbers:
+            own = abs(eta if plan.cancels else eta * row[column])
+            row[flat.ETA] = math.inf if math.isnan(own) else own
+
+    def finite(self) -> bool:
+        """Whether the step counts."""
+        return self.ok
+
+    def reset(self) -> None:
+        """Forget a first pass that no second one follows."""
+
+    def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+        """Update."""
+        for clock in plan.clocks:
+            clock["attempts"].add_(1)
+        if not self.ok:
+            return
+        for clock in plan.clocks:
+            clock["step"].add_(1)
+        group = opt.param_groups[0]
+        for part, mine in self.parts:
+            self.launch(
+                *(mine.kernels.update, mine.items, part.weights, part.table, plan.numbers),
+                *(mine.partial, mine.norms, group["seed"], group["noise_step"], mine.quads),
+            )
+
+
+def items_of(part: Part, quads: int, dtype: Any) -> NDArray[Any]:
+    """Pieces of `quads` quads of a part's tensors: tensor and first quad."""
+    pieces = []
+    for i, span in enumerate(part.table[:, flat.SPAN]):
+        starts = np.arange(0, span, quads)
+        pieces.append(np.stack([np.full_like(starts, i), starts], 1))
+    return np.ascontiguousarray(np.concatenate(pieces).astype(dtype))
+
+
+def _row_items(part: Part, weights: int) -> NDArray[np.int64]:
+    """Rows in stretches of about `weights` weights: tensor, first row, last row."""
+    found = []
+    if len(part.rows):
+        for i, (total, length) in enumerate(part.table[:, [flat.TOTAL, flat.LENGTH]].tolist()):
+            many = max(1, weights // length)
+            count = total // length
+            found += [(i, k, min(k + many, count)) for k in range(0, count, many)]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _backend(kind: str) -> Any:
+    if kind == "cpu":
+        return _Cpu
+    from upgd.optim.fused_cuda import Cuda
+
+    return Cuda

@@ -1,0 +1,199 @@
+"""The CUDA half of :mod:`upgd.optim.fused`: tables on the device, Triton kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from upgd.kernels import flat
+from upgd.kernels.rules import HYPER
+from upgd.optim.batch import compute_dtype
+
+if TYPE_CHECKING:
+    from upgd.optim.base import RuleOptimizer
+    from upgd.optim.fused import Part, Plan
+
+
+class CudaPart:
+    """What the kernels of one part are launched with."""
+
+    def __init__(self, part: Part, plan: Plan, device: torch.device) -> None:
+        from upgd.kernels import triton_flat as kernels
+        from upgd.optim.fused import items_of
+
+        rules = kernels.rules(part.method, part.real)
+        real, kind = kernels.TYPES[compute_dtype(part.dtype)], kernels.TYPES[part.dtype]
+        items = items_of(part, kernels.BLOCK, np.int32)
+        self.table = torch.zeros(part.table.shape, dtype=torch.int64, device=device)
+        self.items = upload(items, device)
+        self.rows = upload(part.rows, device)
+        self.norms = torch.ones(max(1, len(part.rows)), device=device).to(compute_dtype(part.dtype))
+        self.grid = (len(items),)
+        common = {"SECOND": part.second, "KIND": kind, "REAL": real, "BLOCK": kernels.BLOCK}
+        common["num_warps"] = kernels.WARPS
+        trace = part.method.phases[0].writes[0]
+        places = part.decays
+        decay = -1 if plan.cancels else places[part.method.states.index(trace)] if places else -1
+        self.check = common
+        self.reduce = {**common, "RULE": getattr(rules, "reduce", None), "DECAY": decay}
+        self.norm = {**common, "RULE": getattr(rules, "reduce", None)}
+        self.update = {
+            **common,
+            "RULE": rules.update,
+            "STATES": len(part.method.states),
+            "NOISE": part.noisy,
+            "GLOBAL": part.reduction == "max",
+            "LOCAL": part.reduction == "row_norm",
+            "DECAY": decay,
+            **{f"D{k}": place for k, place in enumerate(places)},
+        }
+
+
+class Cuda:
+    """Kernels compiled by Triton. Nothing is read back unless ``nonfinite="raise"`` asks for it."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        from upgd.kernels import triton_flat
+
+        self.device, self.kernels = device, triton_flat
+        self.parts = [(part, CudaPart(part, plan, device)) for part in plan.parts]
+        self.slots = torch.empty(2, dtype=torch.float64, device=device)
+        self.done = torch.zeros(1, dtype=torch.int32, device=device)
+        self.draw = torch.zeros(1, dtype=torch.int64, device=device)
+        self.iota = torch.arange(triton_flat.BLOCK, dtype=torch.int32, device=device)
+        clocks = [[c["step"].data_ptr(), c["attempts"].data_ptr()] for c in plan.clocks]
+        self.clocks = upload(np.array(clocks, np.int64), device)
+        shape = (len(plan.groups), flat.NUMBERS)
+        self.numbers = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.signs = torch.ones(len(plan.groups), dtype=torch.float64, device=device)
+        self.values: list[Any] = []
+        self.stages: list[Tensor] = []
+        self.captured: list[Tensor] = []  # what graphs copy from at every replay
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a first pass that no second one follows."""
+        self.slots[0].fill_(-math.inf)
+        self.slots[1].fill_(0.0)
+
+    # -------------------------------------------------------------------- tables
+    def begin(
+        self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
+    ) -> None:
+        """Bring the tables up to date."""
+        from upgd.optim.fused import ELSEWHERE, hyper
+
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if moved:
+            for part, mine in self.parts:
+                self._send(mine.table, part.table, capturing)
+        signs = [-1.0 if group["maximize"] else 1.0 for group in plan.groups]
+        values = [hyper(group, wait=False) for group in plan.groups]
+        if [*values, signs] != self.values or scale is not None:
+            table = np.zeros(self.numbers.shape)
+            table[:, : len(HYPER)] = values
+            table[:, flat.FACTOR] = table[:, flat.SIGN] = signs
+            table[:, flat.AGE] = plan.ages
+            self._send(self.numbers, table, capturing)
+            self.values = [*values, signs] if scale is None else []
+        for row, group in enumerate(plan.groups):
+            if values[row][0] == ELSEWHERE:
+                self.numbers[row, 0].copy_(group["lr"].reshape(()), non_blocking=True)
+        if scale is not None:
+            factor = self.numbers[:, flat.SIGN] / scale.to(self.device, torch.float64).reshape(())
+            self.numbers[:, flat.FACTOR].copy_(factor)
+        if found_inf is not None:
+            self.slots[1].add_(found_inf.to(self.device).reshape(()))
+        self.step = opt._noise_step(self.device)
+        if isinstance(self.step, Tensor):
+            self.draw.copy_(self.step.reshape(1))
+
+    def _send(self, target: Tensor, table: NDArray[Any], capturing: bool) -> None:
+        """Copy a table to the device without waiting for it."""
+        host = torch.from_numpy(table)
+        if self.device.type != "cuda":
+            target.copy_(host)
+        elif capturing:
+            # Pinned memory of its own, made before: a graph reads it at every replay.
+            stage = self._stage(host)
+            stage.copy_(host)
+            target.copy_(stage, non_blocking=True)
+        else:
+            target.copy_(host.pin_memory(), non_blocking=True)
+
+    def _stage(self, host: Tensor) -> Tensor:
+        for i, stage in enumerate(self.stages):
+            if stage.shape == host.shape and stage.dtype == host.dtype:
+                self.captured.append(self.stages.pop(i))
+                return stage
+        raise RuntimeError(
+            "fused=True: run a step without capture between two captures of the same optimizer"
+        )
+
+    def _prepare_capture(self) -> None:
+        """Have pinned memory ready for a capture."""
+        wanted = [self.numbers, *(mine.table for _, mine in self.parts)]
+        if len(self.stages) < len(wanted):
+            self.stages = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in wanted]
+
+    # -------------------------------------------------------------------- passes
+    def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+        """Find η, and whether all derivatives are finite."""
+        from upgd.optim.fused import overridden
+
+        with self._here():
+            for part, mine in self.parts:
+                tables = (mine.table, mine.items, self.numbers, self.slots)
+                if part.reduction == "max":
+                    self.kernels.reduce_kernel[mine.grid](*tables, self.clocks, **mine.reduce)
+                elif part.reduction == "row_norm":
+                    self.kernels.norms_kernel[(len(part.rows),)](
+                        mine.table, mine.rows, self.numbers, self.slots, mine.norms, **mine.norm
+                    )
+                else:
+                    self.kernels.check_kernel[mine.grid](*tables, **mine.check)
+        if overridden(opt, "_combine") and any(p.reduction == "max" for p, _ in self.parts):
+            self.slots[0].copy_(opt._combine(self.slots[0].clone()))
+        if overridden(opt, "_combine_finite"):
+            self.slots[1].copy_(opt._combine_finite(self.slots[1] == 0).logical_not())
+
+    def finite(self) -> bool:
+        """Whether the step counts; waits for the device."""
+        return bool(self.slots[1] == 0)
+
+    def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+        """Update and count."""
+        drawn = isinstance(self.step, Tensor)
+        seed = opt.param_groups[0]["seed"]
+        with self._here():
+            for i, (_, mine) in enumerate(self.parts):
+                last = i == len(self.parts) - 1
+                self.kernels.update_kernel[mine.grid](
+                    *(mine.table, mine.items, self.numbers, self.slots, mine.norms, self.clocks),
+                    *(self.done, self.iota, self.draw, seed, 0 if drawn else self.step),
+                    len(plan.clocks) if last else 0,
+                    DRAWN=drawn,
+                    **mine.update,
+                )
+        capturable = any(group["capturable"] for group in opt.param_groups)
+        on_cuda = capturable and self.device.type == "cuda"
+        if on_cuda and not torch.cuda.is_current_stream_capturing():
+            self._prepare_capture()
+
+    def _here(self) -> Any:
+        if self.device.type != "cuda" or torch.cuda.current_device() == self.device.index:
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.device)
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A NumPy array on the device."""
+    if device.type != "cuda":
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
