@@ -1,0 +1,453 @@
+# mypy: ignore-errors
+"""Short vectors of numbers inside numba functions, as LLVM has them on every processor.
+
+A loop over scalars is a vector loop only if the compiler can prove that it may be one, and the
+order of its sums is then the compiler's. Here both are written down: ``load`` gives
+:data:`LANES` numbers, operators work on all of them, ``store`` puts them back. Nothing is specific
+to a processor; LLVM cuts vectors to the registers at hand.
+
+Products and sums may fuse into one rounding. Needs numba.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+LANES = 16
+"""Four registers of ARM's, two of AVX2's; rows of weights are padded to as many."""
+FUSE = ("contract",)
+
+
+class Vector(types.Type):
+    """LANES numbers of one type."""
+
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+    @property
+    def real(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return isinstance(self.dtype, types.Float)
+
+
+def _llvm(dtype: types.Type) -> ir.Type:
+    if dtype == types.float32:
+        return ir.FloatType()
+    if dtype == types.float64:
+        return ir.DoubleType()
+    return ir.IntType(1 if isinstance(dtype, types.Boolean) else dtype.bitwidth)
+
+
+def _llvm_vector(dtype: types.Type) -> ir.Type:
+    return ir.VectorType(_llvm(dtype), LANES)
+
+
+@register_model(Vector)
+class _Model(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type) -> None:
+        super().__init__(dmm, fe_type, _llvm_vector(fe_type.dtype))
+
+
+def _spread(builder, value, dtype):
+    """The same number in all lanes."""
+    vector = _llvm_vector(dtype)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+
+# -------------------------------------------------------------------------- operators
+def _float(method, builder, a, b):
+    return getattr(builder, method)(a, b, flags=FUSE)
+
+
+def _whole(method, builder, a, b):
+    return getattr(builder, method)(a, b)
+
+
+_OPERATORS = {
+    operator.add: ("fadd", "add"),
+    operator.sub: ("fsub", "sub"),
+    operator.mul: ("fmul", "mul"),
+    operator.truediv: ("fdiv", None),
+    operator.xor: (None, "xor"),
+    operator.and_: (None, "and_"),
+    operator.or_: (None, "or_"),
+    operator.lshift: (None, "shl"),
+    operator.rshift: (None, "lshr"),
+}
+
+
+def _binary(op, real, whole):
+    @infer_global(op)
+    class Typing(AbstractTemplate):
+        def generic(self, args, kws):
+            vectors = [a for a in args if isinstance(a, Vector)]
+            if not vectors or len(args) != 2:
+                return None
+            kind = vectors[0]
+            if (real if kind.real else whole) is None:
+                return None
+            if all(a == kind or a == kind.dtype for a in args):
+                return signature(kind, *args)
+            return None
+
+    def lower(context, builder, sig, args):
+        kind = sig.return_type
+        full = [
+            value if isinstance(a, Vector) else _spread(builder, value, kind.dtype)
+            for a, value in zip(sig.args, args, strict=True)
+        ]
+        if kind.real:
+            return _float(real, builder, *full)
+        return _whole(whole, builder, *full)
+
+    for left, right in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(op, left, right)(lower)
+
+
+for _op, (_real, _integer) in _OPERATORS.items():
+    _binary(_op, _real, _integer)
+
+
+@infer_global(operator.neg)
+class _Negative(AbstractTemplate):
+    def generic(self, args, kws):
+        if len(args) == 1 and isinstance(args[0], Vector) and args[0].real:
+            return signature(args[0], *args)
+        return None
+
+
+@lower_builtin(operator.neg, Vector)
+def _negative(context, builder, sig, args):
+    return builder.fneg(args[0], flags=FUSE)
+
+
+# --------------------------------------------------------------------------- memory
+def _place(context, builder, where, value, index, dtype):
+    """The address of element `index` of an array or behind a pointer, for a whole vector."""
+    if isinstance(where, types.Array):
+        value = context.make_array(where)(context, builder, value).data
+    return builder.bitcast(builder.gep(value, [index]), _llvm_vector(dtype).as_pointer())
+
+
+@intrinsic
+def load(typingctx, where, index):
+    """The LANES numbers from ``where[index]`` on."""
+
+    def code(context, builder, sig, args):
+        place = _place(context, builder, where, *args, where.dtype)
+        return builder.load(place, align=where.dtype.bitwidth // 8)
+
+    return Vector(where.dtype)(where, types.intp), code
+
+
+@intrinsic
+def store(typingctx, where, index, vector):
+    """Put `vector` at ``where[index]`` and behind."""
+
+    def code(context, builder, sig, args):
+        place = _place(context, builder, where, *args[:2], where.dtype)
+        builder.store(args[2], place, align=where.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(where, types.intp, vector), code
+
+
+@intrinsic
+def address(typingctx, array, index):
+    """A pointer to ``array[index]``."""
+
+    def code(context, builder, sig, args):
+        data = context.make_array(array)(context, builder, args[0]).data
+        return builder.gep(data, [args[1]])
+
+    return types.CPointer(array.dtype)(array, types.intp), code
+
+
+@intrinsic
+def advanced(typingctx, pointer, count):
+    """A pointer `count` elements on."""
+
+    def code(context, builder, sig, args):
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.intp), code
+
+
+@intrinsic
+def call(typingctx, function, *arguments):
+    """Call a function of C's that returns nothing, by its address."""
+    kinds = arguments[0] if len(arguments) == 1 else arguments
+
+    def code(context, builder, sig, args):
+        values = cgutils.unpack_tuple(builder, args[1])
+        llvm = [context.get_value_type(kind) for kind in kinds]
+        pointer = ir.FunctionType(ir.VoidType(), llvm).as_pointer()
+        builder.call(builder.inttoptr(args[0], pointer), values)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.StarArgTuple.from_types(kinds)), code
+
+
+# ------------------------------------------------------------------ making and taking apart
+@intrinsic
+def spread(typingctx, value):
+    """The same number in all lanes."""
+
+    def code(context, builder, sig, args):
+        return _spread(builder, args[0], value)
+
+    return Vector(value)(value), code
+
+
+@intrinsic
+def lanes(typingctx):
+    """0, 1, 2, …"""
+
+    def code(context, builder, sig, args):
+        return ir.Constant(_llvm_vector(types.uint32), list(range(LANES)))
+
+    return Vector(types.uint32)(), code
+
+
+def _fold(builder, vector, combine):
+    """Halves onto halves until one number is left: an order of its own, always the same."""
+    count = LANES
+    while count > 1:
+        count //= 2
+        parts = []
+        for start in (0, count):
+            mask = ir.Constant(
+                ir.VectorType(ir.IntType(32), count), list(range(start, start + count))
+            )
+            parts.append(builder.shuffle_vector(vector, vector, mask))
+        vector = combine(*parts)
+    return builder.extract_element(vector, ir.IntType(32)(0))
+
+
+@intrinsic
+def total(typingctx, vector):
+    """The sum over lanes."""
+
+    def code(context, builder, sig, args):
+        return _fold(builder, args[0], builder.fadd)
+
+    return vector.dtype(vector), code
+
+
+@intrinsic
+def widened(typingctx, vector):
+    """As float64."""
+    wide = Vector(types.float64)
+
+    def code(context, builder, sig, args):
+        if vector == wide:
+            return args[0]
+        return builder.fpext(args[0], _llvm_vector(types.float64))
+
+    return wide(vector), code
+
+
+# ----------------------------------------------------------------------------- choices
+@intrinsic
+def less(typingctx, a, b):
+    """Where `a` is less than `b`, both vectors of the same type; of words, without sign."""
+
+    def code(context, builder, sig, args):
+        if a.real:
+            return builder.fcmp_ordered("<", *args)
+        return builder.icmp_unsigned("<", *args)
+
+    return Vector(types.boolean)(a, b), code
+
+
+@intrinsic
+def equal(typingctx, a, b):
+    """Where two vectors of words are the same."""
+
+    def code(context, builder, sig, args):
+        return builder.icmp_unsigned("==", *args)
+
+    return Vector(types.boolean)(a, b), code
+
+
+@intrinsic
+def choose(typingctx, mask, a, b):
+    """`a` where the mask is set, `b` elsewhere."""
+
+    def code(context, builder, sig, args):
+        return builder.select(*args)
+
+    return a(mask, a, b), code
+
+
+# ------------------------------------------------------------------------ mathematics
+def _call(name, result, *operands):
+    """An intrinsic of LLVM's, on vectors or scalars."""
+
+    def suffix(kind):
+        base = {types.float32: "f32", types.float64: "f64"}[getattr(kind, "dtype", kind)]
+        return f"v{LANES}{base}" if isinstance(kind, Vector) else base
+
+    def code(context, builder, sig, args):
+        llvm = [context.get_value_type(o) for o in operands]
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(context.get_value_type(result), llvm),
+            f"llvm.{name}.{suffix(operands[0])}",
+        )
+        return builder.call(function, args)
+
+    return result(*operands), code
+
+
+def _known(kind):
+    return isinstance(kind, types.Float) or (isinstance(kind, Vector) and kind.real)
+
+
+@intrinsic
+def sqrt(typingctx, a):
+    """Square roots."""
+    return _call("sqrt", a, a) if _known(a) else None
+
+
+@intrinsic
+def absolute(typingctx, a):
+    """Magnitudes."""
+    return _call("fabs", a, a) if _known(a) else None
+
+
+@intrinsic
+def exp(typingctx, a):
+    """Powers of e; of vectors, one after the other."""
+    return _call("exp", a, a) if _known(a) else None
+
+
+@intrinsic
+def maximum(typingctx, a, b):
+    """The larger; NaN if either is."""
+    return _call("maximum", a, a, b) if _known(a) else None
+
+
+@intrinsic
+def minimum(typingctx, a, b):
+    """The smaller; NaN if either is."""
+    return _call("minimum", a, a, b) if _known(a) else None
+
+
+def _extreme(name, vector):
+    def code(context, builder, sig, args):
+        def combine(a, b):
+            base = "f32" if vector.dtype == types.float32 else "f64"
+            function = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(a.type, [a.type, a.type]),
+                f"llvm.{name}.v{a.type.count}{base}",
+            )
+            return builder.call(function, [a, b])
+
+        return _fold(builder, args[0], combine)
+
+    return vector.dtype(vector), code
+
+
+@intrinsic
+def largest(typingctx, vector):
+    """The largest over lanes; NaN if any is."""
+    return _extreme("maximum", vector)
+
+
+@intrinsic
+def smallest(typingctx, vector):
+    """The smallest over lanes; NaN if any is."""
+    return _extreme("minimum", vector)
+
+
+# ------------------------------------------------------------------------------- words
+@intrinsic
+def product(typingctx, words, multiplier):
+    """High and low words of the 64-bit products of a vector of 32-bit words and one word."""
+    pair = types.UniTuple(words, 2)
+    half = LANES // 2
+
+    def code(context, builder, sig, args):
+        # Multiplied in halves and taken apart by shuffles: as shifts and truncations the optimiser
+        # would move them behind exclusive ors of twice the width.
+        index = partial(ir.Constant, ir.VectorType(ir.IntType(32), half))
+        wide = ir.VectorType(ir.IntType(64), half)
+        by = builder.zext(_spread(builder, args[1], types.uint32), _llvm_vector(types.uint64))
+        parts = []
+        for start in (0, half):
+            lanes = index(list(range(start, start + half)))
+            a = builder.zext(builder.shuffle_vector(args[0], args[0], lanes), wide)
+            b = builder.shuffle_vector(by, by, lanes)
+            parts.append(builder.bitcast(builder.mul(a, b), _llvm_vector(types.uint32)))
+        split = []
+        for start in (1, 0):  # the low word comes first in memory
+            mask = [start + 2 * k for k in range(LANES)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), mask)
+            split.append(builder.shuffle_vector(*parts, mask))
+        return context.make_tuple(builder, pair, split)
+
+    return pair(words, types.uint32), code
+
+
+@intrinsic
+def shifted(typingctx, words, count):
+    """Words with sign, divided by two `count` times."""
+
+    def code(context, builder, sig, args):
+        return builder.ashr(args[0], _spread(builder, args[1], types.uint32))
+
+    return words(words, types.uint32), code
+
+
+@intrinsic
+def bits(typingctx, vector):
+    """float32 as words."""
+
+    def code(context, builder, sig, args):
+        return builder.bitcast(args[0], _llvm_vector(types.uint32))
+
+    return Vector(types.uint32)(vector), code
+
+
+@intrinsic
+def number(typingctx, words):
+    """Words as float32."""
+
+    def code(context, builder, sig, args):
+        return builder.bitcast(args[0], _llvm_vector(types.float32))
+
+    return Vector(types.float32)(words), code
+
+
+@intrinsic
+def converted(typingctx, words, like):
+    """Words, without sign, as numbers of the type of `like`."""
+    dtype = getattr(like, "dtype", like)
+
+    def code(context, builder, sig, args):
+        return builder.uitofp(args[0], _llvm_vector(dtype))
+
+    return Vector(dtype)(words, like), code
+
+
+@intrinsic
+def converted_signed(typingctx, words, like):
+    """Words with sign as numbers of the type of `like`."""
+    dtype = getattr(like, "dtype", like)
+
+    def code(context, builder, sig, args):
+        return builder.sitofp(args[0], _llvm_vector(dtype))
+
+    return Vector(dtype)(words, like), code
