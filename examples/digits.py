@@ -15,9 +15,9 @@ from torch import nn
 from upgd import UPGD
 from upgd.streams import TaskStream, load
 
-TASK, TASKS = 500, 10
+TASK, TASKS = 500, 12
 OPTIMIZERS = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.04),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "UPGD-W": lambda parameters: UPGD(
         parameters, lr=0.1, sigma=0.01, beta_utility=0.9, weight_decay=0.001
     ),

@@ -124,8 +124,8 @@ def test_the_page_is_one_file_for_all_screens(tmp_path: Path) -> None:
     assert ("name", "viewport") in read.attributes
     assert read.tags.count("svg") == 1
     # A point per method and task, with its value where the pointer rests.
-    assert read.tags.count("circle") == 3 * 15
-    point = re.compile(r"UPGD-W, task 15: (89|90)\.\d% ± 0\.\d%")
+    assert read.tags.count("circle") == 3 * demo_module.STEPS // demo_module.TASK_LENGTH
+    point = re.compile(r"UPGD-W, task 12: (89|90)\.\d% ± 0\.\d%")
     assert any(map(point.fullmatch, read.text["title"]))
     for fact in ("Stream", "UPGD-W", "Choice of settings", "Seeds", "Made with"):
         assert fact in read.text["dt"]

@@ -31,12 +31,12 @@ from upgd.study.work import Progress as RunProgress
 PROBLEM = "label-permuted-digits"
 TASK_LENGTH = 500
 OPTIONS: Mapping[str, Scalar] = {"task_length": TASK_LENGTH, "hidden": "64-32"}
-STEPS = 15 * TASK_LENGTH
+STEPS = 12 * TASK_LENGTH
 
 SETTINGS: Mapping[str, Mapping[str, float]] = {
     "upgd-w": {"lr": 0.1, "sigma": 0.01, "beta_utility": 0.9},
     "adam": {"lr": 0.003, "beta1": 0.0, "beta2": 0.9999},
-    "sgd": {"lr": 0.04},
+    "sgd": {"lr": 0.05},
 }
 """Each method's best in docs/benchmarks/demo_search.md, the slowest method first."""
 
@@ -115,7 +115,7 @@ def specs(seeds: list[int], steps: int) -> list[RunSpec]:
 
     Example:
         >>> print(specs([0], 500)[-1].label())
-        label-permuted-digits sgd lr=0.04 weight_decay=0.0 seed=0 steps=500 hidden=64-32 \
+        label-permuted-digits sgd lr=0.05 weight_decay=0.0 seed=0 steps=500 hidden=64-32 \
 task_length=500
     """
     if steps < TASK_LENGTH:
