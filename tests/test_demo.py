@@ -76,7 +76,7 @@ def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 
         for claim in ledger.claim("me", 60, limit=100):
             first, last = levels[claim.spec.method]
             tasks = claim.spec.steps // demo_module.TASK_LENGTH
-            curve = np.linspace(first, last, tasks) + noise.normal(0, 0.002, tasks)
+            curve = np.linspace(first, last, tasks) + noise.normal(0, 0.002)
             series = {"accuracy": Series(curve, demo_module.TASK_LENGTH)}
             result = Result("eager", summary={"accuracy": float(curve.mean())}, series=series)
             if np.isnan(last):
