@@ -28,6 +28,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/optimizer_step.py
 	$(BIN)/python benchmarks/curvature_cost.py
 	$(BIN)/python benchmarks/curvature_quality.py
+	$(BIN)/python benchmarks/ledger.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

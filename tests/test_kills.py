@@ -22,7 +22,9 @@ if os.name == "nt":
     pytest.skip("needs fork and SIGKILL", allow_module_level=True)
 
 from tests.killing import HEALTHY, POISON, SMALL, TOY, Server, results
+from upgd.engine import EagerRun
 from upgd.study import Ledger, load_checkpoint
+from upgd.study.work import work
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,26 @@ def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     assert saved > 0
     assert server.run("cli", ["resume", str(stopped), "--quiet", "--engine", "eager"]) == 0
     assert results(stopped) == results(tmp_path / "whole")
+
+
+def test_a_second_interrupt_keeps_nothing_of_a_step_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = EagerRun._learn
+
+    def interrupted(run: EagerRun) -> None:
+        learn(run)
+        if run.step == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EagerRun, "_learn", interrupted)
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(SMALL[:1])
+        with pytest.raises(KeyboardInterrupt):
+            work(ledger)
+        assert ledger.counts()["pending"] == 1
+        assert ledger.leases() == []
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def crash_points(server: Server, folder: Path, log: Path) -> list[str]:
