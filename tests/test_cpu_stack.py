@@ -62,9 +62,18 @@ def check_against_plain(stack: CpuStack, stream: Any, **network: Any) -> None:
 
 
 # --------------------------------------------------------------------------- equality
-def test_every_method_equals_the_plain_loop() -> None:
-    """All methods beside each other in one stack, in float64."""
-    learners = [Learner(name, {}, 3) for name in METHODS]
+FAMILIES = (
+    *("upgd", "n-upgd-2nd-local", "upgd-2nd", "feature-upgd", "feature-n-upgd-2nd-local"),
+    *("ada-upgd", "sgdw", "shrink-and-perturb", "adamw", "s-mas", "s-si", "s-rwalk"),
+)
+
+
+@pytest.mark.parametrize(
+    "names", [FAMILIES, pytest.param(tuple(METHODS), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_methods_equal_the_plain_loop(names: tuple[str, ...]) -> None:
+    """Beside each other in one stack, in float64."""
+    learners = [Learner(name, {}, 3) for name in names]
     stack = run(make(learners, dtype=torch.float64), learners)
     assert stack.order != list(range(len(learners)))
     check_against_plain(stack, classify, sizes=SIZES)
@@ -80,8 +89,8 @@ def test_every_method_equals_the_plain_loop() -> None:
     ids=str,
 )
 def test_hyperparameters(hyper: dict[str, float]) -> None:
-    learners = [Learner(name, hyper, 4) for name in ("upgd", "upgd-2nd", "upgd-local")]
-    stack = run(make(learners, dtype=np.float64), learners)
+    learners = [Learner(name, hyper, 4) for name in ("upgd", "upgd-2nd")]
+    stack = run(make(learners, dtype=np.float64), learners, CUTS[:7])
     check_against_plain(stack, classify, sizes=SIZES)
 
 
