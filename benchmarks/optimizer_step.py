@@ -1,6 +1,7 @@
 """Time of one optimizer step, as ratios to PyTorch's own optimizers in the same run.
 
     python benchmarks/optimizer_step.py [--device cuda] [--network paper] [--output table.md]
+    python benchmarks/optimizer_step.py --fused --busy    # fused steps alone, on a shared machine
     python benchmarks/optimizer_step.py --readme    # put the committed numbers into README.md
 
 Networks: ``paper`` is the setting of the paper's computational-time figure
@@ -42,6 +43,7 @@ Step = Callable[[], Any]
 NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
 BATCH = 100
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
+BUSY = False  # whether others use the machine: then one thread's own time counts
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
 
 
@@ -69,7 +71,9 @@ def fill_gradients(model: nn.Sequential, device: str) -> Step:
     return forward_backward
 
 
-def candidates(model: nn.Sequential, device: str, only: list[str]) -> dict[str, Step]:
+def candidates(
+    model: nn.Sequential, device: str, only: list[str], fused_alone: bool
+) -> dict[str, Step]:
     """Every optimizer's step by name: first the peers, then the registry."""
     params = list(model.parameters())
     total = sum(p.numel() for p in params)
@@ -83,8 +87,9 @@ def candidates(model: nn.Sequential, device: str, only: list[str]) -> dict[str, 
     for name, row in METHODS.items():
         if only and name not in only:
             continue
-        steps[name] = method_step(model, row, {"lr": TINY_LR})
-        if "noise" in row.needs:
+        if not fused_alone:
+            steps[name] = method_step(model, row, {"lr": TINY_LR})
+        if "noise" in row.needs and not fused_alone:
             steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
         if "fused" not in row.unsupported and importlib.util.find_spec(COMPILERS[device]):
             fused = {"lr": TINY_LR, "fused": True}
@@ -119,12 +124,13 @@ def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> St
 
 def seconds(step: Step, repeats: int, device: str) -> float:
     synchronise = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    clock = time.process_time if BUSY else time.perf_counter
     synchronise()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeats):
         step()
     synchronise()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
 def measure(
@@ -226,6 +232,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--network", choices=[*NETWORKS, "all"], default="all")
     parser.add_argument("--methods", nargs="*", default=[], help="these alone, by name")
+    parser.add_argument("--fused", action="store_true", help="time fused steps alone")
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread, and its own time: others use the CPU"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--target", type=float, default=0.05, help="seconds per optimizer and round"
@@ -237,6 +247,9 @@ def main() -> None:
     if args.readme:
         readme()
         return
+    if args.busy:
+        globals()["BUSY"] = True
+        torch.set_num_threads(1)
 
     pages, raw = [], {}
     for name in NETWORKS if args.network == "all" else [args.network]:
@@ -244,7 +257,7 @@ def main() -> None:
         forward_backward = fill_gradients(model, args.device)
         steps = {"forward + backward": forward_backward} if name == "paper" else {}
         times = measure(
-            {**steps, **candidates(model, args.device, args.methods)},
+            {**steps, **candidates(model, args.device, args.methods, args.fused)},
             args.device,
             args.rounds,
             args.target,
@@ -257,10 +270,12 @@ def main() -> None:
             + "\n".join(goals(times, args.device))
         )
         print(pages[-1] + "\n", flush=True)
+    flags = f"--device {args.device}" + " --fused" * args.fused + " --busy" * args.busy
+    shared = "Others used the machine: processor time of one thread.\n" if args.busy else ""
     head = (
         f"# One optimizer step on {machine(args.device)}\n\n"
-        f"`python benchmarks/optimizer_step.py --device {args.device}`, torch {torch.__version__}, "
-        f"median of {args.rounds} rounds; ratios are taken within a round.\n"
+        f"`python benchmarks/optimizer_step.py {flags}`, torch {torch.__version__}, "
+        f"median of {args.rounds} rounds; ratios are taken within a round.\n{shared}"
         "Curvature (`-2nd`) and gates (`feature-`) are given, not computed.\n"
     )
     if args.output:

@@ -11,6 +11,8 @@ import importlib.util
 import io
 import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -577,6 +579,18 @@ def test_philox_noise_is_the_written_generator() -> None:
 
 
 # ---------------------------------------------------------------------------------- CUDA
+@pytest.mark.skipif(not HAS["triton"], reason="needs Triton")
+def test_kernels_compile_for_a_device_and_move_four_numbers_at_a_time() -> None:
+    """w, g, U in four lanes are twelve loads; w and U are eight stores; the noise takes its own."""
+    command = [sys.executable, "-m", "tests.compile_flat", "upgd"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (line.split() for line in done.stdout.splitlines())
+    assert int(first[2]) >= 12, first
+    assert int(second[2]) >= 12, second
+    assert int(second[3]) >= 8, second
+
+
 @needs_cuda
 @pytest.mark.parametrize("name", ["upgd", "s-rwalk", "upgd-local"])
 def test_no_synchronisation_on_cuda(name: str) -> None:

@@ -123,7 +123,7 @@ class AdaUPGD(UtilityOptimizer):
         betas: Decays of Adam's moments.
         eps: Added to Adam's denominator.
         scaling, order, protect, curvature: See :class:`~upgd.UPGD`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:

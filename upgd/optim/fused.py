@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,34 +80,34 @@ class Part:
     rows: NDArray[np.int32]
     visitors: dict[int, Tensor]
 
-    @property
+    @cached_property
     def real(self) -> str:
         """The type of the arithmetic."""
         return "float64" if self.dtype == torch.float64 else "float32"
 
-    @property
+    @cached_property
     def reduction(self) -> str | None:
         """How the first pass makes the second one's η."""
         return self.method.phases[0].reduce if flat.uses_eta(self.method) else None
 
-    @property
+    @cached_property
     def decays(self) -> list[int]:
         """For each state, the column of its decay, or -1."""
         found = [self.method.decays.get(state) for state in self.method.states]
         places = [-1 if name is None else HYPER.index(name) for name in found]
         return places + [-1] * (len(STATES) - len(places))
 
-    @property
+    @cached_property
     def second(self) -> bool:
         """Whether it reads curvature."""
         return "curvature" in self.method.needs
 
-    @property
+    @cached_property
     def noisy(self) -> bool:
         """Whether it is perturbed."""
         return "noise" in self.method.needs
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """How many weights there are."""
         return int(self.table[:, flat.TOTAL].sum())
@@ -164,19 +165,19 @@ class FusedStep:
             (id(g), g.get("sigma") == 0, g.get("protect"), g.get("beta_utility"))
             for g in opt.param_groups
         ]
-        kinds, places = _kinds(params), _places(params)
+        places = _places(params)
         plan = self.plan
         if (
             plan is None
             or plan.options != options
-            or plan.kinds != kinds
             or not _same(plan.params, params)
+            or (plan.places != places and plan.kinds != _kinds(params))
             or not all(
                 opt.state.get(p) is state and [*map(id, state.values())] == ids
                 for p, state, ids in plan.owned
             )
         ):
-            plan = self._plan(params, options, kinds)
+            plan = self._plan(params, options, _kinds(params))
             if plan is None:
                 return
         self._run(plan, places)
@@ -248,7 +249,7 @@ class FusedStep:
     def _run(self, plan: Plan, places: list[Any]) -> None:
         opt, backend = self.opt, self.backend
         mode = self._mode(plan)
-        curved = "curvature" in opt.method.needs
+        curved = plan.parts[0].second
         moved = plan.places != places or bool(plan.kept) or curved
         if moved or any(part.visitors for part in plan.parts):
             self._locate(plan, curved)
@@ -318,13 +319,17 @@ def _kinds(params: list[Tensor]) -> list[Any]:
 
 
 def _places(params: list[Tensor]) -> list[Any]:
-    """Where weights and gradients are."""
-    return [
-        (p.data_ptr(), g.data_ptr(), g.is_contiguous())
-        if (g := p.grad) is not None and g.layout is torch.strided
-        else None
-        for p in params
-    ]
+    """Where weights and gradients are; empty if one is not strided."""
+    found: list[Any] = []
+    for p in params:
+        g = p.grad
+        if g is None:
+            found.append(None)
+        elif g.layout is torch.strided:
+            found.append((p.data_ptr(), g.data_ptr(), g.is_contiguous()))
+        else:
+            return []
+    return found
 
 
 def _same(a: list[Tensor], b: list[Tensor]) -> bool:

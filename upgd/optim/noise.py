@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -122,20 +122,46 @@ class PhiloxNoise:
 
     Args:
         shapes: Of all parameters in order; the optimizer fills them in where they are left out.
+        first: What to add to the optimizer's steps: where it begins in a longer run.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, shapes: Sequence[Sequence[int]] = (), first: int = 0) -> None:
+        self.first = first
         self.describe(shapes)
 
     def describe(self, shapes: Sequence[Sequence[int]]) -> None:
         """Tell the shapes of all parameters; an optimizer calls it whenever it gets new ones."""
         self.shapes = [tuple(shape) for shape in shapes]
+        self._tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
         self._places: dict[int, int] = {}
         offset = 0
         for number, shape in enumerate(self.shapes):
             if math.prod(shape):
                 self._places[offset] = number
             offset += math.prod(shape)
+
+    def _table(self, offsets: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Quad and tensor of each counter, and where each weight's number will be.
+
+        Numbers come lane by lane, each lane as long as there are counters.
+        """
+        key = (tuple(offsets), device)
+        if key not in self._tables:
+            numbers = [self._places[offset] for offset in offsets]
+            shapes = [self.shapes[number] for number in numbers]
+            spans = [-(-(s[0] if s else 1) // 4) * math.prod(s[1:]) for s in shapes]
+            quads = torch.cat([torch.arange(span) for span in spans])
+            tensors = torch.tensor(numbers).repeat_interleave(torch.tensor(spans))
+            begins = [sum(spans[:i]) for i in range(len(spans))]
+            weights = [torch.arange(math.prod(shape)) for shape in shapes]
+            where = torch.cat(
+                [
+                    e // span * len(quads) + begin + e % span
+                    for e, span, begin in zip(weights, spans, begins, strict=True)
+                ]
+            )
+            self._tables = {key: (quads.to(device), tensors.to(device), where.to(device))}
+        return self._tables[key]
 
     def draw(
         self,
@@ -148,17 +174,12 @@ class PhiloxNoise:
         dtype: torch.dtype,
     ) -> Tensor:
         """See :meth:`NoiseSource.draw`."""
-        count = torch.as_tensor(step, device=device)
+        quads, tensors, where = self._table(offsets, device)
+        count = torch.as_tensor(step, device=device) + self.first
         time = [count & _MASK32, (count >> 32) & _MASK32]
-        key = (seed & _MASK32, (seed >> 32) & _MASK32)
-        parts = []
-        for offset in offsets:
-            number = self._places[offset]
-            shape = self.shapes[number]
-            rows = shape[0] if shape else 1
-            quad = torch.arange(-(-rows // 4) * math.prod(shape[1:]), device=device)
-            counter = [quad, torch.full_like(quad, number), *[t.expand_as(quad) for t in time]]
-            a, b, c, d = philox4x32(counter, key)
-            numbers = (*box_muller(a, b, dtype), *box_muller(c, d, dtype))
-            parts.append(torch.cat(numbers)[: math.prod(shape)])
-        return torch.cat(parts)
+        counter = [quads, tensors, *[t.expand_as(quads) for t in time]]
+        a, b, c, d = philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32))
+        even, odd = box_muller(torch.cat((a, c)), torch.cat((b, d)), dtype)
+        half = len(quads)
+        lanes = torch.cat((even[:half], odd[:half], even[half:], odd[half:]))
+        return lanes.index_select(0, where)

@@ -185,7 +185,7 @@ class UPGD(UtilityOptimizer):
         curvature: Where ``order=2`` takes it from: ``"hesscale"``, ``"ggn"`` (never
             negative) or ``"hutchinson"`` (unbiased, noisy, any model); see
             :func:`upgd.curvature.backward`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:

@@ -1,0 +1,90 @@
+"""Compile the fused optimizers' Triton kernels for sm_90, no GPU needed.
+
+``python -m tests.compile_flat [method ...]`` prints, for each kernel, how many of its loads and
+stores move four numbers at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from upgd.kernels import flat
+from upgd.kernels import triton_flat as kernels
+from upgd.kernels.rules import HYPER, STATES
+from upgd.optim.registry import METHODS
+from upgd.optim.rule import Method
+
+TYPES = {
+    **dict.fromkeys(("tensors", "clocks", "draw"), "*i64"),
+    **dict.fromkeys(("items", "rows", "done", "iota"), "*i32"),
+    **dict.fromkeys(("numbers", "slots"), "*fp64"),
+    **dict.fromkeys(("seed", "step"), "i64"),
+    "norms": "*fp32",
+    "finishing": "i32",
+}
+
+
+def build(kernel: Any, **constants: Any) -> str:
+    """The kernel's PTX."""
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else TYPES[n] for n in names}
+    pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in pointers},
+    )
+    options = {"num_warps": kernels.WARPS}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return str(compiled.asm["ptx"])
+
+
+def build_method(method: Method) -> dict[str, str]:
+    """The PTX of its two passes."""
+    rules = kernels.rules(method, "float32")
+    reduction = method.phases[0].reduce if flat.uses_eta(method) else None
+    common = {"SECOND": "curvature" in method.needs, "KIND": tl.float32, "REAL": tl.float32}
+    common["BLOCK"] = kernels.BLOCK
+    names = [method.decays.get(state) for state in method.states]
+    decays = [-1 if name is None else HYPER.index(name) for name in names]
+    decays += [-1] * (len(STATES) - len(decays))
+    passes = {}
+    if reduction == "max":
+        passes["first"] = build(kernels.reduce_kernel, RULE=rules.reduce, DECAY=-1, **common)
+    elif reduction == "row_norm":
+        passes["first"] = build(kernels.norms_kernel, RULE=rules.reduce, **common)
+    else:
+        passes["first"] = build(kernels.check_kernel, **common)
+    passes["second"] = build(
+        kernels.update_kernel,
+        **{f"D{k}": place for k, place in enumerate(decays)},
+        **{"RULE": rules.update, "STATES": len(method.states), "NOISE": "noise" in method.needs},
+        **{"GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
+        **{"DRAWN": False, "DECAY": -1},
+        **common,
+    )
+    return passes
+
+
+def main() -> None:
+    """Compile what was asked for."""
+    for name in sys.argv[1:] or ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk"]:
+        for which, ptx in build_method(METHODS[name].method).items():
+            loads, stores = (len(re.findall(rf"{op}\.global\S*\.v4", ptx)) for op in ("ld", "st"))
+            print(name, which, loads, stores)
+
+
+if __name__ == "__main__":
+    main()
