@@ -20,6 +20,7 @@ import numpy as np
 import sklearn.datasets  # noqa: F401 - so that children need not import it
 
 from upgd.cli import main
+from upgd.engine import EagerRun
 from upgd.study import Ledger, RunSpec, crash, ledger, work
 from upgd.study.work import work as do_work
 
@@ -98,14 +99,28 @@ def _poison(folder: str) -> None:
     whole_study(Path(folder), [POISON, HEALTHY])
 
 
-CHILDREN = {"cli": _cli, "crash": _crash, "poison": _poison}
+def _signal(arguments: list[str], step: int, number: int) -> None:
+    """A command; the process gets a signal in the middle of this step of a run."""
+    losses, sent = EagerRun._losses, []
+
+    def signalled(run: EagerRun, *rest: Any) -> Any:
+        if run.step == step and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+        return losses(run, *rest)
+
+    EagerRun._losses = signalled
+    _cli(arguments)
+
+
+CHILDREN = {"cli": _cli, "crash": _crash, "poison": _poison, "signal": _signal}
 
 
 # ------------------------------------------------------------------------- in the server
 def serve() -> None:
     """Answer requests: fork, wait, kill if asked to, say how it ended."""
     for line in sys.stdin:
-        name, arguments, seconds, number = json.loads(line)
+        name, arguments, seconds = json.loads(line)
         child = os.fork()
         if child == 0:
             code = 99
@@ -116,18 +131,18 @@ def serve() -> None:
                 code = int(end.code or 0)
             finally:
                 os._exit(code)
-        print(json.dumps(_end(child, seconds, number)), flush=True)
+        print(json.dumps(_end(child, seconds)), flush=True)
 
 
-def _end(child: int, seconds: float | None, number: int) -> int:
-    """Send a signal after so many seconds; return the exit code, or minus the ending signal."""
+def _end(child: int, seconds: float | None) -> int:
+    """Kill after so many seconds; return the exit code, or minus the signal that ended it."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(child, 0 if deadline is None else os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         if deadline is not None and time.monotonic() >= deadline:
-            os.kill(child, number)  # not reaped yet: its number is still its own
+            os.kill(child, signal.SIGKILL)  # not reaped yet: its number is still its own
             deadline = None
         time.sleep(0.001)
 
@@ -157,17 +172,11 @@ class Server:
         self.process.stdin.close()
         self.process.wait(60)
 
-    def run(
-        self,
-        name: str,
-        *arguments: Any,
-        kill_after: float | None = None,
-        by: signal.Signals = signal.SIGKILL,
-    ) -> int:
+    def run(self, name: str, *arguments: Any, kill_after: float | None = None) -> int:
         """Run one of CHILDREN in a process of its own; returns how it ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = json.dumps([name, arguments, kill_after, by])
+        request = json.dumps([name, arguments, kill_after])
         self.process.stdin.write(request + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())

@@ -66,19 +66,24 @@ def is_begun(folder: Path, count: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"), [(20, 150), pytest.param(100, 1500, marks=pytest.mark.slow)]
+    ("kills", "seconds"), [(20, 5.0), pytest.param(100, 60.0, marks=pytest.mark.slow)]
 )
 def test_one_study_killed_at_random_times(
-    server: Server, tmp_path: Path, kills: int, steps: int
+    server: Server, tmp_path: Path, kills: int, seconds: float
 ) -> None:
-    arguments = ["run", TOY, "sgd", "upgd", "--seeds", "2", "--steps", str(steps)]
+    def timed(*command: str) -> float:
+        start = time.monotonic()
+        assert server.run("cli", command) == 0
+        return time.monotonic() - start
+
     options = ["--quiet", "--engine", "eager", "--checkpoint-seconds", "0"]
-    arguments += ["--window", "50", "--hidden", "32-16", *options, "--study"]
-    start = time.monotonic()
-    assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
-    took = time.monotonic() - start
-    assert server.run("cli", ["resume", str(tmp_path / "whole"), *options]) == 0
-    startup = time.monotonic() - start - took  # there was nothing to do
+    arguments = ["run", TOY, "sgd", "upgd", "--seeds", "2", "--window", "50", *options]
+    arguments += ["--hidden", "32-16", "--steps"]
+    pace = timed(*arguments, "100", "--study", str(tmp_path / "pace"))
+    startup = timed("resume", str(tmp_path / "pace"), *options)  # there is nothing to do
+    steps = min(max(2, round(seconds / max(pace - startup, 0.02))), 200) * 50
+    arguments += [str(steps), "--study"]  # a study of about so many seconds
+    took = timed(*arguments, str(tmp_path / "whole"))
     killed = tmp_path / "killed"
     resume = ["resume", str(killed), *options]
     rng, seen, landed = random.Random(0), {}, set()
@@ -111,29 +116,28 @@ def test_one_study_killed_at_random_times(
 def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """Ctrl-C at any time: the step under way is finished, the run is kept, nothing is held."""
-    arguments = ["run", TOY, "upgd", "--seeds", "1", "--steps", "120", "--window", "30"]
+    """Ctrl-C in the middle of a step: it is finished, the run is kept, nothing is held."""
+    arguments = ["run", TOY, "upgd", "--seeds", "1", "--steps", "80", "--window", "20"]
     arguments += ["--hidden", "32-16", "--quiet", "--engine", "eager", "--study"]
-    start = time.monotonic()
     assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
-    took = time.monotonic() - start
-    stopped, saved = tmp_path / "stopped", 0
-    with Ledger.open(stopped) as ledger:
-        ledger.add([spec for spec, *_ in results(tmp_path / "whole").values()])
-    for _ in range(3):
-        pause = took / 8
+    stopped = tmp_path / "stopped"
+    for step in (0, 7, 33):
         command = [*arguments, str(stopped)]
-        assert server.run("cli", command, kill_after=pause, by=how) == 130
+        before = saved_step(stopped)
+        assert server.run("signal", command, max(step, before), how) == 130
         with Ledger.open(stopped) as ledger:
             assert ledger.counts()["pending"] == 1
             assert ledger.leases() == []
-        files = list((stopped / "checkpoints").glob("*.npz"))
-        steps = [load_checkpoint(file)[1]["run"]["step"] for file in files]
-        assert steps >= [saved] * len(steps)  # never back
-        saved = max(steps, default=0)
-    assert saved > 0
-    assert server.run("cli", ["resume", str(stopped), "--quiet", "--engine", "eager"]) == 0
+        assert saved_step(stopped) > max(step, before)
+        if saved_step(stopped) == 80:
+            break
+    assert server.run("cli", [*arguments, str(stopped)]) == 0
     assert results(stopped) == results(tmp_path / "whole")
+
+
+def saved_step(study: Path) -> int:
+    files = list((study / "checkpoints").glob("*.npz"))
+    return max((load_checkpoint(file)[1]["run"]["step"] for file in files), default=0)
 
 
 def test_a_second_interrupt_keeps_nothing_of_a_step_half_done(
