@@ -1,6 +1,6 @@
 """Choose the demo's settings: the same number of settings for each method, the best of each.
 
-    python benchmarks/demo_search.py [--study studies/demo_search] [--seeds 100,101]
+    python benchmarks/demo_search.py [--study studies/demo_search] [--seeds 100-109]
 
 Every method is tried on the demo's stream with seeds that the demo does not use, and its setting
 with the largest area under the accuracy curve (the mean over all tasks) is the demo's. All
@@ -23,7 +23,7 @@ from upgd.cli.arguments import seed_list
 from upgd.cli.demo import OPTIONS, PROBLEM, STEPS, hyper
 from upgd.report import tables
 from upgd.study import RULES_VERSION, Ledger, RunSpec, Scalar
-from upgd.study.processes import cores, work_in_processes
+from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "demo_search.md"
@@ -74,12 +74,13 @@ def results(study: Path, specs: list[RunSpec]) -> list[Row]:
 
     def tell(progress: Progress) -> None:
         if progress.step == progress.spec.steps:
-            print(progress.spec.label(), flush=True)
+            print(f"{1 + len(progress.others)} runs done", flush=True)
 
     keys = {spec.key for spec in specs}
     with Ledger.open(study) as ledger:
         ledger.add(specs)
-    work_in_processes(study, cores(), where={"key": sorted(keys)}, on_progress=tell)
+        tally = work_stacks(ledger, where={"key": sorted(keys)}, on_progress=tell)
+        assert not tally.errors, tally.errors
     with Ledger.open(study, read_only=True) as ledger:
         rows = tables.rows(tables.group(run for run in ledger.runs() if run.key in keys))
     return sorted(rows, key=lambda row: (row["diverged"] > 0, -row.get("mean", 0.0)))
@@ -90,8 +91,8 @@ def page(rows: list[Row], others: dict[str, list[Row]], seeds: list[int]) -> str
     assert len(counts) == 1, "each method deserves the same number of settings"
     options = " ".join(f"{name}={value}" for name, value in OPTIONS.items())
     how = (
-        f"`{PROBLEM}`, {options}, {STEPS} steps, seeds {' and '.join(map(str, seeds))}; the demo's "
-        f"own seeds are 0 to 2. {counts.pop()} settings per method; what is not in a table is at "
+        f"`{PROBLEM}`, {options}, {STEPS} steps, seeds {min(seeds)} to {max(seeds)}; the demo's "
+        f"own seeds are 0 to 4. {counts.pop()} settings per method; what is not in a table is at "
         "its default. The score is the area under the accuracy curve, which is the mean accuracy "
         "over all tasks; a setting with a run that diverged is not chosen. The demo takes each "
         f"method's first row. torch {torch.__version__}, {platform.machine()}, version "
@@ -127,7 +128,7 @@ def score(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--study", type=Path, default=Path("studies/demo_search"))
-    parser.add_argument("--seeds", default="100,101")
+    parser.add_argument("--seeds", default="100-109")
     args = parser.parse_args()
     seeds = seed_list(args.seeds)
     rows = results(args.study, search(seeds))

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from upgd.engine.dense import Learner
 from upgd.engine.feed import Feed
-from upgd.engine.noise import PhiloxNoise
 from upgd.metrics import sample_plasticity
 from upgd.networks import build
+from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import get
 from upgd.streams import TaskStream, ToyStream, load
 

@@ -29,7 +29,7 @@ OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled path."""
-    monkeypatch.setattr(batched, "_dense_path", lambda device: False)
+    monkeypatch.setattr(batched, "has_dense_path", lambda device: False)
 
 
 def results(folder: Path, specs: list[RunSpec], do: Any, **arguments: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Reader(HTMLParser):
             self.text.setdefault(self.open[-1], []).append(data)
 
 
-def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 3) -> None:
+def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 5) -> None:
     """A finished study of the demo whose curves go straight from one level to another."""
     noise = np.random.default_rng(0)
     with Ledger.open(study) as ledger:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from upgd.engine.noise import PhiloxNoise
 from upgd.kernels.philox import box_muller, normal, philox4x32
+from upgd.optim.noise import PhiloxNoise
 
 MASK = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)

@@ -45,13 +45,13 @@ def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
     if setting.batch != 1:
         return None
     learner = Learner(setting.method, setting.hyper, setting.seed)
-    if not isinstance(problem.network, str) and _dense_path(torch.device(device).type):
+    if not isinstance(problem.network, str) and has_dense_path(torch.device(device).type):
         return "dense"
     return None if unsupported(learner) else "general"
 
 
 @cache
-def _dense_path(device: str) -> bool:
+def has_dense_path(device: str) -> bool:
     """Whether the compiled path for dense networks is installed; says so once if it is not."""
     needed = {"cuda": "triton", "cpu": "numba"}.get(device)
     if needed is None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from upgd.engine.noise import PhiloxNoise
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import get
 
 LossName = Literal["cross_entropy", "squared_error"]
