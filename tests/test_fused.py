@@ -563,6 +563,16 @@ def test_numba_sigmoids() -> None:
     assert np.isnan(cpu_math.sigmoid32(np.float32(np.nan)))
 
 
+def test_a_run_may_begin_late(device: str) -> None:
+    """Draws are counted from where the noise source says."""
+    results = []
+    for path in PATHS:
+        problem = Problem(SMALL, device)
+        opt = UPGD(problem.params, seed=1, sigma=1.0, noise=PhiloxNoise(first=2**33), **path)
+        results.append(problem.run(opt, 1).weights)
+    assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
 def test_philox_noise_is_the_written_generator() -> None:
     shapes = [(5, 3), (0, 2), (), (6,), (2, 3, 2)]
     noise = PhiloxNoise(shapes)

@@ -384,6 +384,12 @@ def hyper(group: dict[str, Any], wait: bool) -> list[float]:
     return [lr, *values, float(first), float(second), float(group.get("eps", 0.0))]
 
 
+def first_draw(opt: RuleOptimizer) -> int:
+    """What the noise source adds to the optimizer's count of draws."""
+    assert isinstance(opt.noise, PhiloxNoise)
+    return opt.noise.first
+
+
 def overridden(opt: RuleOptimizer, name: str) -> bool:
     """Whether a subclass has its own version of a method, as sharded models do."""
     from upgd.optim.base import RuleOptimizer
@@ -489,7 +495,8 @@ class _Cpu:
         for part, mine in self.parts:
             self.launch(
                 *(mine.kernels.update, mine.items, part.weights, part.table, plan.numbers),
-                *(mine.partial, mine.norms, group["seed"], group["noise_step"], mine.quads),
+                *(mine.partial, mine.norms, group["seed"], group["noise_step"] + first_draw(opt)),
+                mine.quads,
             )
 
 

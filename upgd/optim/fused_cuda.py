@@ -87,7 +87,7 @@ class Cuda:
         self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
     ) -> None:
         """Bring the tables up to date."""
-        from upgd.optim.fused import ELSEWHERE, hyper
+        from upgd.optim.fused import ELSEWHERE, first_draw, hyper
 
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if moved:
@@ -111,6 +111,8 @@ class Cuda:
         if found_inf is not None:
             self.slots[1].add_(found_inf.to(self.device).reshape(()))
         self.step = opt._noise_step(self.device)
+        if first_draw(opt):
+            self.step = self.step + first_draw(opt)
         if isinstance(self.step, Tensor):
             self.draw.copy_(self.step.reshape(1))
 
