@@ -6,6 +6,7 @@ take long, or leave half a study.
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import io
 import json
@@ -444,10 +445,17 @@ def _(folder: Path, case: tuple[str, str]) -> None:
 # ---- studies
 
 
+def temporary_folder() -> Path:
+    """A folder for as long as this process lives."""
+    folder = tempfile.mkdtemp(prefix="upgd-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @cache
 def small_study() -> Path:
     """A study with runs that are done, diverged and pending; to be copied."""
-    folder = Path(tempfile.mkdtemp(prefix="upgd-fuzz-"))
+    folder = temporary_folder()
     with Ledger.open(folder) as ledger:
         options = {"window": 2, "hidden": "4"}
         ledger.add([RunSpec(TOY, m, {"lr": 0.01}, 0, 4, options) for m in ("sgd", "upgd")])
@@ -596,7 +604,7 @@ def _(folder: Path, case: tuple[dict[str, Any], str, int]) -> None:
 @cache
 def interrupted_study() -> tuple[Path, list[float]]:
     """A study stopped in mid-run, and the loss of the uninterrupted run."""
-    folder = Path(tempfile.mkdtemp(prefix="upgd-fuzz-"))
+    folder = temporary_folder()
     spec = RunSpec(TOY, "adam", {"lr": 0.01}, 0, 40, {"window": 10, "hidden": "4"})
 
     def stop(progress: Progress) -> None:
