@@ -84,7 +84,9 @@ def permutation(
 
     Args:
         n: how many numbers.
-        seed, purpose, index: those of :func:`bits`.
+        seed: that of :func:`bits`, and so are
+        purpose: what it is for, and
+        index: which one.
         first: give only so many of the permutation's first entries, in less time.
 
     Example:
