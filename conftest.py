@@ -10,7 +10,7 @@ collect_ignore_glob = []
 if not importlib.util.find_spec("triton"):
     collect_ignore_glob += [
         *("upgd/kernels/triton_*.py", "upgd/engine/*_cuda.py", "upgd/engine/compiled.py"),
-        "tests/compile_kernels.py",
+        "tests/compile_*.py",
     ]
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported

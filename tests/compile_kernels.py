@@ -1,10 +1,9 @@
-"""Compile the Triton kernels for sm_90 without a GPU: ``python -m tests.compile_kernels``."""
+"""Compile the Triton kernels for sm_90 without a GPU: ``python -m tests.compile_kernels``.
+
+Without ``TRITON_INTERPRET``, since interpreted kernels are not compiled.
+"""
 
 from __future__ import annotations
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "0"
 
 from typing import Any
 

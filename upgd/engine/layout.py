@@ -63,7 +63,7 @@ class Layout:
 
     >>> layout = Layout((784, 300, 150, 10))
     >>> layout.parameters, layout.size
-    (281710, 288000)
+    (282160, 287200)
     """
 
     sizes: tuple[int, ...]
