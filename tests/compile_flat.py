@@ -1,7 +1,7 @@
 """Compile the fused optimizers' Triton kernels for sm_90, no GPU needed.
 
-``TRITON_INTERPRET=0 python -m tests.compile_flat [method ...]`` prints, for each kernel, how many of
-its loads and stores move four numbers at a time.
+``TRITON_INTERPRET=0 python -m tests.compile_flat [method ...]`` prints for each kernel
+how many of its loads and stores move four numbers at a time.
 """
 
 from __future__ import annotations
