@@ -9,7 +9,7 @@ import torch
 collect_ignore_glob = []
 if not importlib.util.find_spec("triton"):
     collect_ignore_glob += [
-        *("upgd/kernels/triton_*.py", "upgd/engine/*_cuda.py", "upgd/engine/compiled.py"),
+        *("upgd/kernels/triton_*.py", "upgd/engine/*_cuda.py", "upgd/optim/fused_cuda.py"),
         "tests/compile_*.py",
     ]
 elif not torch.cuda.is_available():

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from upgd.kernels import flat
 from upgd.kernels import triton_flat as kernels
 from upgd.kernels.rules import HYPER, STATES
+from upgd.kernels.triton_rules import compile_rules
 from upgd.optim.registry import METHODS
 from upgd.optim.rule import Method
 
@@ -49,7 +50,7 @@ def build(kernel: Any, **constants: Any) -> str:
 
 def build_method(method: Method) -> dict[str, str]:
     """The PTX of its two passes."""
-    rules = kernels.rules(method, "float32")
+    rules = compile_rules(method, "float32")
     reduction = method.phases[0].reduce if flat.uses_eta(method) else None
     common = {"SECOND": "curvature" in method.needs, "KIND": tl.float32, "REAL": tl.float32}
     common["BLOCK"] = kernels.BLOCK

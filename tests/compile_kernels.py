@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from upgd.engine.compiled import compile_rules
 from upgd.engine.dense import Learner, in_groups
 from upgd.kernels import triton_sample, triton_stored, triton_update
+from upgd.kernels.triton_rules import compile_rules
 
 INTEGERS = {
     *("offset", "first", "mine", "runs", "P", "A", "UNITS", "LENGTH", "layer", "window"),
@@ -74,7 +73,7 @@ def main() -> None:
     build(triton_update.product_kernel, warps=1, BLOCK=128)
     for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "s-rwalk"):
         _, [group] = in_groups([Learner(name, {}, 0)])
-        rules = compile_rules(group, torch.float32)
+        rules = compile_rules(group.row.method, "float32")
         local = group.reduce == "row_norm"
         common: dict[str, Any] = {"STATES": len(group.states), "LOCAL": local}
         if group.features:
@@ -103,7 +102,9 @@ def main() -> None:
                 build(triton_stored.reduce_kernel, RULE=rules.reduce, BLOCK=256)
     _, [local_group] = in_groups([Learner("upgd-local", {}, 0)])
     build(
-        triton_stored.norm_kernel, RULE=compile_rules(local_group, torch.float32).reduce, BLOCK=256
+        triton_stored.norm_kernel,
+        RULE=compile_rules(local_group.row.method, "float32").reduce,
+        BLOCK=256,
     )
 
 

@@ -12,12 +12,12 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from upgd.engine.compiled import compile_rules
 from upgd.engine.dense import COLUMNS, Learner, in_groups, initial, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
+from upgd.kernels.triton_rules import compile_rules
 
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
@@ -91,7 +91,8 @@ class CudaStack:
         self.second = any(group.second for group in self.groups)
         self.features = any(group.features for group in self.groups)
         self._allocate()
-        self._rules = [compile_rules(group, dtype) for group in self.groups]
+        real = str(dtype).removeprefix("torch.")
+        self._rules = [compile_rules(group.row.method, real) for group in self.groups]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._streams = (
             [torch.cuda.Stream(self.device) for _ in self.groups]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from upgd.engine.compiled import compile_rules
 from upgd.kernels import triton_stored as kernels
+from upgd.kernels.triton_rules import compile_rules
 
 if TYPE_CHECKING:
     from upgd.engine.general import GeneralStack
@@ -22,7 +22,8 @@ class FusedUpdates:
 
     def __init__(self, stack: GeneralStack) -> None:
         self.stack = stack
-        self._rules = [compile_rules(group, stack.dtype) for group in stack.groups]
+        real = str(stack.dtype).removeprefix("torch.")
+        self._rules = [compile_rules(group.row.method, real) for group in stack.groups]
         items: list[tuple[int, ...]] = []
         rows: list[tuple[int, int]] = []
         base = 0

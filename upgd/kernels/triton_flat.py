@@ -12,16 +12,12 @@ first pass left behind, so neither needs a launch of its own.
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 import triton
 import triton.language as tl
 
 from upgd.kernels import flat
-from upgd.kernels.rules import load_module, source
-from upgd.kernels.triton_random import HARDWARE, four_normals
-from upgd.optim.rule import Method
+from upgd.kernels.triton_random import four_normals
 
 _W, _G, _H, _STATE = (tl.constexpr(x) for x in (flat.W, flat.G, flat.H, flat.STATE))
 _TOTAL, _SPAN, _NUMBER = (tl.constexpr(x) for x in (flat.TOTAL, flat.SPAN, flat.NUMBER))
@@ -405,38 +401,3 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
                 tl.store(tried, tl.load(tried) + 1)
             tl.store(slots, float("-inf"))
             tl.store(slots + 1, 0.0)
-
-
-# ----------------------------------------------------------------------------- rules
-_HELPERS = """
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-
-
-@triton.jit
-def sigmoid(x):
-    {sigmoid}
-
-
-@triton.jit
-def sqrt(x):
-    return tl.sqrt(x)
-
-
-@triton.jit
-def absolute(x):
-    return tl.abs(x)
-"""
-_PLAIN = "return 1.0 / (1.0 + tl.exp(-x))"
-# Two calls of the special function unit; the quotient's error is 2 ulp, and 1/inf is 0.
-_FAST = "return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))"
-
-
-def rules(method: Method, real: str) -> ModuleType:
-    """A method's ``update`` and, where it has one, ``reduce`` as Triton functions."""
-    fast = HARDWARE.value and real == "float32"
-    parts = [_HELPERS.format(sigmoid=_FAST if fast else _PLAIN)]
-    stages = ["update"] + ["reduce"] * (method.phases[0].reduce is not None)
-    parts += ["@triton.jit\n" + source(method, stage, "triton") for stage in stages]
-    return load_module("\n\n".join(parts), f"flat_{real}")

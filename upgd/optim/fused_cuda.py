@@ -25,9 +25,10 @@ class CudaPart:
 
     def __init__(self, part: Part, plan: Plan, device: torch.device) -> None:
         from upgd.kernels import triton_flat as kernels
+        from upgd.kernels.triton_rules import compile_rules
         from upgd.optim.fused import items_of
 
-        rules = kernels.rules(part.method, part.real)
+        rules = compile_rules(part.method, part.real)
         real, kind = kernels.TYPES[compute_dtype(part.dtype)], kernels.TYPES[part.dtype]
         items = items_of(part, kernels.BLOCK, np.int32)
         self.table = torch.zeros(part.table.shape, dtype=torch.int64, device=device)

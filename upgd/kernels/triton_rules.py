@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
-import torch
-
-from upgd.engine.dense import Group
 from upgd.kernels.rules import Stage, load_module, source
 from upgd.kernels.triton_random import HARDWARE
+from upgd.optim.rule import Method
 
 _HELPERS = """
 import triton
@@ -35,15 +33,19 @@ _PLAIN = "return 1.0 / (1.0 + tl.exp(-x))"
 _HARDWARE = "return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))"
 
 
-def compile_rules(group: Group, dtype: torch.dtype) -> Any:
-    """The group's rules as Triton functions."""
-    method = group.row.method
-    hardware = HARDWARE.value and dtype == torch.float32
+def compile_rules(method: Method, real: str) -> ModuleType:
+    """``update`` and, where the method has them, ``reduce`` and ``trace`` (of features).
+
+    Args:
+        method: Whose rules.
+        real: ``"float32"`` or ``"float64"``.
+    """
+    hardware = HARDWARE.value and real == "float32"
     parts = [_HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)]
     stages: list[Stage] = ["update"]
-    if group.reduce is not None:
-        stages.append("reduce")
-    if group.features:
+    if method.phases[0].over == "features":
         stages.append("features")
+    elif method.phases[0].reduce is not None:
+        stages.append("reduce")
     parts += ["@triton.jit\n" + source(method, stage, "triton") for stage in stages]
-    return load_module("\n\n".join(parts), group.row.name.replace("-", "_"))
+    return load_module("\n\n".join(parts), f"rules_{real}")
