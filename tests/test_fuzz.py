@@ -982,7 +982,8 @@ def test_malformed(name: str, many: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     each()
     assert count >= many, f"only {count} cases"
-    assert list(tmp_path.iterdir()) == []
+    left = {path.name for path in tmp_path.iterdir()} - {"matplotlib"}  # its list of fonts
+    assert not left
 
 
 def test_there_are_enough() -> None:
