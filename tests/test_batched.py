@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +225,47 @@ def test_gradients_of_a_stack_are_each_runs_own() -> None:
         alone = torch.autograd.grad(loss, list(model.parameters()))
         for a, b in zip(together, alone, strict=True):
             torch.testing.assert_close(a[run], b, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_killed_study_of_stacks_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    pytest.importorskip("typer")
+    command = [sys.executable, "-m", "upgd.cli", "run", PROBLEM, "upgd-w", "sgd", "s-si"]
+    command += [
+        "--seeds",
+        "3",
+        "--steps",
+        "60000",
+        "--hidden",
+        "32-16",
+        "--task-length",
+        "500",
+        "--quiet",
+    ]
+    command += ["--engine", "batched", "--checkpoint-seconds", "0.5", "--study"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    rng, kills = random.Random(1), 0
+    while kills < 4:
+        process = subprocess.Popen([*command, str(tmp_path / "killed")])
+        try:
+            process.wait(rng.uniform(6, 9))
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert kills
+    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    found = []
+    for name in ("whole", "killed"):
+        with Ledger.open(tmp_path / name, create=False, read_only=True) as ledger:
+            runs = list(ledger.runs())
+            assert [run.state for run in runs] == ["done"] * 9
+            found.append(
+                {
+                    r.key: {m: ledger.series(r.key, m).tobytes() for m in ledger.metrics(r.key)}
+                    for r in runs
+                }
+            )
+    assert found[0] == found[1]
