@@ -33,7 +33,7 @@ def box_muller(radius, angle, real: tl.constexpr):
     m = (radius.to(real) + 0.5) * scale - 1.0
     tail = (((((((_L7 * m + _L6) * m + _L5) * m + _L4) * m + _L3) * m + _L2) * m) + _L1) * m + _L0
     logarithm = (exponent - 32).to(real) * _LN2 + (m + m * m * tail)
-    if HARDWARE and real == tl.float32:  # the special function unit's sine and cosine, to 5e-7
+    if HARDWARE and real == tl.float32:  # the special function unit's sine and cosine
         square = tl.maximum(-2.0 * logarithm, 1e-30)
         length = square * libdevice.rsqrt(square)
         a = angle.to(tl.int32, bitcast=True).to(real) * _ANGLE
