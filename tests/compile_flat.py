@@ -26,7 +26,6 @@ TYPES = {
     **dict.fromkeys(("tensors", "clocks", "draw"), "*i64"),
     **dict.fromkeys(("items", "rows", "done", "iota"), "*i32"),
     **dict.fromkeys(("numbers", "slots"), "*fp64"),
-    **dict.fromkeys(("seed", "step"), "i64"),
     "norms": "*fp32",
     "finishing": "i32",
 }
@@ -69,7 +68,7 @@ def build_method(method: Method) -> dict[str, str]:
         **{f"D{k}": place for k, place in enumerate(decays)},
         **{"RULE": rules.update, "STATES": len(method.states), "NOISE": "noise" in method.needs},
         **{"GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
-        **{"DRAWN": False, "DECAY": -1},
+        DECAY=-1,
         **common,
     )
     return passes

@@ -351,17 +351,17 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
         eps, RULE, STATES, LOCAL, KIND, REAL, aligned)
 
 
-@triton.jit(do_not_specialize=["seed", "step", "finishing"])
-def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, draw, seed, step,
-                  finishing, RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr,
+@triton.jit(do_not_specialize=["finishing"])
+def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, draw, finishing,
+                  RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr,
                   NOISE: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-                  DRAWN: tl.constexpr, DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-                  D2: tl.constexpr, D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr,
-                  REAL: tl.constexpr, BLOCK: tl.constexpr):
+                  DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+                  D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
+                  BLOCK: tl.constexpr):
     """Write weights and states where all derivatives are finite; count the step.
 
-    With `finishing` clocks, the last program advances them and clears the slots. `draw` is the
-    number of this draw on the device where the host does not know it.
+    `draw` holds the number of this draw, and the seed. With `finishing` clocks, the last program
+    advances them and the draw, and clears the slots.
     """
     double: tl.constexpr = REAL.primitive_bitwidth == 64
     tiny: tl.constexpr = 2.2250738585072014e-308 if double else 1.1754943508222875e-38
@@ -381,9 +381,7 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
             if DECAY >= 0:
                 eta = eta * _correction(m, age, DECAY)
             eta = tl.maximum(tl.abs(eta.to(REAL)), tiny)
-        number = step.to(tl.int64)
-        if DRAWN:
-            number = tl.load(draw)
+        number, seed = tl.load(draw), tl.load(draw + 1)
         if tl.load(row + _ALIGNED) != 0:
             _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4,
                     RULE, STATES, SECOND, NOISE, LOCAL, KIND, REAL, BLOCK, True)
@@ -394,6 +392,7 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
         before = tl.atomic_add(done, 1)
         if before == tl.num_programs(0) - 1:
             tl.store(done, 0)
+            tl.store(draw, tl.load(draw) + 1)
             for clock in range(finishing):
                 taken = tl.load(clocks + 2 * clock).to(tl.pointer_type(tl.int64))
                 tried = tl.load(clocks + 2 * clock + 1).to(tl.pointer_type(tl.int64))

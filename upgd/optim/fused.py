@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,7 @@ class Plan:
         params: All of the optimizer's parameters.
         options: What the parts depend on in the groups,
         kinds: and in the parameters.
-        owned: For each parameter that is updated, its state and the tensors in it.
+        owned: The states and the tensors in them.
         parts: Who is updated together.
         groups: For each row of numbers, its parameter group.
         clocks: For each clock, ``step`` and ``attempts``.
@@ -136,7 +137,7 @@ class Plan:
     params: list[Tensor]
     options: Any
     kinds: list[Any]
-    owned: list[tuple[Tensor, dict[str, Any], list[int]]]
+    owned: list[Any]
     parts: list[Part]
     groups: list[dict[str, Any]]
     clocks: list[dict[str, Tensor]]
@@ -172,10 +173,7 @@ class FusedStep:
             or plan.options != options
             or not _same(plan.params, params)
             or (plan.places != places and plan.kinds != _kinds(params))
-            or not all(
-                opt.state.get(p) is state and [*map(id, state.values())] == ids
-                for p, state, ids in plan.owned
-            )
+            or not _same(plan.owned, _owned(opt))
         ):
             plan = self._plan(params, options, _kinds(params))
             if plan is None:
@@ -213,7 +211,6 @@ class FusedStep:
             state = opt.state[m.param]
             for name in opt.method.states:
                 state[name] = state[name].contiguous()
-            plan.owned.append((m.param, state, [*map(id, state.values())]))
             if id(state["step"]) not in clocks:
                 clocks[id(state["step"])] = len(plan.clocks)
                 plan.clocks.append(state)
@@ -240,6 +237,7 @@ class FusedStep:
             and len({part.real for part in plan.parts}) == 1
             and not overridden(opt, "_combine")
         )
+        plan.owned = _owned(opt)
         device = next(iter(devices))
         self.backend = _backend(kind)(plan, device)
         self.plan = plan
@@ -256,15 +254,16 @@ class FusedStep:
             plan.places = places
         scaler = getattr(opt, "grad_scale", None), getattr(opt, "found_inf", None)
         backend.begin(opt, plan, moved, *scaler)
-        backend.first_pass(opt, plan)
-        if mode == "raise" and not backend.finite():
-            backend.reset()
-            opt._raise_nonfinite(plan.members)
-            raise FloatingPointError(f"{type(opt).__name__}: a derivative is not finite")
+        if mode == "raise" or not backend.replay(opt, plan):
+            backend.first_pass(opt, plan)
+            if mode == "raise" and not backend.finite():
+                backend.reset()
+                opt._raise_nonfinite(plan.members)
+                raise FloatingPointError(f"{type(opt).__name__}: a derivative is not finite")
+            backend.second_pass(opt, plan)
         if curved:  # good for one step
             for m in plan.members:
                 m.param.__dict__.pop("curvature", None)
-        backend.second_pass(opt, plan)
         for part in plan.parts:
             for place, copy in part.visitors.items():
                 part.members[place].param.copy_(copy)
@@ -318,6 +317,19 @@ def _kinds(params: list[Tensor]) -> list[Any]:
     ]
 
 
+def _owned(opt: RuleOptimizer) -> list[Any]:
+    """The states of all parameters and the tensors in them."""
+    found: list[Any] = []
+    for state in opt.state.values():
+        found.append(state)
+        found += state.values()
+    return found
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
 def _places(params: list[Tensor]) -> list[Any]:
     """Where weights and gradients are; empty if one is not strided."""
     found: list[Any] = []
@@ -326,14 +338,10 @@ def _places(params: list[Tensor]) -> list[Any]:
         if g is None:
             found.append(None)
         elif g.layout is torch.strided:
-            found.append((p.data_ptr(), g.data_ptr(), g.is_contiguous()))
+            found += (p.data_ptr(), g.data_ptr(), g.is_contiguous())
         else:
             return []
     return found
-
-
-def _same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _part(
@@ -482,6 +490,10 @@ class _Cpu:
 
     def reset(self) -> None:
         """Forget a first pass that no second one follows."""
+
+    def replay(self, opt: RuleOptimizer, plan: Plan) -> bool:
+        """Nothing is recorded on the CPU."""
+        return False
 
     def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
         """Update."""

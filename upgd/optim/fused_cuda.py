@@ -57,7 +57,12 @@ class CudaPart:
 
 
 class Cuda:
-    """Kernels compiled by Triton. Nothing is read back unless ``nonfinite="raise"`` asks for it."""
+    """Kernels compiled by Triton. Nothing is read back unless ``nonfinite="raise"`` asks for it.
+
+    All that changes from step to step lies on the device, so the launches are the same every time.
+    From the second step on they are replayed as a CUDA graph: preparing them anew costs the host
+    more than the device needs to execute them.
+    """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         from upgd.kernels import triton_flat
@@ -66,7 +71,8 @@ class Cuda:
         self.parts = [(part, CudaPart(part, plan, device)) for part in plan.parts]
         self.slots = torch.empty(2, dtype=torch.float64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
-        self.draw = torch.zeros(1, dtype=torch.int64, device=device)
+        self.draw = torch.zeros(2, dtype=torch.int64, device=device)
+        self.drawn = [0, 0]  # the draw and the seed that lie there, as far as the host knows
         self.iota = torch.arange(triton_flat.BLOCK, dtype=torch.int32, device=device)
         clocks = [[c["step"].data_ptr(), c["attempts"].data_ptr()] for c in plan.clocks]
         self.clocks = upload(np.array(clocks, np.int64), device)
@@ -76,6 +82,8 @@ class Cuda:
         self.values: list[Any] = []
         self.stages: list[Tensor] = []
         self.captured: list[Tensor] = []  # what graphs copy from at every replay
+        self.compiled = self.capturing = False
+        self.graph: torch.cuda.CUDAGraph | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -90,10 +98,10 @@ class Cuda:
         """Bring the tables up to date."""
         from upgd.optim.fused import ELSEWHERE, first_draw, hyper
 
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        self.capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if moved:
             for part, mine in self.parts:
-                self._send(mine.table, part.table, capturing)
+                self._send(mine.table, part.table)
         signs = [-1.0 if group["maximize"] else 1.0 for group in plan.groups]
         values = [hyper(group, wait=False) for group in plan.groups]
         if [*values, signs] != self.values or scale is not None:
@@ -101,7 +109,7 @@ class Cuda:
             table[:, : len(HYPER)] = values
             table[:, flat.FACTOR] = table[:, flat.SIGN] = signs
             table[:, flat.AGE] = plan.ages
-            self._send(self.numbers, table, capturing)
+            self._send(self.numbers, table)
             self.values = [*values, signs] if scale is None else []
         for row, group in enumerate(plan.groups):
             if values[row][0] == ELSEWHERE:
@@ -111,18 +119,23 @@ class Cuda:
             self.numbers[:, flat.FACTOR].copy_(factor)
         if found_inf is not None:
             self.slots[1].add_(found_inf.to(self.device).reshape(()))
-        self.step = opt._noise_step(self.device)
-        if first_draw(opt):
-            self.step = self.step + first_draw(opt)
-        if isinstance(self.step, Tensor):
-            self.draw.copy_(self.step.reshape(1))
+        step = opt._noise_step(self.device)
+        if isinstance(step, Tensor):
+            self.draw[0].copy_(step + first_draw(opt))
+            self.drawn[0] = -1
+        elif self.drawn[0] != step + first_draw(opt):
+            self.drawn[0] = step + first_draw(opt)
+            self.draw[0].fill_(self.drawn[0])
+        if self.drawn[1] != opt.param_groups[0]["seed"]:
+            self.drawn[1] = opt.param_groups[0]["seed"]
+            self.draw[1].fill_(self.drawn[1])
 
-    def _send(self, target: Tensor, table: NDArray[Any], capturing: bool) -> None:
+    def _send(self, target: Tensor, table: NDArray[Any]) -> None:
         """Copy a table to the device without waiting for it."""
         host = torch.from_numpy(table)
         if self.device.type != "cuda":
             target.copy_(host)
-        elif capturing:
+        elif self.capturing:
             # Pinned memory of its own, made before: a graph reads it at every replay.
             stage = self._stage(host)
             stage.copy_(host)
@@ -146,6 +159,24 @@ class Cuda:
             self.stages = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in wanted]
 
     # -------------------------------------------------------------------- passes
+    def replay(self, opt: RuleOptimizer, plan: Plan) -> bool:
+        """Perform both passes as recorded; False where the host has a say between them."""
+        from upgd.optim.fused import overridden
+
+        shards = overridden(opt, "_combine") or overridden(opt, "_combine_finite")
+        if self.device.type != "cuda" or not self.compiled or self.capturing or shards:
+            return False
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with self._here(), torch.cuda.stream(torch.cuda.Stream(self.device)):
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                self.first_pass(opt, plan)
+                self._update(plan)
+                self.graph.capture_end()
+        self.graph.replay()
+        self._finish(opt)
+        return True
+
     def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
         """Find η, and whether all derivatives are finite."""
         from upgd.optim.fused import overridden
@@ -172,21 +203,24 @@ class Cuda:
 
     def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
         """Update and count."""
-        drawn = isinstance(self.step, Tensor)
-        seed = opt.param_groups[0]["seed"]
         with self._here():
-            for i, (_, mine) in enumerate(self.parts):
-                last = i == len(self.parts) - 1
-                self.kernels.update_kernel[mine.grid](
-                    *(mine.table, mine.items, self.numbers, self.slots, mine.norms, self.clocks),
-                    *(self.done, self.iota, self.draw, seed, 0 if drawn else self.step),
-                    len(plan.clocks) if last else 0,
-                    DRAWN=drawn,
-                    **mine.update,
-                )
+            self._update(plan)
+        self._finish(opt)
+
+    def _update(self, plan: Plan) -> None:
+        for i, (_, mine) in enumerate(self.parts):
+            last = i == len(self.parts) - 1
+            self.kernels.update_kernel[mine.grid](
+                *(mine.table, mine.items, self.numbers, self.slots, mine.norms, self.clocks),
+                *(self.done, self.iota, self.draw, len(plan.clocks) if last else 0),
+                **mine.update,
+            )
+
+    def _finish(self, opt: RuleOptimizer) -> None:
+        self.compiled = True
+        self.drawn[0] += 1  # as the kernel did
         capturable = any(group["capturable"] for group in opt.param_groups)
-        on_cuda = capturable and self.device.type == "cuda"
-        if on_cuda and not torch.cuda.is_current_stream_capturing():
+        if capturable and self.device.type == "cuda" and not self.capturing:
             self._prepare_capture()
 
     def _here(self) -> Any:
