@@ -26,8 +26,8 @@ from upgd.engine.dense_cuda import CudaStack
 from upgd.engine.feed import Chunk
 from upgd.engine.general import GeneralStack
 from upgd.engine.layout import Layout
+from upgd.engine.roofline import bandwidth, passes, share
 from upgd.networks import build, mlp
-from upgd.optim.registry import METHODS
 from upgd.paper.sets import METHODS as PAPER
 
 QUICK = os.environ.get("TRITON_INTERPRET") == "1"
@@ -112,14 +112,6 @@ def seconds(do: Callable[[], Any]) -> float:
     return min(found)
 
 
-def bandwidth() -> float:
-    """Bytes per second of a device-to-device copy, read and written."""
-    big = torch.empty(2**16 if QUICK else 2**28, device=DEVICE)
-    other = torch.empty_like(big)
-    other.copy_(big)
-    return 5 * 2 * 4 * big.numel() / seconds(lambda: [other.copy_(big) for _ in range(5)])
-
-
 def chunk(runs: int, steps: int, features: int, permute: bool = True) -> Chunk:
     """Random samples: speed does not depend on what they are."""
     if features not in TABLES:
@@ -193,14 +185,6 @@ def convolutional(method: str, runs: int) -> float:
     return rate(stack, 3072, permute=False)
 
 
-def passes(method: str) -> int:
-    """Reads and writes of a number per weight: η takes a pass of its own over weight and trace."""
-    row = METHODS[method]
-    states = 0 if "gates" in row.needs else len(row.states)
-    reduces = row.method.phases[0].reduce is not None and "gates" not in row.needs
-    return 2 * (1 + states) + (2 if reduces else 0)
-
-
 def one_weight_initialisation() -> None:
     """Give all learners the same first weights: making others takes longer than measuring."""
     import upgd.engine.dense_cuda as module
@@ -232,7 +216,8 @@ def main() -> None:
 
     name = "Triton's interpreter" if QUICK else torch.cuda.get_device_name()
     parameters = sum(p.numel() for p in mlp(SIZES).parameters())
-    speed = bandwidth()
+    speed = bandwidth(DEVICE)
+    assert speed is not None
     plain = plain_steps_per_second()
     say("# The batched engine on CUDA")
     say()
@@ -246,8 +231,8 @@ def main() -> None:
     say("|---|---|---|---|")
 
     def row(label: str, found: float, moved: float) -> None:
-        share = f"{found * moved * 4 * parameters / speed:.0%}" if moved else "-"
-        say(f"| {label} | {found:,.0f} | {found / plain:,.0f} | {share} |")
+        reached = f"{share(found, moved * 4 * parameters, speed):.0%}" if moved else "-"
+        say(f"| {label} | {found:,.0f} | {found / plain:,.0f} | {reached} |")
 
     many, few = (2, 1) if QUICK else (200, 20)
     row(f"UPGD-W with noise, R = {many}", dense(("upgd",), many), passes("upgd"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
@@ -228,27 +228,67 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[rate]:.0f} steps/s  {task.fields[latest]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[pace]}  {task.fields[latest]}"),
     )
     with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("starting", total=float(total), rate=0.0, latest="")
-        finished: dict[str, float] = {}
+        task = bar.add_task("starting", total=float(total), pace="", latest="")
+        done = _Done(total)
 
         def on_progress(progress: RunProgress) -> None:
-            spec = progress.spec
-            for each in (spec, *progress.others):
-                finished[each.key] = progress.step / each.steps
+            done.note(progress)
             shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
             bar.update(
                 task,
-                completed=sum(finished.values()),
+                completed=done.runs,
                 description=_what(progress),
-                rate=progress.rate,
+                pace=done.pace(progress),
                 latest=" ".join(f"{k} {v:.3f}" for k, v in shown.items()),
             )
 
         yield on_progress
+
+
+def _lines(total: int) -> Callable[[RunProgress], None]:
+    last = time.monotonic()
+    done = _Done(total)
+
+    def on_progress(progress: RunProgress) -> None:
+        nonlocal last
+        done.note(progress)
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            text = f"{done.runs:.1f} of {total} runs, {done.pace(progress)}"
+            err.print(f"{_what(progress)}: {text}", highlight=False)
+
+    return on_progress
+
+
+class _Done:
+    """How much of some runs is done, and how fast the rest will be."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._parts: dict[str, float] = {}
+
+    def note(self, progress: RunProgress) -> None:
+        """Take in what a worker told."""
+        for each in (progress.spec, *progress.others):
+            self._parts[each.key] = progress.step / each.steps
+
+    @property
+    def runs(self) -> float:
+        """How many, in parts too."""
+        return sum(self._parts.values())
+
+    def pace(self, progress: RunProgress) -> str:
+        """Learner-steps per second, the share of the roofline, and the time left at this pace."""
+        found = [f"{_short(progress.rate)} steps/s"]
+        if progress.share is not None:
+            found.append(f"{progress.share:.0%} of the roofline")
+        if progress.rate > 0:
+            left = max(0.0, self.total - self.runs) * progress.spec.steps / progress.rate
+            found.append(f"{_clock(left)} left")
+        return ", ".join(found)
 
 
 def _what(progress: RunProgress) -> str:
@@ -257,20 +297,14 @@ def _what(progress: RunProgress) -> str:
     return f"{progress.spec.method} seed {progress.spec.seed}"
 
 
-def _lines(total: int) -> Callable[[RunProgress], None]:
-    last = time.monotonic()
-    finished: dict[str, float] = {}
+def _short(number: float) -> str:
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if number >= 10 * unit:
+            return f"{number / unit:.0f}{name}"
+    return f"{number:.0f}"
 
-    def on_progress(progress: RunProgress) -> None:
-        nonlocal last
-        for each in (progress.spec, *progress.others):
-            finished[each.key] = progress.step / each.steps
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            done = sum(finished.values())
-            err.print(
-                f"{_what(progress)}: {done:.1f} of {total} runs, {progress.rate:.0f} steps/s",
-                highlight=False,
-            )
 
-    return on_progress
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

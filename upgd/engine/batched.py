@@ -16,13 +16,14 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from upgd.engine import roofline
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed
@@ -285,6 +286,27 @@ class BatchedRun:
             names = ("weight_l1", "weight_l2", "effective_rank")
             found |= {name: weights[:, i] for i, name in enumerate(names)}
         return found
+
+    def share_of_roofline(self, rate: float) -> float | None:
+        """What part `rate` learner-steps per second are of what the device's memory allows.
+
+        None where that cannot be measured; see :mod:`upgd.engine.roofline`.
+        """
+        methods = [setting.method for setting in self.settings]
+        itemsize = int(self.stack.dtype.itemsize)
+        size = itemsize * self._parameters * max(roofline.kept(method) for method in methods)
+        threads = getattr(self.stack, "threads", torch.get_num_threads())
+        if torch.device(self.device).type == "cpu":
+            speed = roofline.bandwidth(self.device, size, threads)
+        else:
+            speed = roofline.bandwidth(self.device)
+        moved = roofline.floor(methods, self._parameters, itemsize)
+        return None if speed is None else roofline.share(rate, moved, speed)
+
+    @cached_property
+    def _parameters(self) -> int:
+        model = build(self.problem.network, 0, self.problem.activation)
+        return sum(p.numel() for p in model.parameters())
 
     # ----------------------------------------------------------------------- checkpoints
     def state(self, run: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -259,7 +259,8 @@ class _Stack:
                 latest = {name: float(v[-1]) for name, v in run.series(0).items() if len(v)}
                 took = max(time.monotonic() - before, 1e-6)
                 rate = (run.step - first) * len(specs) / took
-                self.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:]))
+                share = run.share_of_roofline(rate)
+                self.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:], share))
             if run.step < run.steps:
                 self._keep(time.monotonic())
 

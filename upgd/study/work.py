@@ -50,6 +50,8 @@ class Progress:
     latest: Mapping[str, float]
     others: tuple[RunSpec, ...] = ()
     """Runs in lock step with this one; then the rate is that of all together."""
+    share: float | None = None
+    """Of the rate that the device's memory allows, where it is known."""
 
 
 @dataclass

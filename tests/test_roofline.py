@@ -1,0 +1,113 @@
+"""The share of the roofline: what must be moved, how fast a copy is, what the user reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upgd.engine import Setting, roofline
+from upgd.engine.batched import BatchedRun
+from upgd.networks import build
+from upgd.streams import get
+from upgd.study import Ledger, RunSpec
+from upgd.study.stacks import work_stacks
+from upgd.study.work import Progress
+
+PROBLEM = "label-permuted-digits"
+
+
+def test_the_floor_by_hand() -> None:
+    """SGD reads and writes weights; UPGD weights and traces, and reads both for its maximum."""
+    assert roofline.passes("sgd") == 1 + 1
+    assert roofline.passes("upgd") == 2 + (2 + 2)
+    assert roofline.passes("adamw") == 3 + 3  # weight and two moments
+    assert roofline.passes("ada-upgd") == 2 + (4 + 4)  # its maximum needs no moments
+    assert roofline.floor(["sgd"], 1000) == 8_000
+    assert roofline.floor(["upgd"], 1000) == 24_000
+    assert roofline.floor(["upgd"], 1000, itemsize=8) == 48_000
+    assert roofline.floor(["sgd", "upgd", "upgd"], 1000) == (8_000 + 24_000 + 24_000) / 3
+
+
+def test_the_share_is_rate_times_bytes_per_bandwidth() -> None:
+    assert roofline.share(rate=500, moved=24_000, speed=48e6) == 0.25
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, "label-permuted-cifar10"])
+def test_a_stack_knows_its_share(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all parameters, whatever the network; mixed stacks move the mean of their learners'."""
+    asked: list[Any] = []
+
+    def speed(*arguments: Any) -> float:
+        asked.append(arguments)
+        return 1e9
+
+    monkeypatch.setattr(roofline, "bandwidth", speed)
+    row = get(PROBLEM)
+    settings = [Setting(method, {}, 0, 10) for method in ("sgd", "upgd", "upgd")]
+    run = BatchedRun(row, settings, [row.make(0)] * 3, 10)
+    if problem != PROBLEM:  # the streams stay: no sample is taken
+        run.problem = get(problem)
+    network = build(run.problem.network, 0)
+    parameters = sum(p.numel() for p in network.parameters())
+    expected = 100 * 4 * parameters * (2 + 6 + 6) / 3 / 1e9
+    assert run.share_of_roofline(100.0) == pytest.approx(expected)
+    assert asked[0][:2] == ("cpu", 4 * parameters * 2)  # a learner: weights and traces
+    monkeypatch.setattr(roofline, "bandwidth", lambda *arguments: None)
+    assert run.share_of_roofline(100.0) is None
+
+
+def test_the_bandwidth_of_a_copy() -> None:
+    one = roofline.bandwidth("cpu", 1 << 20, 1)
+    assert one is not None
+    assert one > 1e8
+    assert roofline.bandwidth("cpu", 1 << 20, 1) == one  # measured once
+    assert roofline.bandwidth("meta") is None
+
+
+def test_where_no_copy_fits_there_is_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> float:
+        raise MemoryError
+
+    monkeypatch.setattr(roofline, "_of_core", full)
+    assert roofline.bandwidth("cpu", 12_345_678, 3) is None
+
+
+def test_stacks_tell_their_share(tmp_path: Path) -> None:
+    options = {"window": 50, "hidden": "9-7", "task_length": 50}
+    told: list[Progress] = []
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([RunSpec(PROBLEM, "sgd", {}, seed, 100, options) for seed in (0, 1)])
+        work_stacks(ledger, on_progress=told.append)
+    assert told
+    assert all(progress.share is not None and progress.share > 0 for progress in told)
+
+
+def test_the_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("typer")
+    from upgd.cli import run
+
+    specs = [RunSpec(PROBLEM, "sgd", {}, seed, 1_000_000) for seed in range(200)]
+    monkeypatch.setattr(run, "SECONDS_BETWEEN_LINES", 0.0)
+    tell = run._lines(200)
+    # 200 runs, half done: 10⁸ steps at 503 211 a second take 198.7 seconds.
+    tell(Progress(specs[0], 500_000, 503_211.0, {}, tuple(specs[1:]), 0.811))
+    line = "".join(capsys.readouterr().err.splitlines())
+    assert line == (
+        "200 runs at step 500000: 100.0 of 200 runs, 503k steps/s, 81% of the roofline, 3:19 left"
+    )
+    tell(Progress(specs[0], 999_000, 40.0, {}))
+    line = "".join(capsys.readouterr().err.splitlines())
+    assert line.endswith("runs, 40 steps/s, 690:58:45 left")  # 99.501 · 10⁶ / 40 s
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(7.4, "7"), (9_999, "9999"), (12_345, "12k"), (1_234_567, "1235k"), (5e7, "50M")],
+)
+def test_short_numbers(number: float, text: str) -> None:
+    pytest.importorskip("typer")
+    from upgd.cli import run
+
+    assert run._short(number) == text
