@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from upgd.engine.dense import COLUMNS, Group, Learner, in_groups, tables
 from upgd.engine.feed import Chunk
 from upgd.kernels import philox
+from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, HYPER, STATES, reduces, source
 from upgd.optim.batch import tiny
-from upgd.optim.rule import Phase
+from upgd.optim.rule import Method, Phase
 
 GRAPH_STEPS = 10
 
@@ -73,6 +74,7 @@ class GeneralStack:
         self.model = build(self.learners[0].seed, 0)
         self.shapes = [tuple(p.shape) for p in self.model.parameters()]
         self._allocate(-(-steps // window))
+        self._rules = {g.row.name: _rules(g.row.method) for g in self.groups}
         self._fused = self._fused_updates()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[str, Tensor] = {}
@@ -285,37 +287,30 @@ class GeneralStack:
 
     # --------------------------------------------------------------------------- update
     def _update(self, group: Group, states: Tensor) -> None:
-        """The rules on tensors [R, P], hyperparameters [R, 1]: the reference of the kernels."""
+        """The rules on tensors [R, P]; scalars [R, 1] are float64 until they meet a weight."""
         mine = slice(group.first, group.first + group.count)
         method = group.row.method
-        env: dict[str, Any] = {"w": self.weights[mine], "g": self.gradients[mine]}
-        for name, column in self._scalars(mine).items():
-            env[name] = column
-        for k, state in enumerate(method.states):
-            env[state] = states[k]
-            env[f"c_{state}"] = self.corrections[mine, k : k + 1].to(self.dtype)
+        rules = self._rules[group.row.name]
+        given: dict[str, Any] = dict.fromkeys(ARGUMENTS)
+        given |= {"w": self.weights[mine], "g": self.gradients[mine]}
+        given |= {name: self.hyper[mine, i : i + 1] for i, name in enumerate(HYPER)}
+        for k in range(len(method.states)):
+            given[STATES[k]] = states[k]
+            given[CORRECTIONS[k]] = self.corrections[mine, k : k + 1]
         if group.noise:
             parts = [
                 philox.normal(shape, self.seeds[mine], i, self.clock[0], self.device, self.dtype)
                 for i, shape in enumerate(self.shapes)
             ]
-            env["noise"] = torch.cat([part.flatten(1) for part in parts], 1)
+            given["noise"] = torch.cat([part.flatten(1) for part in parts], 1)
         else:
-            env["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
-        for phase in method.phases:
-            results = phase.fn(*[env[name] for name in phase.reads])
-            results = results if isinstance(results, tuple) else (results,)
-            env.update(zip(phase.writes, results, strict=True))
-            if phase.reduce is not None:
-                env["eta"] = self._eta(phase, env[phase.writes[0]])
-        for k, state in enumerate(method.states):
-            states[k].copy_(env[state])
-        self.weights[mine] = env["w"]
-
-    def _scalars(self, mine: slice) -> dict[str, Tensor]:
-        from upgd.kernels.rules import HYPER
-
-        return {name: self.hyper[mine, i : i + 1].to(self.dtype) for i, name in enumerate(HYPER)}
+            given["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
+        if group.reduce is not None:
+            given["eta"] = self._eta(method.phases[0], rules["reduce"](**given))
+        weights, *new = rules["update"](**given)
+        for k in range(len(method.states)):
+            states[k].copy_(new[k])
+        self.weights[mine] = weights
 
     def _eta(self, phase: Phase, trace: Tensor) -> Tensor:
         least = tiny(self.dtype)
@@ -325,6 +320,14 @@ class GeneralStack:
         squares = torch.zeros(len(trace), rows, dtype=torch.float64, device=self.device)
         squares.index_add_(1, self._row_of, trace.double().square())
         return squares.sqrt().to(self.dtype).clamp_min(least).index_select(1, self._row_of)
+
+
+def _rules(method: Method) -> dict[str, Callable[..., Any]]:
+    """A method's rules as the kernels have them, for tensors."""
+    found: dict[str, Any] = {"sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "absolute": torch.abs}
+    for stage in ("reduce", "update") if reduces(method) else ("update",):
+        exec(source(method, stage, "triton"), found)
+    return found
 
 
 def _row_numbers(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
