@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from upgd.engine.dense import Learner
@@ -26,11 +27,11 @@ def classify(seed: int) -> Any:
     return TaskStream(load("digits"), seed, 5, "inputs", flatten=True)
 
 
-def small(seed: int) -> Any:
+def small(seed: int, task_length: int = 5) -> Any:
     """Digits of 4×4, the same otherwise."""
     digits = load("digits")
     inputs = digits.inputs.reshape(-1, 4, 2, 4, 2).mean((2, 4)).astype(np.float32) / 8 - 1
-    return TaskStream(replace(digits, inputs=inputs), seed, 5, "inputs", flatten=True)
+    return TaskStream(replace(digits, inputs=inputs), seed, task_length, "inputs", flatten=True)
 
 
 def regress(seed: int) -> Any:
@@ -55,11 +56,16 @@ def plain(
     activation: str = "relu",
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
+    model: nn.Module | None = None,
+    noise: Any = None,
 ) -> Trace:
-    """One learner, one sample after the other, with PyTorch's autograd and our optimizers."""
-    model = build(sizes, learner.seed, activation).to(device, dtype)
+    """One learner, one sample after the other, with PyTorch's autograd and our optimizers.
+
+    `model` and `noise` take the place of the seed's own.
+    """
+    model = (model or build(sizes, learner.seed, activation)).to(device, dtype)
     row, defaults = get(learner.method)
-    noise = PhiloxNoise([tuple(p.shape) for p in model.parameters()])
+    noise = noise or PhiloxNoise([tuple(p.shape) for p in model.parameters()])
     optimizer = row.make(model, **{**defaults, **learner.hyper}, seed=learner.seed, noise=noise)
     losses, after, right = [], [], []
     for step in range(steps):

@@ -1,0 +1,259 @@
+"""Batched equals eager over 500 steps, for every method, on every stack that is at hand.
+
+In float64 to 1e-9. In float32 to ten times what the order of sums alone does to an eager run: the
+yardstick is a second eager run of the same network with its inputs, units and classes in another
+order. It has the same weights, perturbations and samples, and its sums add the same numbers.
+
+Perturbations are drawn for all steps at once, since one at a time they would take most of the time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import needs_cuda
+from tests.stacks import Trace, feed, numbers, plain, small
+from upgd.engine.dense import Learner
+from upgd.engine.general import GeneralStack, unsupported
+from upgd.engine.layout import Layout
+from upgd.kernels import philox
+from upgd.networks import build
+from upgd.optim.registry import METHODS
+
+SIZES = (16, 10, 8, 10)
+SHAPES = [tuple(p.shape) for p in build(SIZES, 0).parameters()]
+STEPS, TASK = 500, 250
+GENERAL = tuple(name for name in METHODS if not unsupported(Learner(name, {}, 0)))
+TIMES = 10
+"""How many yardsticks a float32 stack may be away from the eager run."""
+STRETCHES = (1.0, 1.0001)
+"""Factors of the step size; the second is an error that must be noticed."""
+_normal = philox.normal
+
+
+def stream(seed: int) -> Any:
+    return small(seed, TASK)
+
+
+def learner(name: str, seed: int, stretch: float = 1.0) -> Learner:
+    """One that learns and is stable, with decay and noise where the method has them.
+
+    `stretch` is a factor of its step size.
+    """
+    defaults = METHODS[name].defaults
+    chosen = {"weight_decay": 0.001, "sigma": 0.01, "beta_utility": 0.99, "kappa": 0.01}
+    hyper = {key: value for key, value in chosen.items() if key in defaults}
+    return Learner(name, {**hyper, "lr": stretch * (0.005 if "eps" in defaults else 0.1)}, seed)
+
+
+# -------------------------------------------------------------------------- perturbations
+@cache
+def draws(seed: int, dtype: torch.dtype) -> list[Tensor]:
+    """A run's perturbations: for each parameter, those of all steps."""
+    seeds, steps = torch.full((STEPS,), seed), torch.arange(STEPS).unsqueeze(1)
+    return [_normal(shape, seeds, i, steps, dtype=dtype) for i, shape in enumerate(SHAPES)]
+
+
+class Drawn:
+    """A source of the numbers in a table."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def draw(self, sizes: Any, offsets: Any, *, step: int, **_: Any) -> Tensor:
+        parts = [self.table[step, at : at + size] for size, at in zip(sizes, offsets, strict=True)]
+        return torch.cat(parts)
+
+
+def look_up(
+    shape: Any, seeds: Tensor, tensor: int, step: Tensor, device: Any, dtype: torch.dtype
+) -> Tensor:
+    """:func:`upgd.kernels.philox.normal` for general stacks."""
+    rows = [draws(int(seed), dtype)[tensor][int(step)] for seed in seeds]
+    assert rows[0].shape == tuple(shape)
+    return torch.stack(rows)
+
+
+def test_the_numbers_drawn_beforehand_are_the_generators() -> None:
+    for dtype in (torch.float32, torch.float64):
+        for i, (shape, table) in enumerate(zip(SHAPES, draws(1, dtype), strict=True)):
+            for step in (0, 1, STEPS - 1):
+                assert torch.equal(table[step], philox.normal(shape, 1, i, step, dtype=dtype))
+
+
+# -------------------------------------------------------------------------- eager runs
+class Samples(NamedTuple):
+    """A stream's samples, made beforehand."""
+
+    x: np.ndarray[Any, Any]
+    y: np.ndarray[Any, Any]
+    loss: str = "cross_entropy"
+
+    def at(self, step: int) -> Any:
+        return self.x[step : step + 1], self.y[step : step + 1]
+
+
+@cache
+def samples(seed: int) -> Samples:
+    pairs = [stream(seed).at(step) for step in range(STEPS)]
+    return Samples(*(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
+
+
+@cache
+def eager(name: str, seed: int, dtype: torch.dtype) -> Trace:
+    noise = Drawn(torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1))
+    return plain(learner(name, seed), samples(seed), STEPS, SIZES, dtype=dtype, noise=noise)
+
+
+@cache
+def reordered(name: str, seed: int, dtype: torch.dtype) -> Trace:
+    """The same run with inputs, units and classes in another order."""
+    generator = torch.Generator().manual_seed(7)
+    orders = [torch.randperm(size, generator=generator) for size in SIZES]
+    model = build(SIZES, seed)
+    places = parameter_places(model, orders)
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(flat[places], model.parameters())
+    table = torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1)[:, places]
+    own = samples(seed)
+    turned = Samples(own.x[:, orders[0].numpy()], orders[-1].argsort().numpy()[own.y])
+    trace = plain(
+        *(learner(name, seed), turned, STEPS), dtype=dtype, model=model, noise=Drawn(table)
+    )
+    weights = np.empty_like(trace.weights)
+    weights[places.numpy()] = trace.weights
+    return trace._replace(weights=weights)
+
+
+def parameter_places(model: nn.Module, orders: list[Tensor]) -> Tensor:
+    """Where each parameter of the reordered network stands in the original one."""
+    found, begin = [], 0
+    for number, p in enumerate(model.parameters()):
+        layer = number // 2
+        place = begin + torch.arange(p.numel()).view(p.shape)[orders[layer + 1]]
+        found.append((place[:, orders[layer]] if p.dim() == 2 else place).flatten())
+        begin += p.numel()
+    return torch.cat(found)
+
+
+# ------------------------------------------------------------------------- batched runs
+@cache
+def batched(
+    path: str, dtype: torch.dtype, seeds: tuple[int, ...], names: tuple[str, ...]
+) -> dict[Any, tuple[Any, Any]]:
+    """Weights and losses of all runs of one stack, by method, seed and stretch."""
+    if path.endswith("general"):
+        names = tuple(name for name in names if name in GENERAL)
+    keys = [(name, seed, factor) for name in names for seed in seeds for factor in STRETCHES]
+    learners = [learner(*key) for key in keys]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(philox, "normal", look_up)
+        stack = make(path, learners, dtype)
+        chunks = feed(learners, stream)
+        for start in range(0, STEPS, TASK):
+            stack.advance(chunks.chunk(start, TASK))
+    found = {}
+    for place, run in enumerate(stack.order):
+        weights = numbers(stack.weights[place])
+        weights = weights[stack.layout.places] if path.endswith("dense") else weights
+        found[keys[run]] = weights, numbers(stack.series[place, :, 0])
+    return found
+
+
+def make(path: str, learners: list[Learner], dtype: torch.dtype) -> Any:
+    common: dict[str, Any] = {
+        "loss": "cross_entropy",
+        "steps": STEPS,
+        "window": 1,
+        "dtype": dtype,
+    }
+    device, kind = path.split("-")
+    if kind == "general":
+        return GeneralStack(
+            lambda seed, task: build(SIZES, seed, "relu", task),
+            learners,
+            shape=SIZES[:1],
+            device=device,
+            **common,
+        )
+    if device == "cpu":
+        from upgd.engine.dense_cpu import CpuStack
+
+        return CpuStack(Layout(SIZES), learners, activation="relu", **common)
+    from upgd.engine.dense_cuda import CudaStack
+
+    return CudaStack(Layout(SIZES), learners, activation="relu", device=device, **common)
+
+
+# ---------------------------------------------------------------------------- equality
+needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="needs numba")
+PATHS = {
+    "cpu-dense": needs_numba,
+    "cpu-general": None,
+    "cuda-dense": needs_cuda,  # Triton's interpreter is too slow for so many steps
+    "cuda-general": needs_cuda,
+}
+SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "ada-upgd", "adamw", "pgd", "s-si")
+
+
+def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
+    """A method's beside each other, since they share eager runs."""
+    return [
+        pytest.param(
+            *(name, path, *rest),
+            marks=[m for m in (marks, mark) if m],
+            id=f"{name} {path}" + (" many seeds" if mark else ""),
+        )
+        for name in names
+        for path, marks in PATHS.items()
+        if name in GENERAL or path.endswith("dense")
+    ]
+
+
+def differences(trace: Trace, weights: Any, losses: Any) -> Any:
+    """The largest of the weights at the end, and of the losses of all steps."""
+    return np.array([abs(trace.weights - weights).max(), abs(trace.losses - losses).max()])
+
+
+def largest(traces: dict[int, Trace], others: dict[int, Any]) -> Any:
+    """The same, over seeds."""
+    return np.max([differences(traces[seed], *other) for seed, other in others.items()], 0)
+
+
+@pytest.mark.parametrize(("name", "path"), cases(METHODS))
+def test_double_precision(name: str, path: str) -> None:
+    seed = 1
+    trace = eager(name, seed, torch.float64)
+    assert 0.2 < abs(trace.weights).max() < 5
+    mine = batched(path, torch.float64, (seed,), tuple(METHODS))[name, seed, 1.0]
+    assert (differences(trace, *mine) < 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "names", "seeds"),
+    cases(SOME, SOME, (1,))
+    + cases(METHODS, tuple(METHODS), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
+)
+def test_single_precision(
+    name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]
+) -> None:
+    """And with a step size that is off by a ten thousandth they are not equal."""
+    traces = {seed: eager(name, seed, torch.float32) for seed in seeds}
+    others = {seed: reordered(name, seed, torch.float32) for seed in seeds}
+    yardstick = largest(traces, {seed: other[:2] for seed, other in others.items()})
+    runs = batched(path, torch.float32, seeds, names)
+    right, wrong = (
+        largest(traces, {seed: runs[name, seed, factor] for seed in seeds}) / yardstick
+        for factor in STRETCHES
+    )
+    print(f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()}")
+    assert (right <= TIMES).all()
+    assert (wrong > TIMES).all()
