@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,7 +164,7 @@ def _work(
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     tally = Tally()
     with _terminated_as_interrupted(), _progress(total, quiet) as on_progress:
-        for do in _workers(engine):
+        for do in _workers(engine, None if quiet else _note):
             part = do(
                 ledger,
                 data_dir=data_dir,
@@ -173,8 +174,6 @@ def _work(
                 checkpoint_seconds=checkpoint_seconds,
             )
             tally = tally + part
-    for note in dict.fromkeys(tally.notes):
-        err.print(note, style="yellow", highlight=False)
     if tally.diverged:
         err.print(f"{tally.diverged} runs diverged", style="yellow")
     for line in tally.errors:
@@ -199,11 +198,16 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _workers(engine: str) -> list[Callable[..., Tally]]:
+def _note(text: str) -> None:
+    err.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _workers(engine: str, on_note: Callable[[str], None] | None) -> list[Callable[..., Tally]]:
     """What does the work; the eager engine takes what the batched one cannot."""
+    stacks = partial(work_stacks, on_note=on_note)
     engines: dict[str, list[Callable[..., Tally]]] = {
-        "auto": [work_stacks, work],
-        "batched": [work_stacks],
+        "auto": [stacks, work],
+        "batched": [stacks],
         "eager": [work],
     }
     if engine not in engines:
@@ -258,7 +262,7 @@ def _lines(total: int) -> Callable[[RunProgress], None]:
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             text = f"{done.runs:.1f} of {total} runs, {done.pace(progress)}"
-            err.print(f"{_what(progress)}: {text}", highlight=False)
+            err.print(f"{_what(progress)}: {text}", highlight=False, soft_wrap=True)
 
     return on_progress
 

@@ -31,7 +31,6 @@ from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
 from upgd.metrics import effective_rank
 from upgd.networks import build
-from upgd.optim.registry import get
 from upgd.streams import Problem
 
 Kind = Literal["dense", "general"]
@@ -63,25 +62,20 @@ def has_dense_path(device: str) -> bool:
     return True
 
 
-def capacity(problem: Problem, settings: Sequence[Setting], device: str) -> int:
-    """How many runs like these fit into the device's free memory, with a tenth to spare."""
-    model = build(problem.network, 0, problem.activation)
-    size = sum(p.numel() for p in model.parameters())
-    states = max(len(get(s.method)[0].states) for s in settings)
-    bytes_each = 4 * size * (states + 3) + 8 * LONGEST_CHUNK + 65536
-    return max(1, int(0.9 * _free_bytes(device) / bytes_each))
+def longest_chunk(problem: Problem, setting: Setting, stream: Any, steps: int) -> int:
+    """How many steps are taken at a time at most."""
+    longest = min(LONGEST_CHUNK, steps)
+    if setting.stride:  # diagnostics of the weights follow the step that is measured
+        longest = min(longest, setting.stride)
+    if problem.task_length and _ends_at_tasks(setting, stream):
+        longest = min(longest, problem.task_length)
+    return longest
 
 
-def _free_bytes(device: str) -> int:
-    where = torch.device(device)
-    if where.type == "cuda":
-        return int(torch.cuda.mem_get_info(where)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            facts = dict(line.split(":", 1) for line in file)
-        return int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 4 << 30
+def _ends_at_tasks(setting: Setting, stream: Any) -> bool:
+    """Whether something is to be done where a task ends, or its permutation changes."""
+    permutes = getattr(stream, "permute", None) == "inputs"
+    return bool(setting.restart or setting.held_out or permutes)
 
 
 class BatchedRun:
@@ -193,8 +187,8 @@ class BatchedRun:
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         length, setting = self.problem.task_length, self.settings[0]
-        at_tasks = length and (setting.restart or setting.held_out or self._permutes_inputs())
-        longest = LONGEST_CHUNK
+        at_tasks = length and _ends_at_tasks(setting, self.streams[0])
+        longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
         if not self.feed.is_table:
             longest = max(1, min(longest, MOST_BYTES // (4 * len(self.streams) * self._features())))
         while start < stop:
@@ -202,13 +196,10 @@ class BatchedRun:
             if at_tasks:
                 assert length is not None
                 end = min(end, (start // length + 1) * length)
-            if self.stride:  # diagnostics of the weights follow the step that is measured
+            if self.stride:
                 end = min(end, -(-start // self.stride) * self.stride + 1)
             yield start, end
             start = end
-
-    def _permutes_inputs(self) -> bool:
-        return getattr(self.streams[0], "permute", None) == "inputs"
 
     def _features(self) -> int:
         return int(np.prod(self.streams[0].shape))

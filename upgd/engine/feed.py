@@ -40,6 +40,11 @@ class Chunk:
     inputs: NDArray[np.float32] | None = None
 
 
+def has_table(stream: Any) -> bool:
+    """Whether a stream's inputs are rows of a dataset, which learners look up themselves."""
+    return isinstance(stream, TaskStream) and isinstance(stream.schedule, Every)
+
+
 class Feed:
     """Chunks from the streams of R learners on one problem."""
 
@@ -47,7 +52,7 @@ class Feed:
         self.streams = list(streams)
         first = self.streams[0]
         self._table: NDArray[np.float32] | None = None
-        if isinstance(first, TaskStream) and isinstance(first.schedule, Every):
+        if has_table(first):
             everything = first.dataset.scaled(slice(None))
             self._table = everything.reshape(len(first.dataset), -1)
 

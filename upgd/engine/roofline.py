@@ -86,7 +86,9 @@ def bandwidth(device: str, size: int = LARGEST_COPY, threads: int = 1) -> float 
     where = torch.device(device)
     try:
         if where.type == "cuda":
-            return _of_gpu(where)
+            found = _of_gpu(where)
+            torch.cuda.empty_cache()  # the arrays would stay in PyTorch's hands
+            return found
         return threads * _of_core(max(size, SMALLEST_COPY)) if where.type == "cpu" else None
     except (RuntimeError, MemoryError):  # no room for a copy
         return None
@@ -103,10 +105,7 @@ def _of_gpu(device: torch.device) -> float:
         torch.cuda.synchronize(device)
 
     copy()
-    found = 5 * 2 * size / _fastest(copy)
-    del source, target
-    torch.cuda.empty_cache()  # they would stay in PyTorch's hands
-    return found
+    return 5 * 2 * size / _fastest(copy)
 
 
 def _of_core(size: int) -> float:

@@ -7,13 +7,13 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from upgd.engine import Setting
-from upgd.engine.batched import BatchedRun, Kind, capacity, kind_of
+from upgd.engine import Setting, memory
+from upgd.engine.batched import BatchedRun, Kind, kind_of
 from upgd.streams import Problem
 from upgd.study.errors import LeaseLostError, SpecError, StudyError
 from upgd.study.files import load_checkpoint_or_none, save_checkpoint
@@ -54,6 +54,7 @@ def work_stacks(
     lease_seconds: float = 60.0,
     checkpoint_seconds: float | None = None,
     most: int | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Tally:
     """Run what is pending and can run in a stack until nothing of that is left.
 
@@ -69,24 +70,52 @@ def work_stacks(
         lease_seconds: How long runs stay ours without a sign of life.
         checkpoint_seconds: How often a stack is saved.
         most: Runs in a stack at most; by default as many as pay and fit into memory.
+        on_note: Told when runs do not fit into one stack, before they begin or when memory runs
+            out; the tally's notes have the same.
     """
     check_device(device)
-    owner, tally = owner_name(), Tally()
+    owner = owner_name()
+    job = _Job(ledger, data_dir, device, on_progress, checkpoint_seconds, on_note)
     tidy(ledger)
     tried: set[str] = set()
+    said: set[Any] = set()
     with at_work(ledger, owner):
         while True:
             evict_departed(ledger)
             group = _next_group(ledger, where, device, tried)
             if not group:
-                return tally
-            size = most or _stack_size(group, device)
+                return job.tally
+            size, why = (most, "") if most else _stack_size(group, data_dir, device)
+            size = min(size, job.most or size)
+            key = _stack_key(group[0], device)
+            if len(group) > size and key not in said:
+                said.add(key)
+                job.say(f"{len(group)} runs: {size} at a time{why}")
             keys = [spec.key for spec in group[:size]]
             claims = ledger.claim(owner, lease_seconds, limit=len(keys), where={"key": keys})
             tried.update(keys)
-            if len(group) > size:
-                tally.notes.append(f"{len(group)} runs in stacks of {size}")
-            _in_stacks(ledger, claims, tally, data_dir, device, on_progress, checkpoint_seconds)
+            _in_stacks(job, claims)
+
+
+@dataclass
+class _Job:
+    """What stays the same from stack to stack."""
+
+    ledger: Ledger
+    data_dir: str | os.PathLike[str] | None
+    device: str
+    on_progress: Callable[[Progress], None] | None
+    pause: float | None
+    on_note: Callable[[str], None] | None
+    tally: Tally = field(default_factory=Tally)
+    most: int | None = None
+    """Runs in a stack, after more were too many."""
+
+    def say(self, note: str) -> None:
+        """Tell the user, and the tally."""
+        self.tally.notes.append(note)
+        if self.on_note is not None:
+            self.on_note(note)
 
 
 def _next_group(
@@ -125,59 +154,90 @@ def _stack_key(spec: RunSpec, device: str) -> Any:
     return None if kind is None else (spec.problem, spec.steps, tuple(spec.options.items()), kind)
 
 
-def _stack_size(group: Sequence[RunSpec], device: str) -> int:
-    problem, _ = plan(group[0])
-    fitting = capacity(problem, [plan(spec)[1] for spec in group], device)
-    if torch.device(device).type == "cuda":
-        return min(fitting, MOST_ON_CUDA)
-    return min(fitting, PER_CORE * torch.get_num_threads())
+def _stack_size(
+    group: Sequence[RunSpec], data_dir: str | os.PathLike[str] | None, device: str
+) -> tuple[int, str]:
+    """How many runs of a group to take at a time, and why not more where memory is the reason."""
+    most = MOST_ON_CUDA
+    if torch.device(device).type != "cuda":
+        most = PER_CORE * torch.get_num_threads()
+    memory.make_room()
+    free = memory.free_bytes(device)
+    try:
+        problem, settings = plan(group[0])[0], [plan(spec)[1] for spec in group]
+        stream = problem.make(group[0].seed, data_dir)
+        need = memory.need(problem, settings, stream, group[0].steps, device)
+    except Exception as error:
+        if is_the_machines(error):
+            raise
+        return 1, ""  # it will fail, and say why
+    fitting = need.fitting(free)
+    if fitting >= most:
+        return most, ""
+    each, data, room = map(_in_bytes, (max(need.each), need.shared + need.most_inputs, free))
+    return fitting, f" (each takes up to {each}, the data {data}; {room} are free)"
 
 
-def _in_stacks(
-    ledger: Ledger,
-    claims: list[Claim],
-    tally: Tally,
-    data_dir: str | os.PathLike[str] | None,
-    device: str,
-    on_progress: Callable[[Progress], None] | None,
-    pause: float | None,
-) -> None:
-    """Run claims, those at the same step together; out of memory, in stacks of half the size."""
-    for some in _by_step(ledger, claims, device):
-        waiting = [some]
+def _in_bytes(count: float) -> str:
+    """A number of bytes, short.
+
+    >>> _in_bytes(12_345_678), _in_bytes(1_600_000_000)
+    ('12.3 MB', '1.6 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def _in_stacks(job: _Job, claims: list[Claim]) -> None:
+    """Run claims, those at the same step together."""
+    waiting = list(_by_step(job.ledger, claims, job.device))
+    try:
         while waiting:
-            part = waiting.pop(0)
-            stack = _Stack(ledger, part, device, on_progress, pause)
-            try:
-                stack.begin(data_dir)
-                stack.learn()
-                stack.finish(tally)
-            except LeaseLostError:
-                tally.lost += len(part)
-                stack.release()
-            except KeyboardInterrupt:
-                stack.save()
-                for claim in [c for p in [part, *waiting] for c in p]:
-                    with suppress(LeaseLostError):
-                        ledger.release(claim)
-                raise
-            except Exception as error:
-                if is_the_machines(error):
-                    for claim in [c for p in [part, *waiting] for c in p]:
-                        with suppress(StudyError):
-                            ledger.release(claim)
-                    raise
-                full = isinstance(error, torch.cuda.OutOfMemoryError)
-                if full:
-                    torch.cuda.empty_cache()
-                if len(part) == 1:
-                    alone = "out of memory, alone on the device"
-                    stack.fail(tally, alone if full else f"{type(error).__name__}: {error}")
-                    continue
-                half = len(part) // 2  # one that is wrong must not take the others along
-                waiting = [part[:half], part[half:], *waiting]
-                if full:
-                    tally.notes.append(f"out of memory: {len(part)} runs go on in stacks of {half}")
+            again = _in_one_stack(job, waiting.pop(0))
+            if again:
+                memory.make_room()
+            waiting = [*again, *waiting]
+    except BaseException:
+        for claim in [claim for part in waiting for claim in part]:
+            with suppress(StudyError):  # the first error is the one to tell
+                job.ledger.release(claim)
+        raise
+
+
+def _in_one_stack(job: _Job, claims: list[Claim]) -> list[list[Claim]]:
+    """Run claims together; gives back the halves that are to be tried again, each by itself.
+
+    One that is wrong must not take the others along, and half as many take half the memory.
+    """
+    stack = _Stack(job, claims)
+    try:
+        stack.begin()
+        stack.learn()
+        stack.finish()
+    except LeaseLostError:
+        job.tally.lost += len(claims)
+        stack.release()
+    except KeyboardInterrupt:
+        stack.save()
+        stack.release()
+        raise
+    except Exception as error:
+        if is_the_machines(error):
+            stack.release()
+            raise
+        full = memory.is_out_of_memory(error)
+        if len(claims) == 1:
+            alone = "out of memory, alone on the device"
+            stack.fail(alone if full else f"{type(error).__name__}: {error}")
+            return []
+        half = -(-len(claims) // 2)
+        if full:
+            job.most = min(half, job.most or half)
+            job.say(f"out of memory: {len(claims)} runs go on, {half} at a time")
+        return [claims[:half], claims[half:]]
+    return []
 
 
 def _by_step(ledger: Ledger, claims: list[Claim], device: str) -> Iterator[list[Claim]]:
@@ -208,30 +268,24 @@ def _checkpoint(ledger: Ledger, claim: Claim, device: str, kind: Kind) -> Any:
 class _Stack:
     """Claimed runs in one stack, from their checkpoints to their results."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        claims: list[Claim],
-        device: str,
-        on_progress: Callable[[Progress], None] | None,
-        pause: float | None,
-    ) -> None:
-        self.ledger, self.claims, self.device = ledger, claims, device
-        self.on_progress, self.pause = on_progress, pause
+    def __init__(self, job: _Job, claims: list[Claim]) -> None:
+        self.job, self.claims = job, claims
+        self.ledger, self.device = job.ledger, job.device
         self.run: BatchedRun | None = None
         self.started, self.wall = time.time(), 0.0
         self._since = self._saved = self._beaten = time.monotonic()
         self._cost = 1.0
         self._whole, self._kept = True, False
 
-    def begin(self, data_dir: str | os.PathLike[str] | None) -> None:
+    def begin(self) -> None:
         """Build the stack, and continue from checkpoints if there are any."""
         specs = [claim.spec for claim in self.claims]
         plans: list[tuple[Problem, Setting]] = [plan(spec) for spec in specs]
         problem = plans[0][0]
-        streams = [problem.make(spec.seed, data_dir) for spec in specs]
+        streams = [problem.make(spec.seed, self.job.data_dir) for spec in specs]
         settings = [setting for _, setting in plans]
-        self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
+        with uninterrupted():  # compilers lose an interrupt
+            self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
         found = [_checkpoint(self.ledger, c, self.device, self.run.kind) for c in self.claims]
         if all(f is not None for f in found):
             try:
@@ -254,18 +308,18 @@ class _Stack:
                 self._whole = False
                 run.advance(run.next_stop() - first)
                 self._whole = True
-            if self.on_progress is not None:
+            if self.job.on_progress is not None:
                 # Reading them waits for the device: only now the time is known.
                 latest = {name: float(v[-1]) for name, v in run.series(0).items() if len(v)}
                 took = max(time.monotonic() - before, 1e-6)
                 rate = (run.step - first) * len(specs) / took
                 share = run.share_of_roofline(rate)
-                self.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:], share))
+                self.job.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:], share))
             if run.step < run.steps:
                 self._keep(time.monotonic())
 
     def _keep(self, now: float) -> None:
-        pause = self.pause
+        pause = self.job.pause
         if pause is None:
             pause = min(LONGEST_LOSS, max(10.0, self._cost / CHECKPOINT_SHARE))
             pause = pause if self._kept else FIRST_CHECKPOINT
@@ -296,9 +350,10 @@ class _Stack:
     def _wall(self) -> float:
         return self.wall + time.monotonic() - self._since
 
-    def finish(self, tally: Tally) -> None:
+    def finish(self) -> None:
         """Commit every run's result."""
         assert self.run is not None
+        tally = self.job.tally
         for i, claim in enumerate(self.claims):
             diverged_at = self.run.diverged_at(i)
             result = self._result(i, diverged_at)
@@ -314,13 +369,13 @@ class _Stack:
                 continue
             (checkpoints(self.ledger) / f"{claim.spec.key}.npz").unlink(missing_ok=True)
 
-    def fail(self, tally: Tally, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Record that these runs went wrong."""
         for claim in self.claims:
             with suppress(LeaseLostError):
                 self.ledger.fail(claim, reason, retry=False)
-            tally.failed += 1
-            tally.errors.append(f"{claim.spec.label()}: {reason}")
+            self.job.tally.failed += 1
+            self.job.tally.errors.append(f"{claim.spec.label()}: {reason}")
 
     def release(self) -> None:
         """Give all runs back that are still ours."""

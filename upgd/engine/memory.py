@@ -1,0 +1,176 @@
+"""How much memory runs of a stack take, and so how many fit.
+
+The estimate counts what the stacks allocate, at their worst moment: numbers per weight, series,
+samples of a chunk and of the next, and what is copied or computed on the way. It is an upper bound
+within a factor of two, which the tests compare with what is really allocated.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd.engine import batched
+from upgd.engine.dense import COLUMNS, Group, Learner
+from upgd.engine.eager import Setting
+from upgd.engine.feed import has_table
+from upgd.engine.general import forward
+from upgd.engine.layout import Layout
+from upgd.kernels.rules import source
+from upgd.networks import build
+from upgd.streams import Problem
+
+SPARE = 0.1
+"""Of the free memory stays free."""
+BESIDE = 1 << 15
+"""Bytes for what is small: hyperparameters, generators, Python's own."""
+
+WORKSPACES = 80 << 20
+"""Bytes that cuBLAS takes for itself, on two streams."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that runs take in a stack.
+
+    Attributes:
+        shared: Whatever their number.
+        each: Of every run, in order.
+        inputs: Of one run, for inputs that come ready-made: chunks are so short that those of all
+            runs stay below `most_inputs`.
+    """
+
+    shared: int
+    each: tuple[int, ...]
+    inputs: int = 0
+    most_inputs: int = 0
+
+    def fitting(self, free: int) -> int:
+        """How many of the runs, from the first on, fit into `free` bytes; one at least."""
+        count = 0
+        for count, sum_of_each in enumerate(accumulate(self.each), 1):
+            inputs = min(count * self.inputs, self.most_inputs)
+            if self.shared + sum_of_each + inputs > (1 - SPARE) * free:
+                return max(1, count - 1)
+        return count
+
+
+def need(
+    problem: Problem, settings: Sequence[Setting], stream: Any, steps: int, device: str
+) -> Need:
+    """What runs with these settings take.
+
+    Args:
+        problem: The problem they share.
+        settings: One per run.
+        stream: That of any of them.
+        steps: How many each takes.
+        device: Where.
+    """
+    on_cuda = torch.device(device).type == "cuda"
+    first = settings[0]
+    if batched.kind_of(problem, first, device) == "dense":
+        assert not isinstance(problem.network, str)
+        layout = Layout(tuple(problem.network))
+        shared = 32 * layout.size  # making initial weights takes wide numbers
+        numbers = [_dense(layout, setting, on_cuda) for setting in settings]
+    else:
+        size, saved = _general_size(problem, stream.shape)
+        numbers = [saved + size * _general(setting, on_cuda) for setting in settings]
+        shared = 32 * size + (WORKSPACES if on_cuda else 0)
+    windows = -(-steps // first.window)
+    series = 8 * windows * (2 * len(COLUMNS) if on_cuda else len(COLUMNS) + 3)
+    length = 1 + batched.longest_chunk(problem, first, stream, steps)
+    features = math.prod(stream.shape)
+    beside = series + BESIDE + _samples(stream, length, on_cuda)
+    each = tuple(4 * count + beside for count in numbers)
+    copies = 2 if on_cuda else 4  # on CPU this chunk and the next, each also run by run
+    if has_table(stream):
+        table = 4 * len(stream.dataset) * features
+        return Need(table + shared, each)
+    inputs = copies * 4 * features * length
+    return Need(shared, each, inputs, copies * batched.MOST_BYTES)
+
+
+def free_bytes(device: str) -> int:
+    """Memory that is free, on a GPU with what PyTorch holds and does not use."""
+    where = torch.device(device)
+    if where.type == "cuda":
+        unused = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
+        return int(torch.cuda.mem_get_info(where)[0]) + unused
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 4 << 30
+
+
+def make_room() -> None:
+    """Let go of what stacks that ended have left: graphs and cycles of Python's objects."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is used up; PyTorch has several for that."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    signs = ("out of memory", "not enough memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+# ------------------------------------------------------------------------- parts of a run
+def _dense(layout: Layout, setting: Setting, on_cuda: bool) -> int:
+    """Numbers of a dense learner."""
+    group = Group(Learner(setting.method, setting.hyper, setting.seed).row, 0, 1, noise=True)
+    kept = layout.size * (1 + len(group.states)) + (layout.units if group.features else 0)
+    if not on_cuda:
+        return kept
+    changing = kept + 2 * layout.activations + 2 * layout.layers[0].outputs
+    return 2 * changing + 7 * layout.units  # capturing a graph sets all that changes aside
+
+
+def _general(setting: Setting, on_cuda: bool) -> int:
+    """Numbers per parameter: what is kept, and what comes up within a step."""
+    learner = Learner(setting.method, setting.hyper, setting.seed)
+    if on_cuda:  # gradients and what they are checked by; a graph's capture sets the rest aside
+        return 3 + 2 * (1 + len(learner.row.states))
+    # The rule's lines each leave a tensor until it returns; Philox has wide words.
+    lines = source(learner.row.method, "update", "triton").splitlines()
+    tensors = sum(" = " in line and ".to(" not in line for line in lines)
+    return tensors + (7 if learner.values().get("sigma", 0.0) > 0 else 5)
+
+
+def _general_size(problem: Problem, shape: Sequence[int]) -> tuple[int, int]:
+    """Parameters of a network, and numbers that it keeps of one sample for its gradient."""
+    model = build(problem.network, 0, problem.activation)
+    params = [torch.empty(1, *p.shape, device="meta").requires_grad_() for p in model.parameters()]
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        forward(model, params, torch.empty(1, *shape, device="meta"))
+    return sum(p.numel() for p in params), 2 * sum(kept.values())
+
+
+def _samples(stream: Any, length: int, on_cuda: bool) -> int:
+    """Bytes of a run's labels or targets, and of what leads to its inputs."""
+    whole = 8 if on_cuda else 24  # on CPU two chunks, and the stream's own wide numbers
+    labels = stream.outputs * length * whole if stream.loss != "cross_entropy" else length * whole
+    if not has_table(stream):
+        return labels
+    permutations = math.prod(stream.shape) * whole * 2 if stream.permute == "inputs" else 0
+    recent = 0 if on_cuda else 32 * min(len(stream.dataset), stream.task_length or length)
+    return labels + length * whole + permutations + recent
