@@ -1,0 +1,184 @@
+"""Kernels written for numba, executed by Python: decorators do nothing, vectors are NumPy arrays.
+
+A changed kernel needs no compilation, which would take many seconds. Only float64 is provided for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import upgd.kernels
+from upgd.kernels import cpu_math, philox, vectors
+
+LANES = vectors.LANES
+Change = Callable[[str], str]
+
+
+# ------------------------------------------------------------------------------ numba
+def _decorator(*given: Any, **options: Any) -> Any:
+    """``@njit``, ``@njit(…)`` and ``@cfunc(…)``."""
+
+    def mark(function: Any) -> Any:
+        function.py_func = function.address = function
+        function.signatures = ["compiled"]
+        return function
+
+    return mark(given[0]) if len(given) == 1 and callable(given[0]) else mark
+
+
+def _intrinsic(function: Any) -> Any:
+    """The only one outside of the module of vectors."""
+    assert function.__name__ == "_as"
+    return lambda like, value: like.dtype.type(value)
+
+
+def _overload(function: Any) -> Any:
+    def mark(choose: Any) -> None:
+        function.__globals__[function.__name__] = lambda *given: choose(*given)(*given)
+
+    return mark
+
+
+def _array(place: int, count: int, dtype: Any) -> Any:
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(place), dtype)
+
+
+def _module(name: str, **content: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
+
+
+_TYPES = SimpleNamespace(
+    float32=np.dtype("float32"),
+    float64=np.dtype("float64"),
+    intp=int,
+    CPointer=lambda kind: kind,
+    void=lambda *kinds: kinds,
+)
+_NUMBA = _module(
+    "numba",
+    __spec__=ModuleSpec("numba", None),
+    njit=_decorator,
+    cfunc=_decorator,
+    types=_TYPES,
+    carray=_array,
+)
+_EXTENDING = _module("numba.extending", intrinsic=_intrinsic, overload=_overload)
+
+
+# ---------------------------------------------------------------------------- vectors
+def _product(words: Any, multiplier: Any) -> tuple[Any, Any]:
+    wide = words.astype(np.uint64) * np.uint64(multiplier)
+    return (wide >> np.uint64(32)).astype(np.uint32), wide.astype(np.uint32)
+
+
+def _store(where: Any, index: int, vector: Any) -> None:
+    where[index : index + LANES] = vector
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+_VECTORS = _module(
+    "upgd.kernels.vectors",
+    __file__=vectors.__file__,
+    LANES=LANES,
+    Vector=np.ndarray,
+    absolute=np.abs,
+    address=lambda array, index: array[index:],
+    bits=lambda x: x.view(np.uint32),
+    call=_call,
+    choose=np.where,
+    converted=lambda words, like: words.astype(np.asarray(like).dtype),
+    converted_signed=lambda words, like: words.view(np.int32).astype(np.asarray(like).dtype),
+    equal=np.equal,
+    exp=np.exp,
+    lanes=lambda: np.arange(LANES, dtype=np.uint32),
+    largest=np.max,
+    less=np.less,
+    load=lambda where, index: where[index : index + LANES].copy(),
+    maximum=np.maximum,
+    minimum=np.minimum,
+    number=lambda words: words.view(np.float32),
+    product=_product,
+    shifted=lambda words, count: (words.view(np.int32) >> np.int32(count)).view(np.uint32),
+    smallest=np.min,
+    spread=lambda value: np.full(LANES, value),
+    sqrt=np.sqrt,
+    store=_store,
+    total=np.sum,
+    widened=lambda x: x.astype(np.float64),
+)
+
+
+# ------------------------------------------------------------------ helpers of flat kernels
+def _take_ticket(counter: Any) -> int:
+    counter[0] += 1
+    return int(counter[0]) - 1
+
+
+def _normals(
+    z0: Any, z1: Any, z2: Any, z3: Any, count: int, start: int, tensor: int, step: int, seed: int
+) -> None:
+    """``cpu_math.normals64`` by the plain version."""
+    quad = torch.arange(start, start + count)
+    rest = [torch.full_like(quad, int(v)) for v in (tensor, step & 0xFFFFFFFF, step >> 32)]
+    a, b, c, d = philox.philox4x32([quad, *rest], (seed & 0xFFFFFFFF, seed >> 32))
+    z0[:count], z1[:count] = philox.box_muller(a, b, torch.float64)
+    z2[:count], z3[:count] = philox.box_muller(c, d, torch.float64)
+
+
+_MATH = {
+    "OPTIONS": cpu_math.OPTIONS,
+    "maximum": np.maximum,
+    "pointer": int,
+    "take_ticket": _take_ticket,
+    "near_sigmoid32": None,
+    "normals64": _normals,
+    "sigmoid64": cpu_math.sigmoid64.py_func,
+}
+
+
+# ---------------------------------------------------------------------------- executing
+def execute(
+    patch: pytest.MonkeyPatch, name: str, change: Change, scratch: Path, **replaced: Any
+) -> ModuleType:
+    """Put a module of kernels, with its source changed, in the place of the compiled one.
+
+    Args:
+        patch: Puts everything back.
+        name: ``"cpu_dense"`` or ``"cpu_flat"``.
+        change: Of the source.
+        scratch: A folder for generated modules.
+        replaced: Other names of the module.
+    """
+    original = Path(upgd.kernels.__path__[0], f"{name}.py")
+    text = change(original.read_text())
+    version = hashlib.sha256(f"{text}{sorted(replaced)}{scratch}".encode()).hexdigest()
+    math = _module("upgd.kernels.cpu_math", VERSION=version, **_MATH)
+    patch.setenv("UPGD_CACHE", str(scratch))
+    patch.setitem(sys.modules, "numba", _NUMBA)
+    patch.setitem(sys.modules, "numba.extending", _EXTENDING)
+    for helper, module in (("vectors", _VECTORS), ("cpu_math", math)):
+        patch.setitem(sys.modules, f"upgd.kernels.{helper}", module)
+        patch.setattr(upgd.kernels, helper, module, raising=False)
+    module = _module(f"upgd.kernels.{name}", __file__=str(original))
+    patch.setitem(sys.modules, module.__name__, module)
+    patch.setattr(upgd.kernels, name, module, raising=False)
+    exec(compile(text, f"<changed {name}>", "exec"), vars(module))
+    vars(module).update(VERSION=version, **replaced)  # no generated module is taken for another
+    return module
