@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import upgd
 from upgd.cli import app
 from upgd.study import Ledger, RunSpec, SpecError
-from upgd.study.work import prepare
+from upgd.study.prepare import prepare
 
 PROBLEM = "label-permuted-digits"
 

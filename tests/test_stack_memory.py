@@ -19,8 +19,8 @@ from upgd.engine.batched import BatchedRun
 from upgd.optim.registry import METHODS
 from upgd.streams import get
 from upgd.study import Ledger, RunSpec
+from upgd.study.prepare import plan
 from upgd.study.stacks import work_stacks
-from upgd.study.work import plan
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}

@@ -21,9 +21,10 @@ from upgd.engine import Setting
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
+from upgd.study.prepare import check_device, prepare
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
-from upgd.study.work import Tally, check_device, prepare, work
+from upgd.study.work import Tally, work
 
 SECONDS_BETWEEN_LINES = 30.0
 DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from upgd.engine import Setting, memory
-from upgd.engine.batched import BatchedRun, Kind, kind_of
+from upgd.engine.batched import BatchedRun, kind_of
 from upgd.streams import Problem
 from upgd.study.errors import LeaseLostError, SpecError, StudyError
-from upgd.study.files import load_checkpoint_or_none, save_checkpoint
+from upgd.study.keeping import LONGEST_LOSS, Keeper, Saved, tidy
 from upgd.study.ledger import Ledger
-from upgd.study.records import Claim, Result, Series, owner_name
+from upgd.study.prepare import check_device, plan
+from upgd.study.records import Claim, Result, owner_name
 from upgd.study.spec import RunSpec
-from upgd.study.work import (
-    CHECKPOINT_SHARE,
-    FIRST_CHECKPOINT,
-    LONGEST_LOSS,
-    Progress,
-    Tally,
-    at_work,
-    check_device,
-    checkpoints,
-    evict_departed,
-    is_the_machines,
-    plan,
-    summarise,
-    tidy,
-    uninterrupted,
-    versions,
-)
+from upgd.study.work import Progress, Tally, at_work, evict_departed, is_the_machines, uninterrupted
 
 PER_CORE = 8
 """Runs of a stack on the CPU, for each core: enough that fast ones make up for slow ones."""
@@ -192,7 +176,7 @@ def _in_bytes(count: float) -> str:
 
 def _in_stacks(job: _Job, claims: list[Claim]) -> None:
     """Run claims, those at the same step together."""
-    waiting = list(_by_step(job.ledger, claims, job.device))
+    waiting = list(_by_step(job, claims))
     try:
         while waiting:
             again = _in_one_stack(job, waiting.pop(0))
@@ -240,27 +224,26 @@ def _in_one_stack(job: _Job, claims: list[Claim]) -> list[list[Claim]]:
     return []
 
 
-def _by_step(ledger: Ledger, claims: list[Claim], device: str) -> Iterator[list[Claim]]:
+def _by_step(job: _Job, claims: list[Claim]) -> Iterator[list[Claim]]:
     """Claims grouped by the step at which their checkpoints stand."""
     groups: dict[int, list[Claim]] = {}
+    keeper = _keeper(job, claims)
     for claim in claims:
-        kind = _stack_key(claim.spec, device)[-1]
-        found = _checkpoint(ledger, claim, device, kind)
-        groups.setdefault(0 if found is None else int(found[1]["run"]["step"]), []).append(claim)
+        found = _checkpoint(keeper, claim)
+        groups.setdefault(0 if found is None else found[1]["run"]["step"], []).append(claim)
     yield from groups.values()
 
 
-def _facts(claim: Claim, device: str, kind: Kind) -> dict[str, str]:
-    """What must be the same for a continued run to be the uninterrupted one."""
-    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
-    return {"run": claim.spec.key, "engine": f"batched-{kind}", "device": name, **versions()}
+def _keeper(job: _Job, claims: list[Claim]) -> Keeper:
+    kind, device = _stack_key(claims[0].spec, job.device)[-1], job.device
+    if torch.device(device).type == "cuda":
+        device = torch.cuda.get_device_name(device)
+    return Keeper(job.ledger, claims, f"batched-{kind}", device, (10.0, LONGEST_LOSS), job.pause)
 
 
-def _checkpoint(ledger: Ledger, claim: Claim, device: str, kind: Kind) -> Any:
-    found = load_checkpoint_or_none(checkpoints(ledger) / f"{claim.spec.key}.npz")
-    if found is None or found[1].get("stack") != _facts(claim, device, kind):
-        return None
-    run = found[1].get("run")
+def _checkpoint(keeper: Keeper, claim: Claim) -> Saved | None:
+    found = keeper.load(claim)
+    run = None if found is None else found[1].get("run")
     step = run.get("step") if isinstance(run, dict) else None
     return found if isinstance(step, int) and 0 < step <= claim.spec.steps else None
 
@@ -270,32 +253,32 @@ class _Stack:
 
     def __init__(self, job: _Job, claims: list[Claim]) -> None:
         self.job, self.claims = job, claims
-        self.ledger, self.device = job.ledger, job.device
         self.run: BatchedRun | None = None
-        self.started, self.wall = time.time(), 0.0
-        self._since = self._saved = self._beaten = time.monotonic()
-        self._cost = 1.0
-        self._whole, self._kept = True, False
+        self.keeper = _keeper(job, claims)
+        self._whole = True
 
     def begin(self) -> None:
         """Build the stack, and continue from checkpoints if there are any."""
+        self.run = self._make()
+        found = [_checkpoint(self.keeper, claim) for claim in self.claims]
+        saved = [one for one in found if one is not None]
+        if len(saved) == len(self.claims):
+            try:
+                self.run.restore([(arrays, facts["run"]) for arrays, facts in saved])
+                self.keeper.start(*saved)
+                return
+            except Exception:  # whatever is wrong with them, the runs can begin anew
+                self.run = self._make()
+        self.keeper.start()
+
+    def _make(self) -> BatchedRun:
         specs = [claim.spec for claim in self.claims]
         plans: list[tuple[Problem, Setting]] = [plan(spec) for spec in specs]
         problem = plans[0][0]
         streams = [problem.make(spec.seed, self.job.data_dir) for spec in specs]
         settings = [setting for _, setting in plans]
         with uninterrupted():  # compilers lose an interrupt
-            self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
-        found = [_checkpoint(self.ledger, c, self.device, self.run.kind) for c in self.claims]
-        if all(f is not None for f in found):
-            try:
-                self.run.restore([(arrays, meta["run"]) for arrays, meta in found])
-                self.wall = max(float(meta["wall"]) for _, meta in found)
-                self.started = min(float(meta["started"]) for _, meta in found)
-            except Exception:  # whatever is wrong with them, the runs can begin anew
-                self.run = BatchedRun(problem, settings, streams, specs[0].steps, self.device)
-                self.wall, self.started = 0.0, time.time()
-        self._since = self._saved = self._beaten = time.monotonic()
+            return BatchedRun(problem, settings, streams, specs[0].steps, self.job.device)
 
     def learn(self) -> None:
         """Advance to the end, chunk by chunk."""
@@ -316,39 +299,13 @@ class _Stack:
                 share = run.share_of_roofline(rate)
                 self.job.on_progress(Progress(specs[0], run.step, rate, latest, specs[1:], share))
             if run.step < run.steps:
-                self._keep(time.monotonic())
-
-    def _keep(self, now: float) -> None:
-        pause = self.job.pause
-        if pause is None:
-            pause = min(LONGEST_LOSS, max(10.0, self._cost / CHECKPOINT_SHARE))
-            pause = pause if self._kept else FIRST_CHECKPOINT
-        saving = now - self._saved >= pause
-        if saving:
-            self.save()
-        if saving or now - self._beaten >= self.claims[0].lease_seconds / 4:
-            self.ledger.heartbeat_all(self.claims, progress=saving)
-            self._beaten = time.monotonic()
-        if saving:
-            self._cost = time.monotonic() - now
-            self._saved, self._kept = time.monotonic(), True
+                self.keeper.tend(self.save)
 
     def save(self) -> None:
         """Write a checkpoint of every run, unless they stand in the middle of a step."""
-        if self.run is None or self.run.step == 0 or not self._whole:
-            return
-        for i, claim in enumerate(self.claims):
-            arrays, meta = self.run.state(i)
-            facts = {
-                "run": meta,
-                "stack": _facts(claim, self.device, self.run.kind),
-                "wall": self._wall(),
-                "started": self.started,
-            }
-            save_checkpoint(checkpoints(self.ledger) / f"{claim.spec.key}.npz", arrays, facts)
-
-    def _wall(self) -> float:
-        return self.wall + time.monotonic() - self._since
+        if self.run is not None and self.run.step and self._whole:
+            for i, claim in enumerate(self.claims):
+                self.keeper.save(claim, *self.run.state(i))
 
     def finish(self) -> None:
         """Commit every run's result."""
@@ -359,21 +316,21 @@ class _Stack:
             result = self._result(i, diverged_at)
             try:
                 if diverged_at is None:
-                    self.ledger.finish(claim, result)
+                    self.job.ledger.finish(claim, result)
                     tally.done += 1
                 else:
-                    self.ledger.diverge(claim, diverged_at, result)
+                    self.job.ledger.diverge(claim, diverged_at, result)
                     tally.diverged += 1
             except LeaseLostError:
                 tally.lost += 1
                 continue
-            (checkpoints(self.ledger) / f"{claim.spec.key}.npz").unlink(missing_ok=True)
+            self.keeper.forget(claim)
 
     def fail(self, reason: str) -> None:
         """Record that these runs went wrong."""
         for claim in self.claims:
             with suppress(LeaseLostError):
-                self.ledger.fail(claim, reason, retry=False)
+                self.job.ledger.fail(claim, reason, retry=False)
             self.job.tally.failed += 1
             self.job.tally.errors.append(f"{claim.spec.label()}: {reason}")
 
@@ -381,26 +338,17 @@ class _Stack:
         """Give all runs back that are still ours."""
         for claim in self.claims:
             with suppress(StudyError):
-                self.ledger.release(claim)
+                self.job.ledger.release(claim)
 
-    def _result(self, run: int, diverged_at: int | None) -> Result:
+    def _result(self, number: int, diverged_at: int | None) -> Result:
         assert self.run is not None
-        window, length = self.run.window, self.run.problem.task_length
-        values = self.run.series(run)
-        series = {name: Series(value, window) for name, value in values.items()}
-        if self.run.offline[run]:
-            series["offline_accuracy"] = Series(self.run.offline[run], length or window)
-        steps = self.run.step if diverged_at is None else diverged_at
-        facts = _facts(self.claims[run], self.device, self.run.kind)
-        host = {"machine": platform.machine(), "system": platform.system()}
-        return replace(
-            Result(facts["engine"], facts["device"]),
-            versions=versions(),
-            host={**host, "runs_in_stack": len(self.claims)},
-            started=self.started,
-            finished=time.time(),
-            wall=self._wall(),
-            summary=summarise(steps, values, window, length),
-            series=series,
-            diverged_at=diverged_at,
+        run = self.run
+        return self.keeper.result(
+            run.step if diverged_at is None else diverged_at,
+            run.series(number),
+            run.window,
+            run.problem.task_length,
+            run.offline[number],
+            diverged_at,
+            runs_in_stack=len(self.claims),
         )

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-import upgd
-from upgd import metrics
-from upgd.engine import Divergence, EagerRun, Setting
-from upgd.networks import build
-from upgd.optim.registry import get as get_method
-from upgd.streams import DataError, Problem
-from upgd.streams import get as get_problem
-from upgd.study import crash
+from upgd.engine import Divergence, EagerRun
+from upgd.streams import DataError
 from upgd.study.alive import departed, present
-from upgd.study.errors import LeaseLostError, LedgerError, SpecError, StudyError
-from upgd.study.files import load_checkpoint_or_none, remove_partial, save_checkpoint
+from upgd.study.errors import LeaseLostError, SpecError, StudyError
+from upgd.study.keeping import LONGEST_LOSS, Keeper, tidy
 from upgd.study.ledger import Ledger
-from upgd.study.records import Claim, Result, Series, owner_name
-from upgd.study.spec import RunSpec, Scalar
-
-CHECKPOINT_SHARE = 0.02
-LONGEST_LOSS = 60.0
-"""After a kill, at most so many seconds of work are done again."""
-FIRST_CHECKPOINT = 1.0
-"""Seconds until the first one of an attempt, which tells the ledger that it is not in vain."""
+from upgd.study.prepare import check_device, prepare
+from upgd.study.records import Claim, Result, owner_name
+from upgd.study.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -67,102 +49,6 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
-def prepare(
-    spec: RunSpec, data_dir: str | os.PathLike[str] | None = None, device: str = "cpu"
-) -> EagerRun:
-    """The run that `spec` describes, at its first step.
-
-    Raises:
-        SpecError: The specification does not fit the problem or the method.
-
-    Example:
-        >>> from upgd.study import RunSpec
-        >>> from upgd.study.work import prepare
-        >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
-        >>> prepare(spec).advance(10)
-    """
-    problem, setting = plan(spec)
-    stream = problem.make(spec.seed, data_dir)
-    try:
-        return EagerRun(
-            stream,
-            lambda seed, task: build(problem.network, seed, problem.activation, task),
-            setting,
-            device,
-        )
-    except (ValueError, RuntimeError) as error:  # PyTorch has the latter for what is too large
-        raise SpecError(f"{spec.label()}: {str(error).splitlines()[0]}") from error
-
-
-def plan(spec: RunSpec) -> tuple[Problem, Setting]:
-    """The problem and the setting that a specification describes.
-
-    Raises:
-        SpecError: The specification does not fit the problem or the method.
-    """
-    options = dict(spec.options)
-    try:
-        problem = _problem(spec, options)
-        get_method(spec.method)
-        setting = Setting(
-            spec.method,
-            _arguments(spec),
-            spec.seed,
-            window=_whole(options, "window", problem.window),
-            batch=_whole(options, "batch", 1),
-            restart=bool(_whole(options, "restart", 0)),
-            held_out=_whole(options, "held_out", 0),
-            stride=_whole(options, "stride", 0),
-        )
-    except (ValueError, KeyError) as error:  # no such problem or method
-        raise SpecError(str(error.args[0])) from error
-    if options:
-        raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
-    return problem, setting
-
-
-def _whole(options: dict[str, Scalar], name: str, default: int) -> int:
-    value = options.pop(name, default)
-    if not isinstance(value, int):
-        raise SpecError(f"{name} must be a whole number, got {value!r}")
-    return value
-
-
-def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
-    """The problem, with the tasks and the network that `options` ask for and which it takes out."""
-    problem = get_problem(spec.problem)
-    length, hidden = options.pop("task_length", None), options.pop("hidden", None)
-    if length is not None:
-        if problem.task_length is None:
-            raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise SpecError(f"task_length must be a whole number from 1 on, got {length!r}")
-        window = problem.window // problem.task_length * length  # a point stays as many tasks
-        problem = replace(problem, task_length=length, window=window)
-    if hidden is not None:
-        if isinstance(problem.network, str):
-            raise SpecError(f"{spec.problem} has a convolutional network; leave hidden out")
-        if not isinstance(hidden, str) or not re.fullmatch(
-            r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5})*", hidden
-        ):
-            raise SpecError(
-                f"hidden is the units of each hidden layer, such as 64-32; got {hidden!r}"
-            )
-        units = (problem.network[0], *map(int, hidden.split("-")), problem.network[-1])
-        problem = replace(problem, network=units)
-    return problem
-
-
-def _arguments(spec: RunSpec) -> dict[str, Any]:
-    """The optimizer's arguments: ``beta1`` and ``beta2`` are its ``betas``."""
-    hyper: dict[str, Any] = dict(spec.hyper)
-    if "beta1" in hyper or "beta2" in hyper:
-        _, defaults = get_method(spec.method)
-        first, second = defaults.get("betas", (None, None))
-        hyper["betas"] = (hyper.pop("beta1", first), hyper.pop("beta2", second))
-    return hyper
 
 
 def work(
@@ -217,30 +103,6 @@ def at_work(ledger: Ledger, owner: str) -> Iterator[None]:
             raise
 
 
-def check_device(device: str) -> None:
-    """Raise unless learners can run on `device`.
-
-    Raises:
-        SpecError: There is no such device here.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("gpu")
-        Traceback (most recent call last):
-        upgd.study.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
-PyTorch finds a GPU
-    """
-    try:
-        kind = torch.device(device).type
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError):
-        kind = ""
-    if kind in ("", "meta"):
-        raise SpecError(
-            f"cannot run on device {device!r}; 'cpu' always works, 'cuda' where PyTorch finds a GPU"
-        )
-
-
 def _claim(
     ledger: Ledger, owner: str, lease_seconds: float, where: Mapping[str, Any] | None
 ) -> list[Claim]:
@@ -252,27 +114,6 @@ def evict_departed(ledger: Ledger) -> None:
     """Free the runs of processes that died."""
     for dead in departed(ledger.path.parent / "workers"):
         ledger.evict(dead)
-
-
-def tidy(ledger: Ledger) -> None:
-    """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
-    folder = checkpoints(ledger)
-    remove_partial(folder)
-    for file in folder.glob("*.npz"):
-        with suppress(LedgerError):  # a file that is not ours
-            if ledger.get(file.stem).result is not None:
-                file.unlink(missing_ok=True)
-
-
-def checkpoints(ledger: Ledger) -> Path:
-    """The folder where a study's checkpoints lie."""
-    folder = ledger.path.parent / "checkpoints"
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StudyError(f"cannot keep checkpoints in {folder}: {reason}; move it away") from error
-    return folder
 
 
 def _one(
@@ -358,29 +199,22 @@ class _Worker:
         on_progress: Callable[[Progress], None] | None,
         pause: float | None,
     ) -> None:
-        self.ledger, self.claim, self.device = ledger, claim, device
-        self.on_progress = on_progress
-        self.pause = pause
-        self.checkpoint: Path = checkpoints(ledger) / f"{claim.spec.key}.npz"
-        self.started = time.time()
-        self.wall = 0.0
-        self._since = time.monotonic()
-        self._saved = self._beaten = self._since
-        self._cost = 0.1
-        self._whole, self._kept = True, False
+        self.claim, self.on_progress = claim, on_progress
+        self.keeper = Keeper(ledger, [claim], "eager", device, (5.0, LONGEST_LOSS / 2), pause)
+        self._whole = True
 
     def begin(self, make: Callable[[], EagerRun]) -> None:
         """Take up a checkpoint of this run by the same engine and device, if there is one."""
         self.run = make()
-        found = load_checkpoint_or_none(self.checkpoint)
-        if found is not None and found[1].get("stack") == self._stack():
-            arrays, meta = found
+        found = self.keeper.load(self.claim)
+        if found is not None:
             try:
-                self.run.restore(arrays, meta["run"])
-                self.wall, self.started = float(meta["wall"]), float(meta["started"])
+                self.run.restore(found[0], found[1]["run"])
+                self.keeper.start(found)
+                return
             except Exception:  # whatever is wrong with it, the run can begin anew
-                self.run, self.wall, self.started = make(), 0.0, time.time()
-        self._since = self._saved = self._beaten = time.monotonic()
+                self.run = make()
+        self.keeper.start()
 
     def learn(self) -> None:
         """Advance to the end in pieces of about half a second."""
@@ -400,91 +234,23 @@ class _Worker:
                 latest = {k: v[-1] for k, v in run.meter.closed.items() if v}
                 self.on_progress(Progress(self.claim.spec, run.step, count / took, latest))
             if run.step < steps:
-                self._keep(time.monotonic())
-
-    def _keep(self, now: float) -> None:
-        """Save and renew the lease when it is time."""
-        pause = self.pause
-        if pause is None:
-            pause = min(LONGEST_LOSS / 2, max(5.0, self._cost / CHECKPOINT_SHARE))
-            pause = pause if self._kept else FIRST_CHECKPOINT
-        saving = now - self._saved >= pause
-        if saving:
-            self.save()
-        if saving or now - self._beaten >= self.claim.lease_seconds / 4:
-            self.ledger.heartbeat(self.claim, progress=saving)
-            self._beaten = time.monotonic()
-        if saving:
-            self._cost = time.monotonic() - now
-            self._saved, self._kept = time.monotonic(), True
+                self.keeper.tend(self.save)
 
     def save(self) -> None:
         """Write a checkpoint, unless the run stands in the middle of a step."""
-        if self.run is None or self.run.step == 0 or not self._whole:
-            return
-        arrays, meta = self.run.state()
-        facts = {"run": meta, "stack": self._stack(), "wall": self._wall(), "started": self.started}
-        save_checkpoint(self.checkpoint, arrays, facts)
+        if self.run is not None and self.run.step and self._whole:
+            self.keeper.save(self.claim, *self.run.state())
 
     def forget(self) -> None:
         """Remove the checkpoint: the run is over."""
-        crash.point("forget: before removal")
-        self.checkpoint.unlink(missing_ok=True)
-        crash.point("forget: after removal")
-
-    def _wall(self) -> float:
-        return self.wall + time.monotonic() - self._since
-
-    def _stack(self) -> dict[str, str]:
-        """What must be the same for a continued run to be the uninterrupted one."""
-        key = self.claim.spec.key
-        return {"run": key, "engine": "eager", "device": self.device, **versions()}
+        self.keeper.forget(self.claim)
 
     def result(self, diverged_at: int | None = None) -> Result:
         """What the run gave."""
         assert self.run is not None
-        meter, window = self.run.meter, self.run.setting.window
-        values = {name: meter.series(name) for name in meter.closed}
-        series = {name: Series(value, window) for name, value in values.items()}
-        length = self.run.stream.task_length
-        if self.run.offline:
-            series["offline_accuracy"] = Series(self.run.offline, length or window)
-        return Result(
-            engine="eager",
-            device=self.device,
-            versions=versions(),
-            host={"machine": platform.machine(), "system": platform.system()},
-            started=self.started,
-            finished=time.time(),
-            wall=self._wall(),
-            summary=summarise(self.run.step, values, window, length),
-            series=series,
-            diverged_at=diverged_at,
+        run = self.run
+        values = {name: run.meter.series(name) for name in run.meter.closed}
+        length = run.stream.task_length
+        return self.keeper.result(
+            run.step, values, run.setting.window, length, run.offline, diverged_at
         )
-
-
-def summarise(
-    steps: int, series: Mapping[str, NDArray[np.float64]], window: int, task_length: int | None
-) -> dict[str, float]:
-    """Final metrics: means over the run, and forgetting and loss of plasticity if it has tasks."""
-    found: dict[str, float] = {"steps": steps}
-    for name, values in series.items():
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            found[name] = float(finite.mean())
-    if task_length == window:
-        if len(series.get("accuracy", ())) >= 4:
-            found["forgetting"] = metrics.forgetting(series["accuracy"])
-        if len(series.get("plasticity", ())) >= 8:
-            found["loss_of_plasticity"] = metrics.loss_of_plasticity(series["plasticity"], window)
-    return found
-
-
-def versions() -> dict[str, str]:
-    """What a result may depend on."""
-    return {
-        "upgd": upgd.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

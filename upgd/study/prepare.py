@@ -1,0 +1,138 @@
+"""From a specification to a run at its first step."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from upgd.engine import EagerRun, Setting
+from upgd.networks import build
+from upgd.optim.registry import get as get_method
+from upgd.streams import Problem
+from upgd.streams import get as get_problem
+from upgd.study.errors import SpecError
+from upgd.study.spec import RunSpec, Scalar
+
+
+def prepare(
+    spec: RunSpec, data_dir: str | os.PathLike[str] | None = None, device: str = "cpu"
+) -> EagerRun:
+    """The run that `spec` describes, at its first step.
+
+    Raises:
+        SpecError: The specification does not fit the problem or the method.
+
+    Example:
+        >>> from upgd.study import RunSpec
+        >>> from upgd.study.prepare import prepare
+        >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
+        >>> prepare(spec).advance(10)
+    """
+    problem, setting = plan(spec)
+    stream = problem.make(spec.seed, data_dir)
+    try:
+        return EagerRun(
+            stream,
+            lambda seed, task: build(problem.network, seed, problem.activation, task),
+            setting,
+            device,
+        )
+    except (ValueError, RuntimeError) as error:  # PyTorch has the latter for what is too large
+        raise SpecError(f"{spec.label()}: {str(error).splitlines()[0]}") from error
+
+
+def plan(spec: RunSpec) -> tuple[Problem, Setting]:
+    """The problem and the setting that a specification describes.
+
+    Raises:
+        SpecError: The specification does not fit the problem or the method.
+    """
+    options = dict(spec.options)
+    try:
+        problem = _problem(spec, options)
+        get_method(spec.method)
+        setting = Setting(
+            spec.method,
+            _arguments(spec),
+            spec.seed,
+            window=_whole(options, "window", problem.window),
+            batch=_whole(options, "batch", 1),
+            restart=bool(_whole(options, "restart", 0)),
+            held_out=_whole(options, "held_out", 0),
+            stride=_whole(options, "stride", 0),
+        )
+    except (ValueError, KeyError) as error:  # no such problem or method
+        raise SpecError(str(error.args[0])) from error
+    if options:
+        raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
+    return problem, setting
+
+
+def _whole(options: dict[str, Scalar], name: str, default: int) -> int:
+    value = options.pop(name, default)
+    if not isinstance(value, int):
+        raise SpecError(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
+def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
+    """The problem, with the tasks and the network that `options` ask for and which it takes out."""
+    problem = get_problem(spec.problem)
+    length, hidden = options.pop("task_length", None), options.pop("hidden", None)
+    if length is not None:
+        if problem.task_length is None:
+            raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise SpecError(f"task_length must be a whole number from 1 on, got {length!r}")
+        window = problem.window // problem.task_length * length  # a point stays as many tasks
+        problem = replace(problem, task_length=length, window=window)
+    if hidden is not None:
+        if isinstance(problem.network, str):
+            raise SpecError(f"{spec.problem} has a convolutional network; leave hidden out")
+        if not isinstance(hidden, str) or not re.fullmatch(
+            r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5})*", hidden
+        ):
+            raise SpecError(
+                f"hidden is the units of each hidden layer, such as 64-32; got {hidden!r}"
+            )
+        units = (problem.network[0], *map(int, hidden.split("-")), problem.network[-1])
+        problem = replace(problem, network=units)
+    return problem
+
+
+def _arguments(spec: RunSpec) -> dict[str, Any]:
+    """The optimizer's arguments: ``beta1`` and ``beta2`` are its ``betas``."""
+    hyper: dict[str, Any] = dict(spec.hyper)
+    if "beta1" in hyper or "beta2" in hyper:
+        _, defaults = get_method(spec.method)
+        first, second = defaults.get("betas", (None, None))
+        hyper["betas"] = (hyper.pop("beta1", first), hyper.pop("beta2", second))
+    return hyper
+
+
+def check_device(device: str) -> None:
+    """Raise unless learners can run on `device`.
+
+    Raises:
+        SpecError: There is no such device here.
+
+    Example:
+        >>> check_device("cpu")
+        >>> check_device("gpu")
+        Traceback (most recent call last):
+        upgd.study.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
+PyTorch finds a GPU
+    """
+    try:
+        kind = torch.device(device).type
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError):
+        kind = ""
+    if kind in ("", "meta"):
+        raise SpecError(
+            f"cannot run on device {device!r}; 'cpu' always works, 'cuda' where PyTorch finds a GPU"
+        )
