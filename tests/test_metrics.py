@@ -11,6 +11,8 @@ from torch import nn
 from upgd import metrics
 from upgd.metrics import Meter
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 def test_plasticity_is_the_share_of_the_loss_that_an_update_removed() -> None:
     before = [4.0, 1.0, 1.0, 0.0, 1e-12, 2.0]
@@ -91,6 +93,25 @@ def test_norms_are_of_all_parameters_stacked() -> None:
     assert found.l0 == pytest.approx((flat != 0).mean())
     assert found.l1 == pytest.approx(np.linalg.norm(flat, 1), rel=1e-6)
     assert found.l2 == pytest.approx(np.linalg.norm(flat), rel=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_effective_ranks_are_each_matrix_own(device: str) -> None:
+    """Whatever stands beside it, and however many; singular and infinite ones among them."""
+    x = torch.randn(70, 12, 30, generator=torch.Generator().manual_seed(0)).to(device)
+    x[5, :6], x[6], x[8] = 0, x[6, :1], 0
+    x[7] *= torch.logspace(0, -9, 30, device=device)
+    x[9, 3, 4] = torch.inf
+    together = metrics.effective_ranks(x)
+    assert np.isnan(together[9])
+    alone = [metrics.effective_rank(one.cpu()) for i, one in enumerate(x) if i != 9]
+    del together[9]
+    np.testing.assert_allclose(together, alone, rtol=1e-5 if device == "cuda" else 0)
+    x = torch.cat([x[:9], x[10:]])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    assert metrics.effective_ranks(x[order.to(device)]) == [together[i] for i in order]
+    assert metrics.effective_ranks(x[3:8]) == together[3:8]
+    assert metrics.effective_ranks(x[40:41]) == together[40:41]
 
 
 def test_effective_rank_of_known_matrices() -> None:

@@ -7,6 +7,7 @@ taken over windows of two tasks, which are means of pairs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
+AT_A_TIME = 32
+"""Matrices that a GPU decomposes together."""
 
 
 # ------------------------------------------------------------------------- per sample
@@ -193,11 +196,53 @@ def effective_rank(matrix: Tensor) -> float:
         (4.0, 1.0)
     """
     rows = matrix.detach().double().reshape(matrix.shape[0], -1)
-    values = torch.linalg.svdvals(rows)
-    total = values.sum()
+    return _effective_rank(torch.linalg.svdvals(rows))
+
+
+@torch.no_grad()
+def effective_ranks(matrices: Tensor) -> list[float]:
+    """:func:`effective_rank` of each of R matrices [R, ...], none of which affects another's.
+
+    On CPU they are the same numbers. On CUDA matrices are decomposed :data:`AT_A_TIME` at a time
+    by a faster way where it converges; the ranks agree to 1e-5 of their size. A matrix that is not
+    finite has rank NaN.
+
+    Example:
+        >>> import torch
+        >>> from upgd.metrics import effective_ranks
+        >>> effective_ranks(torch.stack([torch.eye(4), torch.ones(4, 4)]))
+        [4.0, 1.0]
+    """
+    found: list[float] = []
+    for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):
+        rows = some.double()
+        finite = rows.isfinite().flatten(1).all(1)
+        other = torch.eye(*rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        rows = torch.where(finite[:, None, None], rows, other)
+        values = _on_cuda(rows) if rows.is_cuda else torch.linalg.svdvals(rows)
+        each = zip(values.cpu(), finite.tolist(), strict=True)
+        found += [_effective_rank(one) if is_finite else math.nan for one, is_finite in each]
+    return found
+
+
+def _on_cuda(rows: Tensor) -> Tensor:
+    """Singular values of matrices [R, ...]; what comes out of one depends on no other."""
+    # Always as many, since the way they are computed depends on their number.
+    filled = torch.cat([rows, rows[-1:].expand(AT_A_TIME - len(rows), -1, -1)])
+    try:
+        found: Tensor = torch.linalg.svdvals(filled, driver="gesvda")[: len(rows)]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a nearly singular one fails all
+        if len(rows) > 1:
+            return torch.cat([_on_cuda(one) for one in rows.split(1)])
+        found = torch.linalg.svdvals(rows)
+    return found
+
+
+def _effective_rank(singular_values: Tensor) -> float:
+    total = singular_values.sum()
     if not total > 0:
         return 0.0
-    shares = values / total
+    shares = singular_values / total
     shares = shares[shares > 1e-12]
     return round(float((-(shares * shares.log()).sum()).exp()), 12)
 

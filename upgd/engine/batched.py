@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from upgd.engine import roofline
 from upgd.engine.dense import COLUMNS, Learner
@@ -29,7 +31,7 @@ from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
-from upgd.metrics import effective_rank
+from upgd.metrics import AT_A_TIME, effective_ranks
 from upgd.networks import build
 from upgd.streams import Problem
 
@@ -221,10 +223,7 @@ class BatchedRun:
     def network(self, run: int) -> torch.nn.Module:
         """A run's network as it stands."""
         model = build(self.problem.network, 0, self.problem.activation)
-        weights = torch.as_tensor(self.stack.weights[self._place[run]])
-        if self.kind == "dense":
-            places = torch.from_numpy(self.stack.layout.places).to(weights.device)
-            weights = weights[places]
+        weights = self._in_order(torch.as_tensor(self.stack.weights[self._place[run]]))
         model.to(weights.device, weights.dtype)
         at = 0
         with torch.no_grad():
@@ -235,12 +234,34 @@ class BatchedRun:
 
     def _weigh(self, step: int) -> None:
         """Norms and rank of the weights; the gradient's are summed up by the stack."""
-        for run in range(len(self.settings)):
-            parameters = [p.detach() for p in self.network(run).parameters()]
-            flat = torch.cat([p.flatten() for p in parameters]).double()
-            ranks = [effective_rank(p) for p in parameters if p.dim() > 1]
-            found = (float(flat.abs().sum()), float(flat.norm()), float(np.mean(ranks)))
-            self.weighed[run, step // self.window] += found
+        ranks: list[float] = []
+        norms: list[Tensor] = []
+        for some in torch.as_tensor(self.stack.weights).split(AT_A_TIME):
+            flat = self._in_order(some)
+            parts = flat.split([math.prod(shape) for shape in self._shapes], 1)
+            matrices = [
+                part.view(-1, *shape)
+                for part, shape in zip(parts, self._shapes, strict=True)
+                if len(shape) > 1
+            ]
+            each = [effective_ranks(matrix) for matrix in matrices]
+            ranks += [float(np.mean(one)) for one in zip(*each, strict=True)]
+            wide = [one.double() for one in flat]
+            norms += [torch.stack([one.abs().sum(), one.norm()]) for one in wide]
+        both = torch.stack(norms).cpu().numpy()
+        for run, place in self._place.items():
+            self.weighed[run, step // self.window] += (*both[place], ranks[place])
+
+    def _in_order(self, weights: Tensor) -> Tensor:
+        """Weights [..., size] of a stack in the order of a network's parameters."""
+        if self.kind == "general":
+            return weights
+        return weights[..., torch.from_numpy(self.stack.layout.places).to(weights.device)]
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        model = build(self.problem.network, 0, self.problem.activation)
+        return [tuple(p.shape) for p in model.parameters()]
 
     @torch.no_grad()
     def _held_out(self, run: int, stream: Any, task: int, count: int) -> float:
@@ -284,20 +305,16 @@ class BatchedRun:
         None where that cannot be measured; see :mod:`upgd.engine.roofline`.
         """
         methods = [setting.method for setting in self.settings]
+        parameters = sum(math.prod(shape) for shape in self._shapes)
         itemsize = int(self.stack.dtype.itemsize)
-        size = itemsize * self._parameters * max(roofline.kept(method) for method in methods)
+        size = itemsize * parameters * max(roofline.kept(method) for method in methods)
         threads = getattr(self.stack, "threads", torch.get_num_threads())
         if torch.device(self.device).type == "cpu":
             speed = roofline.bandwidth(self.device, size, threads)
         else:
             speed = roofline.bandwidth(self.device)
-        moved = roofline.floor(methods, self._parameters, itemsize)
+        moved = roofline.floor(methods, parameters, itemsize)
         return None if speed is None else roofline.share(rate, moved, speed)
-
-    @cached_property
-    def _parameters(self) -> int:
-        model = build(self.problem.network, 0, self.problem.activation)
-        return sum(p.numel() for p in model.parameters())
 
     # ----------------------------------------------------------------------- checkpoints
     def state(self, run: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -24,6 +24,7 @@ from upgd.engine.feed import has_table
 from upgd.engine.general import forward
 from upgd.engine.layout import Layout
 from upgd.kernels.rules import source
+from upgd.metrics import AT_A_TIME
 from upgd.networks import build
 from upgd.streams import Problem
 
@@ -76,15 +77,20 @@ def need(
     """
     on_cuda = torch.device(device).type == "cuda"
     first = settings[0]
-    if batched.kind_of(problem, first, device) == "dense":
+    kind = batched.kind_of(problem, first, device)
+    if kind == "dense":
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
-        shared = 32 * layout.size  # making initial weights takes wide numbers
+        size = layout.size
         numbers = [_dense(layout, setting, on_cuda) for setting in settings]
     else:
         size, saved = _general_size(problem, stream.shape)
         numbers = [saved + size * _general(setting, on_cuda) for setting in settings]
-        shared = 32 * size + (WORKSPACES if on_cuda else 0)
+    shared = 32 * size  # making initial weights takes wide numbers
+    if on_cuda and kind == "general":
+        shared += WORKSPACES
+    if first.stride:  # singular values of some matrices at a time
+        shared += 32 * AT_A_TIME * size
     windows = -(-steps // first.window)
     series = 8 * windows * (2 * len(COLUMNS) if on_cuda else len(COLUMNS) + 3)
     length = 1 + batched.longest_chunk(problem, first, stream, steps)
