@@ -16,8 +16,9 @@ from upgd.kernels import triton_sample, triton_stored, triton_update
 from upgd.kernels.triton_rules import compile_rules
 
 INTEGERS = {
-    *("offset", "first", "mine", "runs", "P", "A", "UNITS", "LENGTH", "layer", "window"),
-    *("windows", "stride", "ROWS"),
+    *("offset", "first", "first_group", "mine", "runs", "P", "A", "UNITS", "LENGTH", "window"),
+    *("windows", "stride", "ROWS", "inputs", "units", "outputs", "pitch", "base", "begin"),
+    *("wide", "first_pitch", "first_begin", "row_at"),
 }
 DOUBLES = {"hyper", "corrections", "series", "decays"}
 LONGS = {"seeds", "clock", "diverged"}
@@ -46,7 +47,7 @@ def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, n in enumerate(names)
-            if signature[n].startswith("*") or n in ("P", "A")
+            if signature[n].startswith("*") or n in ("P", "A", "pitch", "base", "begin")
         },
     )
     options = {"num_warps": warps}
@@ -59,7 +60,6 @@ def main() -> None:
     for second in (False, True):
         both: dict[str, Any] = {"SECOND": second, "FEATURES": second}
         shape = {"ACTIVATION": 2 if second else 0}
-        build(triton_sample.forward_kernel, FIRST=True, BR=16, BC=128, **shape)
         build(triton_sample.backward_kernel, BR=32, BC=32, **shape, **both)
         build(
             triton_sample.head_kernel,
@@ -70,12 +70,12 @@ def main() -> None:
         )
     build(triton_sample.diagnose_kernel, LAYERS=3, BC=256)
     build(triton_sample.fetch_kernel, INPUTS=0, IN=1024)
-    build(triton_update.product_kernel, warps=1, BLOCK=128)
+    build(triton_update.product_kernel, warps=1, BLOCK=128, HIDDEN=True, ACTIVATION=0)
     for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "s-rwalk"):
         _, [group] = in_groups([Learner(name, {}, 0)])
         rules = compile_rules(group.row.method, "float32")
         local = group.reduce == "row_norm"
-        common: dict[str, Any] = {"STATES": len(group.states), "LOCAL": local}
+        common: dict[str, Any] = {"LOCAL": local}
         if group.features:
             features = {"LAYERS": 3, "BC": 128, "TRACE": rules.trace, "LOCAL": False}
             build(triton_update.feature_kernel, SECOND=True, **features)
@@ -91,12 +91,14 @@ def main() -> None:
             1,
             **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
             **{"GLOBAL": group.reduce == "max", "FEATURES": group.features},
-            **{"NOISE": group.noise, "LAYERS": 3},
+            **{"NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
+            **{"HIDDEN": True, "ACTIVATION": 0},
             **common,
         )
         print("update_kernel", name)
         if not group.features and not group.second:
             stored = {"NOISE": group.noise, "GLOBAL": group.reduce == "max", "BLOCK": 256}
+            stored["STATES"] = len(group.states)
             build(triton_stored.update_kernel, RULE=rules.update, **stored, **common)
             if group.reduce == "max":
                 build(triton_stored.reduce_kernel, RULE=rules.reduce, BLOCK=256)

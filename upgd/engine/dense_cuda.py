@@ -32,9 +32,8 @@ class Tuning:
     Attributes:
         block, warps, stages: Columns at a time, warps, and loads in flight, of the updating pass.
         reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
-        rows, columns: The tile of a forward pass through a layer.
-        back_rows, back_columns: That of a backward pass.
-        layer_warps, head_warps: Of those passes, and of the last layer's kernel.
+        back_rows, back_columns, back_warps: The tile of a backward pass.
+        columns, head_warps: Of the last layer's kernel.
     """
 
     block: int = 128
@@ -43,11 +42,10 @@ class Tuning:
     reduce_block: int = 128
     reduce_warps: int = 1
     reduce_stages: int = 2
-    rows: int = 16
-    columns: int = 128
     back_rows: int = 32
     back_columns: int = 32
-    layer_warps: int = 4
+    back_warps: int = 4
+    columns: int = 128
     head_warps: int = 4
 
 
@@ -127,19 +125,18 @@ class CudaStack:
         self.utilities = [
             self._zeros(g.count if g.features else 1, layout.units) for g in self.groups
         ]
-        self.acts, self.after = (self._zeros(runs, layout.activations) for _ in range(2))
+        self.acts = self._zeros(runs, layout.activations)
         for layer in layout.layers:
             ones = [layer.input_at + layer.inputs]
             if layer.number == 0:
                 ones.append(ones[0] - layer.stride)
             self.acts[:, ones] = 1
-            self.after[:, ones] = 1
         self.delta, self.hess, self.dh, self.d2h, self.gates, self.norms, self.biases = (
             self._zeros(runs, layout.units) for _ in range(7)
         )
         self.partial = self._zeros(runs)
         self.iota = torch.arange(self.tuning.block, dtype=torch.int32, device=self.device)
-        self.pre = self._zeros(2, runs, layout.layers[0].outputs)
+        self.pre = self._zeros(2, runs, layout.units)
         self.out_block = max(16, triton.next_power_of_2(layout.sizes[-1]))
         self.in_block = min(4096, triton.next_power_of_2(layout.sizes[0]))
         self.loss_before = self._zeros(runs)
@@ -257,12 +254,15 @@ class CudaStack:
             INPUTS=self.inputs,
             IN=self.in_block,
         )
-        update.product_kernel[(layout.layers[0].span, runs)](
-            *(self.weights, self.acts, self.pre, self.group_table, self.clock),
-            *(runs, layout.size, layout.activations),
-            BLOCK=self.tuning.block,
-            num_warps=self.tuning.warps,
-        )
+        for number, (start, count) in enumerate(layout.forward):
+            update.product_kernel[(runs, count)](
+                *(self.weights, self.acts, self.pre, self.group_table, start, self.clock),
+                *(runs, layout.size, layout.activations, layout.units),
+                HIDDEN=number > 0,
+                ACTIVATION=self.activation,
+                BLOCK=self.tuning.block,
+                num_warps=self.tuning.warps,
+            )
 
     def _replay(self, steps: int) -> int:
         """Run whole graphs; returns what is left."""
@@ -288,7 +288,7 @@ class CudaStack:
 
     def _changing(self) -> list[Tensor]:
         return [
-            *(self.weights, *self.states, *self.utilities, self.acts, self.after, self.pre),
+            *(self.weights, *self.states, *self.utilities, self.acts, self.pre),
             *(self.series, self.diverged, self.clock, self.corrections, self.loss_before),
         ]
 
@@ -310,24 +310,16 @@ class CudaStack:
     def _sample(self, offset: int, forward: bool) -> None:
         """Finish the last sample; with `forward` predict the next one and go back."""
         runs, layout, t = len(self.learners), self.layout, self.tuning
-        hidden = layout.layers[1:-1]
-        for layer in hidden:
-            sample.forward_kernel[(-(-layer.outputs // t.rows), runs)](
-                *(self.weights, self.acts, self.after, self.pre, self.layer_table, layer.number),
-                *(runs, layout.size, layout.activations),
-                FIRST=layer.number == 1,
-                ACTIVATION=self.activation,
-                BR=t.rows,
-                BC=t.columns,
-                num_warps=t.layer_warps,
-            )
-        sample.head_kernel[(runs,)](
-            *(self.weights, self.acts, self.after, self.delta, self.hess, self.dh, self.d2h),
+        first, last = layout.layers[0], layout.layers[-1]
+        sample.head_kernel[(runs, 2 if forward else 1)](
+            *(self.weights, self.acts, self.delta, self.hess, self.dh, self.d2h),
             *(self.pre, self.loss_before, self.series, self.diverged, self.partial),
             *(self.corrections, self.decays, self.layer_table),
             *(self.data, self.index, self.labels, self.targets, self.permutations, self.slots),
             *(self.clock, offset, self.window, self.windows),
             *(runs, layout.size, layout.activations, layout.units, self.length),
+            *(first.inputs, first.stride, first.input_at),
+            *(last.inputs, last.outputs, last.stride, last.base),
             LAYERS=len(layout.layers),
             BC=t.columns,
             OUT=self.out_block,
@@ -342,17 +334,18 @@ class CudaStack:
         )
         if not forward:
             return
-        for layer in reversed(hidden):
+        for layer in reversed(layout.layers[1:-1]):
             sample.backward_kernel[(-(-layer.inputs // t.back_columns), runs)](
                 *(self.weights, self.acts, self.delta, self.hess, self.dh, self.d2h),
-                *(self.diverged, self.layer_table, self.clock, offset, layer.number),
+                *(self.diverged, self.clock, offset, layer.inputs, layer.outputs, layer.stride),
+                *(layer.base, layer.input_at, layer.row_at),
                 *(layout.size, layout.activations, layout.units),
                 ACTIVATION=self.activation,
                 SECOND=self.second,
                 FEATURES=self.features,
                 BR=t.back_rows,
                 BC=t.back_columns,
-                num_warps=t.layer_warps,
+                num_warps=t.back_warps,
             )
         if self.stride:
             sample.diagnose_kernel[(runs,)](
@@ -367,9 +360,8 @@ class CudaStack:
         group, states, rules = self.groups[number], self.states[number], self._rules[number]
         runs, layout = len(self.learners), self.layout
         utility = self.utilities[number]
-        groups = len(layout.group_table)
         local = group.reduce == "row_norm"
-        common = {"STATES": len(group.states), "SECOND": group.second, "LOCAL": local}
+        common = {"SECOND": group.second, "LOCAL": local}
         if group.features:
             update.feature_kernel[(group.count,)](
                 *(self.acts, self.dh, self.d2h, utility, self.gates, self.hyper, self.layer_table),
@@ -380,31 +372,35 @@ class CudaStack:
                 LOCAL=group.row.method.phases[0].reduce == "row_norm",
                 SECOND=group.second,
             )
-        grid = (groups, group.count)
         if group.reduce is not None:
-            update.reduce_kernel[grid](
+            update.reduce_kernel[(group.count, len(layout.group_table))](
                 *(self.weights, states, self.acts, self.delta, self.hess, self.partial),
-                *(self.norms, self.biases, self.hyper, self.corrections),
-                *(self.group_table, self.clock, offset, group.first),
-                *(group.count, layout.size, layout.activations, layout.units),
+                *(self.norms, self.biases, self.hyper, self.group_table, self.clock),
+                *(offset, group.first, layout.size, layout.activations, layout.units),
                 RULE=rules.reduce,
                 **common,
                 BLOCK=self.tuning.reduce_block,
                 STAGES=self.tuning.reduce_stages,
                 num_warps=self.tuning.reduce_warps,
             )
-        update.update_kernel[grid](
-            *(self.weights, states, self.acts, self.delta, self.hess, self.gates, self.partial),
-            *(self.norms, self.biases, self.pre, self.hyper, self.corrections, self.seeds),
-            *(self.group_table, self.iota, self.clock, offset, group.first, group.count),
-            *(runs, layout.size, layout.activations, layout.units),
-            RULE=rules.update,
-            GLOBAL=group.reduce == "max",
-            FEATURES=group.features,
-            NOISE=group.noise,
-            LAYERS=len(layout.layers),
-            **common,
-            BLOCK=self.tuning.block,
-            STAGES=self.tuning.stages,
-            num_warps=self.tuning.warps,
-        )
+        for number, (start, count) in enumerate(layout.launches):
+            hidden = number > 0
+            grid = (count, group.count) if hidden else (group.count, count)
+            update.update_kernel[grid](
+                *(self.weights, states, self.acts, self.delta, self.hess, self.gates, self.partial),
+                *(self.norms, self.biases, self.pre, self.hyper, self.corrections, self.seeds),
+                *(self.group_table, start, self.iota, self.clock, offset, group.first),
+                *(group.count, runs, layout.size, layout.activations, layout.units),
+                RULE=rules.update,
+                STATES=len(group.states),
+                GLOBAL=group.reduce == "max",
+                FEATURES=group.features,
+                NOISE=group.noise,
+                LAYERS=len(layout.layers),
+                HIDDEN=hidden,
+                ACTIVATION=self.activation,
+                **common,
+                BLOCK=self.tuning.block,
+                STAGES=self.tuning.stages,
+                num_warps=self.tuning.warps,
+            )

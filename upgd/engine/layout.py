@@ -120,13 +120,36 @@ class Layout:
 
     @cached_property
     def group_table(self) -> NDArray[np.int32]:
-        """A row per row group: its layer's row, the layer's number, first row, rows per span."""
+        """A row per row group: its layer's row, the layer's number, first row, rows per span.
+
+        The last layer's come before the first one's, for :attr:`launches`.
+        """
+        order = [*self.layers[1:][-1:], *self._forward]
         rows = [
-            (*self.layer_table[x.number], x.number, i, x.span)
-            for x in self.layers
-            for i in range(x.span)
+            (*self.layer_table[x.number], x.number, i, x.span) for x in order for i in range(x.span)
         ]
         return np.array(rows, np.int32)
+
+    @property
+    def _forward(self) -> tuple[Layer, ...]:
+        """Layers that go forward while they are updated: all but the last of several."""
+        return self.layers[:-1] or self.layers
+
+    @cached_property
+    def forward(self) -> tuple[tuple[int, int], ...]:
+        """For each layer that goes forward, its first row group and how many there are."""
+        start = sum(layer.span for layer in self.layers[1:][-1:])
+        found = []
+        for layer in self._forward:
+            found.append((start, layer.span))
+            start += layer.span
+        return tuple(found)
+
+    @cached_property
+    def launches(self) -> tuple[tuple[int, int], ...]:
+        """The same for row groups that are updated together: the last layer with the first."""
+        (start, count), *others = self.forward
+        return (0, start + count), *others
 
     @cached_property
     def places(self) -> NDArray[np.int64]:

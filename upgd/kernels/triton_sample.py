@@ -1,12 +1,12 @@
 # mypy: ignore-errors
 # fmt: off
-"""A stack of dense learners on CUDA: forward, loss, backward, the next sample.
+"""A stack of dense learners on CUDA: loss, backward, the next sample.
 
-``forward_kernel`` and ``backward_kernel`` take one hidden layer of all learners each,
-``head_kernel`` (one program per learner) the last layer: it finishes the last sample, whose loss
-after its update is measured together with this sample's forward pass, since both read the same
-weights; it takes loss and metrics of this sample, goes back to the last hidden layer, and fetches
-the next sample.
+Hidden layers go forward while they are updated (:mod:`upgd.kernels.triton_update`). ``head_kernel``
+(two programs per learner) takes the last layer: it finishes the last sample, whose loss after its
+update is measured together with this sample's, since both read the same weights; it takes loss and
+metrics of this sample and goes back to the last hidden layer; its second program fetches the next
+sample. ``backward_kernel`` takes one hidden layer of all learners.
 
 No sum's order depends on how many learners there are.
 """
@@ -80,89 +80,94 @@ def _losses(z, y, target, inside, outputs, squared: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(
-    W, acts, after, pre, layer_table, layer, runs, P, A, FIRST: tl.constexpr,
-    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):
-    """A hidden layer behind the first: for this sample, and for the last one after its update."""
-    chunk = tl.program_id(0)
-    run = tl.program_id(1).to(tl.int64)
-    real: tl.constexpr = W.dtype.element_ty
-    inputs = tl.load(layer_table + 6 * layer)
-    units = tl.load(layer_table + 6 * layer + 1)
-    pitch = tl.load(layer_table + 6 * layer + 2) * 16
-    base = tl.load(layer_table + 6 * layer + 3) * 16
-    begin = tl.load(layer_table + 6 * layer + 4) * 16
-    W += run * P + base
-    acts += run * A + begin
-    after += run * A + begin
-    row = chunk * BR + tl.arange(0, BR)
-    columns = tl.arange(0, BC)
-    now = tl.zeros([BR, BC], real)
-    was = tl.zeros([BR, BC], real)
-    for c in range(0, pitch, BC):
-        col = c + columns
-        inside = (row < units)[:, None] & (col < pitch)[None, :]
-        w = tl.load(W + row[:, None] * pitch + col[None, :], mask=inside, other=0.0)
-        x, v = _inputs(acts, after, pre, run, runs, col, inputs, chunk, FIRST, ACTIVATION)
-        now += w * x[None, :]
-        was += w * v[None, :]
-    following = pitch + row
-    tl.store(acts + following, activate(tl.sum(now, 1), ACTIVATION), mask=row < units)
-    tl.store(after + following, activate(tl.sum(was, 1), ACTIVATION), mask=row < units)
+def both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION: tl.constexpr):
+    """What units `at`, `at` + 1, … say to the last sample after its update, and to the next one.
+
+    Behind them, as everywhere, there is a one for the bias.
+    """
+    known = col < inputs
+    bias = tl.where(col == inputs, 1.0, 0.0).to(pre.dtype.element_ty)
+    was = tl.load(pre + run * UNITS + at + col, mask=known, other=0.0)
+    now = tl.load(pre + (runs + run) * UNITS + at + col, mask=known, other=0.0)
+    was = tl.where(known, activate(was, ACTIVATION), bias)
+    now = tl.where(known, activate(now, ACTIVATION), bias)
+    return was, now
 
 
-@triton.jit
-def _inputs(
-    acts, after, pre, run, runs, col, inputs, chunk, FIRST: tl.constexpr, ACTIVATION: tl.constexpr
-):
-    """A layer's inputs for this sample and for the last one; the first layer's end here."""
-    if FIRST:
-        bias = tl.where(col == inputs, 1.0, 0.0).to(acts.dtype.element_ty)
-        known = col < inputs
-        now = tl.load(pre + (runs + run) * inputs + col, mask=known, other=0.0)
-        was = tl.load(pre + run * inputs + col, mask=known, other=0.0)
-        now = tl.where(known, activate(now, ACTIVATION), bias)
-        was = tl.where(known, activate(was, ACTIVATION), bias)
-        if chunk == 0:
-            tl.store(acts + col, now, mask=known)
-    else:
-        now = tl.load(acts + col, mask=col <= inputs, other=0.0)
-        was = tl.load(after + col, mask=col <= inputs, other=0.0)
-    return now, was
-
-
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "offset", "window", "windows", "runs", "UNITS", "LENGTH", "wide", "inputs", "outputs",
+    ]
+)
 def head_kernel(
-    W, acts, after, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections,
-    decays, layer_table, data, index, labels, targets, permutations, slots, clock, offset, window,
-    windows, runs, P, A, UNITS, LENGTH, LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr,
-    IN: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, INPUTS: tl.constexpr,
-    SECOND: tl.constexpr, FEATURES: tl.constexpr, FORWARD: tl.constexpr,
+    W, acts, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections, decays,
+    layer_table, data, index, labels, targets, permutations, slots, clock, offset, window, windows,
+    runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin, inputs, outputs, pitch, base,
+    LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, INPUTS: tl.constexpr, SECOND: tl.constexpr,
+    FEATURES: tl.constexpr, FORWARD: tl.constexpr,
 ):
     """The last layer and the loss: finish the last sample, score this one, fetch the next."""
     run = tl.program_id(0).to(tl.int64)
-    real: tl.constexpr = W.dtype.element_ty
     step = tl.load(clock) + offset
     here = step - tl.load(clock + 1)  # position in the chunk of samples that lies on the device
-    if FORWARD:
-        wide = tl.load(layer_table)
-        place = tl.load(layer_table + 4) * 16 - ((step + 1) % 2) * tl.load(layer_table + 2) * 16
+    if tl.program_id(1) == 1:
+        place = first_begin - ((step + 1) % 2) * first_pitch
         _fetch(
             acts + run * A + place, run, here + 1, wide, data, index, permutations, slots, runs,
             LENGTH, INPUTS, IN,
         )
-    table = layer_table + 6 * (LAYERS - 1)
-    inputs = tl.load(table)
-    outputs = tl.load(table + 1)
-    pitch = tl.load(table + 2) * 16
-    begin = tl.load(table + 4) * 16
-    W += run * P + tl.load(table + 3) * 16
-    acts += run * A + begin
-    after += run * A + begin
+        _keep_activations(
+            acts + run * A, pre, layer_table, run, runs, UNITS, LAYERS, BC, ACTIVATION
+        )
+    else:
+        _head(
+            W + run * P + base, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial,
+            corrections, decays, labels, targets, run, step, here, window, windows, runs, UNITS,
+            LENGTH, inputs, outputs, pitch, LAYERS, BC, OUT, ACTIVATION, SQUARED, SECOND, FEATURES,
+            FORWARD,
+        )
+
+
+@triton.jit
+def _keep_activations(
+    acts, pre, layer_table, run, runs, UNITS, LAYERS: tl.constexpr, BC: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Put the hidden units' outputs where the backward passes and the updates read them."""
+    for layer in tl.static_range(1, LAYERS):
+        inputs = tl.load(layer_table + 6 * layer)
+        begin = tl.load(layer_table + 6 * layer + 4) * 16
+        at = tl.load(layer_table + 6 * layer + 5) - inputs
+        for c in range(0, inputs, BC):
+            col = c + tl.arange(0, BC)
+            _was, now = both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION)
+            tl.store(acts + begin + col, now, mask=col < inputs)
+
+
+@triton.jit
+def _head(
+    W, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections,
+    decays, labels, targets, run, step, here, window, windows, runs, UNITS, LENGTH, inputs, outputs,
+    pitch, LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr, ACTIVATION: tl.constexpr,
+    SQUARED: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, FORWARD: tl.constexpr,
+):
+    real: tl.constexpr = W.dtype.element_ty
+    # What will be added to is read here: behind the first write every read would wait its turn.
+    series += run * windows * METRICS
+    last_spot = series + (tl.maximum(step - 1, 0) // window) * METRICS
+    spot = series + (step // window) * METRICS
+    progress_before = tl.load(last_spot + PLASTICITY)
+    loss_sum, right_sum = tl.load(spot + LOSS), tl.load(spot + ACCURACY)
+    before = tl.load(loss_before + run).to(tl.float64)
+    old_diverged = tl.load(diverged + run)
+    state = tl.arange(0, 8)
+    betas = tl.load(decays + run * 5 + state, mask=state < 5, other=0.0)
+    old_corrections = tl.load(corrections + run * 5 + state, mask=state < 5, other=0.0)
     o = tl.arange(0, OUT)
     valid = o < outputs
     columns = tl.arange(0, BC)
+    before_at = UNITS - outputs - inputs  # the units that the last layer reads
     if LAYERS == 1:
         z = tl.load(pre + (runs + run) * outputs + o, mask=valid, other=0.0)
         z_after = tl.load(pre + run * outputs + o, mask=valid, other=0.0)
@@ -173,9 +178,9 @@ def head_kernel(
             col = c + columns
             inside = valid[:, None] & (col < pitch)[None, :]
             w = tl.load(W + o[:, None] * pitch + col[None, :], mask=inside, other=0.0)
-            x, v = _inputs(acts, after, pre, run, runs, col, inputs, 0, LAYERS == 2, ACTIVATION)
-            now += w * x[None, :]
-            was += w * v[None, :]
+            y, v = both_inputs(pre, run, runs, UNITS, before_at, col, inputs, ACTIVATION)
+            was += w * y[None, :]
+            now += w * v[None, :]
         z = tl.sum(now, 1)
         z_after = tl.sum(was, 1)
 
@@ -191,33 +196,27 @@ def head_kernel(
     else:
         y = tl.load(labels + run * LENGTH + here)
         y_before = tl.load(labels + run * LENGTH + earlier)
-    series += run * windows * METRICS
     if here > 0:
         late, _f, _s, _r = _losses(z_after, y_before, t_before, valid, outputs, SQUARED)
-        before = tl.load(loss_before + run).to(tl.float64)
         progress = 1.0 - late.to(tl.float64) / tl.maximum(before, 1e-8)
         progress = tl.minimum(tl.maximum(progress, 0.0), 1.0)
         progress = tl.where(late == late, progress, 0.0)
-        spot = series + ((step - 1) // window) * METRICS + PLASTICITY
-        tl.store(spot, tl.load(spot) + progress)
+        tl.store(last_spot + PLASTICITY, progress_before + progress)
     if FORWARD:
         loss, first, second, right = _losses(z, y, t, valid, outputs, SQUARED)
         tl.store(loss_before + run, loss)
-        spot = series + (step // window) * METRICS
-        tl.store(spot + LOSS, tl.load(spot + LOSS) + loss.to(tl.float64))
-        tl.store(spot + ACCURACY, tl.load(spot + ACCURACY) + right.to(tl.float64))
+        tl.store(spot + LOSS, loss_sum + loss.to(tl.float64))
+        tl.store(spot + ACCURACY, right_sum + right.to(tl.float64))
         tl.store(partial + run, float("-inf"))
-        for i in tl.static_range(5):
-            beta = tl.load(decays + run * 5 + i)
-            old = tl.load(corrections + run * 5 + i)
-            tl.store(corrections + run * 5 + i, old * beta + (1.0 - beta))
+        corrected = old_corrections * betas + (1.0 - betas)
+        tl.store(corrections + run * 5 + state, corrected, mask=state < 5)
         row_at = UNITS - outputs
         tl.store(delta + run * UNITS + row_at + o, first, mask=valid)
         if SECOND:
             tl.store(hess + run * UNITS + row_at + o, second, mask=valid)
         finite = (loss == loss) & (tl.abs(loss) < float("inf"))
-        old = tl.load(diverged + run)
-        tl.store(diverged + run, tl.where((old < 0) & (finite == 0), step, old))
+        if (old_diverged < 0) & (finite == 0):
+            tl.store(diverged + run, step)
         if LAYERS > 1:
             for c in range(0, inputs, BC):
                 col = c + columns
@@ -227,13 +226,10 @@ def head_kernel(
                 curve = back
                 if SECOND:
                     curve = tl.sum(w * w * second[:, None], 0)
-                h, _v = _inputs(
-                    acts, after, pre, run, runs, col, inputs, 1, LAYERS == 2, ACTIVATION
-                )
+                _y, h = both_inputs(pre, run, runs, UNITS, before_at, col, inputs, ACTIVATION)
                 _send_back(
                     back, curve, h, delta, hess, dh, d2h, diverged, run, step,
-                    run * UNITS + row_at - inputs + col, col < inputs, ACTIVATION, SECOND,
-                    FEATURES,
+                    run * UNITS + before_at + col, col < inputs, ACTIVATION, SECOND, FEATURES,
                 )
 
 
@@ -259,23 +255,18 @@ def _send_back(
         tl.store(diverged + run, step)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset", "UNITS", "inputs", "units", "row_at"])
 def backward_kernel(
-    W, acts, delta, hess, dh, d2h, diverged, layer_table, clock, offset, layer, P, A, UNITS,
-    ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, BR: tl.constexpr,
-    BC: tl.constexpr,
+    W, acts, delta, hess, dh, d2h, diverged, clock, offset, inputs, units, pitch, base, begin,
+    row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr,
 ):
     """From a layer's deltas to those of the layer before."""
     chunk = tl.program_id(0)
-    run = tl.program_id(1).to(tl.int64)
+    # Backwards: the weights that were updated last are still in the cache.
+    run = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     real: tl.constexpr = W.dtype.element_ty
     step = tl.load(clock) + offset
-    inputs = tl.load(layer_table + 6 * layer)
-    units = tl.load(layer_table + 6 * layer + 1)
-    pitch = tl.load(layer_table + 6 * layer + 2) * 16
-    base = tl.load(layer_table + 6 * layer + 3) * 16
-    begin = tl.load(layer_table + 6 * layer + 4) * 16
-    row_at = tl.load(layer_table + 6 * layer + 5)
     W += run * P + base
     col = chunk * BC + tl.arange(0, BC)
     rows = tl.arange(0, BR)
@@ -284,7 +275,8 @@ def backward_kernel(
     for r in range(0, units, BR):
         row = r + rows
         inside = (row < units)[:, None] & (col < pitch)[None, :]
-        w = tl.load(W + row[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+        place = row[:, None] * pitch + col[None, :]
+        w = tl.load(W + place, mask=inside, other=0.0, eviction_policy="evict_last")
         d = tl.load(delta + run * UNITS + row_at + row, mask=row < units, other=0.0)
         back += w * d[:, None]
         if SECOND:
@@ -292,25 +284,12 @@ def backward_kernel(
             curve += w * w * s[:, None]
     h = tl.load(acts + run * A + begin + col, mask=col < inputs, other=0.0)
     _send_back(
-        tl.sum(back, 0),
-        tl.sum(curve, 0),
-        h,
-        delta,
-        hess,
-        dh,
-        d2h,
-        diverged,
-        run,
-        step,
-        run * UNITS + row_at - inputs + col,
-        col < inputs,
-        ACTIVATION,
-        SECOND,
-        FEATURES,
+        tl.sum(back, 0), tl.sum(curve, 0), h, delta, hess, dh, d2h, diverged, run, step,
+        run * UNITS + row_at - inputs + col, col < inputs, ACTIVATION, SECOND, FEATURES,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset", "window", "windows", "stride", "UNITS"])
 def diagnose_kernel(
     acts, delta, series, layer_table, clock, offset, window, windows, stride, A, UNITS,
     LAYERS: tl.constexpr, BC: tl.constexpr,
@@ -386,7 +365,7 @@ def _fetch(
         tl.store(place + col, x, mask=col < inputs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs", "LENGTH"])
 def fetch_kernel(
     acts, layer_table, data, index, permutations, slots, clock, runs, A, LENGTH,
     INPUTS: tl.constexpr, IN: tl.constexpr,

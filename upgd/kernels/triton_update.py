@@ -5,8 +5,11 @@
 One program per row group and learner. The gradient is ``delta · input`` and never stored. For η
 the first pass reads weights and traces and keeps one number per learner; the second reads them
 again, makes noise in registers and writes weights and states once. While the new weights are in
-registers it also forms their products with this sample and with the next, so that no pass over the
-first layer is needed for either.
+registers it also forms their products with this sample and with the next, so that no other pass
+over the weights is needed for either. For this a layer is updated when the layer before it is done.
+
+Where the order of programs is free, it is that in which the cache serves best: what one pass reads
+or writes last, the next one reads first.
 
 No sum's order depends on how many learners there are.
 """
@@ -17,9 +20,10 @@ import triton
 import triton.language as tl
 
 from upgd.kernels.triton_random import four_normals
+from upgd.kernels.triton_sample import both_inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "UNITS"])
 def feature_kernel(
     acts, dh, d2h, utility, gates, hyper, layer_table, first, A, UNITS, LAYERS: tl.constexpr,
     BC: tl.constexpr, TRACE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr,
@@ -75,21 +79,21 @@ def feature_kernel(
 
 # ------------------------------------------------------------ one per row group and learner
 @triton.jit
-def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other):
+def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other, KEEP: tl.constexpr):
     if k < STATES:
-        other = tl.load(S + k * size + place, mask=mask, other=0.0)
+        other = tl.load(S + k * size + place, mask=mask, other=0.0, eviction_policy=KEEP)
     return other
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset", "first", "UNITS"])
 def reduce_kernel(
-    W, S, acts, delta, hess, partial, norms, biases, hyper, corrections, group_table, clock,
-    offset, first, mine, P, A, UNITS, RULE: tl.constexpr, STATES: tl.constexpr,
-    LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    W, S, acts, delta, hess, partial, norms, biases, hyper, group_table, clock, offset, first, P,
+    A, UNITS, RULE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """What η is made of: the largest trace of a row group, or the norms of its rows."""
-    group = tl.program_id(0)
-    own = tl.program_id(1).to(tl.int64)
+    group = tl.num_programs(1) - 1 - tl.program_id(1)  # the update begins where this ends
+    own = tl.program_id(0).to(tl.int64)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
     step = tl.load(clock) + offset
@@ -179,17 +183,23 @@ def _square(u, inside):
     return wide * wide
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_group", "offset", "first", "mine", "runs", "UNITS"])
 def update_kernel(
     W, S, acts, delta, hess, gates, partial, norms, biases, pre, hyper, corrections, seeds,
-    group_table, iota, clock, offset, first, mine, runs, P, A, UNITS, RULE: tl.constexpr,
-    STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr, FEATURES: tl.constexpr,
-    SECOND: tl.constexpr, NOISE: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
+    RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
+    FEATURES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr, LAYERS: tl.constexpr,
+    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
     """Update four rows of one learner, and form their products with this sample and the next."""
-    group = tl.program_id(0)
-    own = tl.program_id(1).to(tl.int64)
+    # The backward pass goes through hidden layers next: what it reads should stay in the cache.
+    keep: tl.constexpr = "evict_last" if HIDDEN else ""
+    if HIDDEN:
+        group = first_group + tl.program_id(0)
+        own = tl.program_id(1).to(tl.int64)
+    else:
+        group = first_group + tl.program_id(1)
+        own = tl.program_id(0).to(tl.int64)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
     tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
@@ -217,10 +227,10 @@ def update_kernel(
     lr, weight_decay, sigma = tl.load(h), tl.load(h + 1), tl.load(h + 2)
     beta_utility, kappa, beta_importance = tl.load(h + 3), tl.load(h + 4), tl.load(h + 5)
     beta_weight, beta1, beta2, eps = tl.load(h + 6), tl.load(h + 7), tl.load(h + 8), tl.load(h + 9)
+    seed = tl.load(seeds + run)
     c = corrections + run * 5
     c0, c1, c2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
     c3, c4 = tl.load(c + 3), tl.load(c + 4)
-    seed = tl.load(seeds + run)
     if FEATURES:  # the output layer is neither perturbed nor protected
         sigma = tl.where(layer == LAYERS - 1, 0.0, sigma)
 
@@ -277,7 +287,11 @@ def update_kernel(
         col = k + columns
         bias = col == inputs
         x = tl.load(acts + begin + col, mask=col < pitch, other=0.0)
-        v = tl.load(acts + following + col, mask=col < pitch, other=0.0)
+        if HIDDEN:
+            y, v = both_inputs(pre, run, runs, UNITS, row_at - inputs, col, inputs, ACTIVATION)
+        else:
+            y = x
+            v = tl.load(acts + following + col, mask=col < pitch, other=0.0)
         z0, z1, z2, z3 = x, x, x, x
         if NOISE:
             # Column numbers from memory: so the noise gets the weights' layout, not one of its own
@@ -289,34 +303,34 @@ def update_kernel(
         w = _advance(
             W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
-        was0 += _fold(w * x)
+        was0 += _fold(w * y)
         now0 += _fold(w * v)
         w = _advance(
             W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
-        was1 += _fold(w * x)
+        was1 += _fold(w * y)
         now1 += _fold(w * v)
         w = _advance(
             W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
-        was2 += _fold(w * x)
+        was2 += _fold(w * y)
         now2 += _fold(w * v)
         w = _advance(
             W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
-        was3 += _fold(w * x)
+        was3 += _fold(w * y)
         now3 += _fold(w * v)
-    if layer == 0:
-        last = pre + run * units
-        next_ = pre + (runs + run) * units
+    if (layer < LAYERS - 1) | (LAYERS == 1):
+        last = pre + run * UNITS + row_at
+        next_ = pre + (runs + run) * UNITS + row_at
         tl.store(last + r0, tl.sum(was0, 0))
         tl.store(last + r1, tl.sum(was1, 0), mask=r1 < units)
         tl.store(last + r2, tl.sum(was2, 0), mask=r2 < units)
@@ -338,16 +352,16 @@ def _advance(
     W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
     c3, c4, lr, weight_decay, sigma, beta_utility, kappa, beta_importance, beta_weight, beta1,
     beta2, eps, RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr,
+    FEATURES: tl.constexpr, KEEP: tl.constexpr,
 ):
     """Read, apply the rule, write; returns the new weights."""
     mask = (col < pitch) & (row + col * 0 < units)
-    w = tl.load(W + place, mask=mask, other=0.0)
-    s0 = _state(S, 0, STATES, size, place, mask, w)
-    s1 = _state(S, 1, STATES, size, place, mask, w)
-    s2 = _state(S, 2, STATES, size, place, mask, w)
-    s3 = _state(S, 3, STATES, size, place, mask, w)
-    s4 = _state(S, 4, STATES, size, place, mask, w)
+    w = tl.load(W + place, mask=mask, other=0.0, eviction_policy=KEEP)
+    s0 = _state(S, 0, STATES, size, place, mask, w, KEEP)
+    s1 = _state(S, 1, STATES, size, place, mask, w, KEEP)
+    s2 = _state(S, 2, STATES, size, place, mask, w, KEEP)
+    s3 = _state(S, 3, STATES, size, place, mask, w, KEEP)
+    s4 = _state(S, 4, STATES, size, place, mask, w, KEEP)
     eta = n
     if LOCAL:
         eta = tl.where(bias, eta_bias, n)
@@ -360,28 +374,34 @@ def _advance(
     )
     padding = col > inputs
     w = tl.where(padding, 0.0, w)
-    tl.store(W + place, w, mask=mask)
+    tl.store(W + place, w, mask=mask, eviction_policy=KEEP)
     if STATES > 0:
-        tl.store(S + place, tl.where(padding, 0.0, s0), mask=mask)
+        tl.store(S + place, tl.where(padding, 0.0, s0), mask=mask, eviction_policy=KEEP)
     if STATES > 1:
-        tl.store(S + size + place, tl.where(padding, 0.0, s1), mask=mask)
+        tl.store(S + size + place, tl.where(padding, 0.0, s1), mask=mask, eviction_policy=KEEP)
     if STATES > 2:
-        tl.store(S + 2 * size + place, tl.where(padding, 0.0, s2), mask=mask)
+        tl.store(S + 2 * size + place, tl.where(padding, 0.0, s2), mask=mask, eviction_policy=KEEP)
     if STATES > 3:
-        tl.store(S + 3 * size + place, tl.where(padding, 0.0, s3), mask=mask)
+        tl.store(S + 3 * size + place, tl.where(padding, 0.0, s3), mask=mask, eviction_policy=KEEP)
     if STATES > 4:
-        tl.store(S + 4 * size + place, tl.where(padding, 0.0, s4), mask=mask)
+        tl.store(S + 4 * size + place, tl.where(padding, 0.0, s4), mask=mask, eviction_policy=KEEP)
     return w
 
 
-@triton.jit
-def product_kernel(W, acts, pre, group_table, clock, runs, P, A, BLOCK: tl.constexpr):
-    """The first layer's products with the sample that comes next, as the update forms them."""
-    group = tl.program_id(0)
-    run = tl.program_id(1).to(tl.int64)
+@triton.jit(do_not_specialize=["first_group", "runs", "UNITS"])
+def product_kernel(
+    W, acts, pre, group_table, first_group, clock, runs, P, A, UNITS, HIDDEN: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """A layer's products with the sample that comes next, as the update forms them."""
+    group = first_group + tl.program_id(1)
+    run = tl.program_id(0).to(tl.int64)
     step = tl.load(clock)
+    inputs = tl.load(group_table + 9 * group)
     units = tl.load(group_table + 9 * group + 1)
     pitch = tl.load(group_table + 9 * group + 2) * 16
+    base = tl.load(group_table + 9 * group + 3) * 16
+    row_at = tl.load(group_table + 9 * group + 5)
     row = tl.load(group_table + 9 * group + 7)
     span = tl.load(group_table + 9 * group + 8)
     begin = tl.load(group_table + 9 * group + 4) * 16 - (step % 2).to(tl.int32) * pitch
@@ -392,7 +412,12 @@ def product_kernel(W, acts, pre, group_table, clock, runs, P, A, BLOCK: tl.const
             total = tl.zeros([BLOCK // 4], W.dtype.element_ty)
             for k in range(0, pitch, BLOCK):
                 col = k + columns
-                x = tl.load(acts + run * A + begin + col, mask=col < pitch, other=0.0)
-                w = tl.load(W + run * P + r * pitch + col, mask=col < pitch, other=0.0)
+                if HIDDEN:
+                    _y, x = both_inputs(
+                        pre, run, runs, UNITS, row_at - inputs, col, inputs, ACTIVATION
+                    )
+                else:
+                    x = tl.load(acts + run * A + begin + col, mask=col < pitch, other=0.0)
+                w = tl.load(W + run * P + base + r * pitch + col, mask=col < pitch, other=0.0)
                 total += _fold(w * x)
-            tl.store(pre + (runs + run) * units + r, tl.sum(total, 0))
+            tl.store(pre + (runs + run) * UNITS + row_at + r, tl.sum(total, 0))
