@@ -20,7 +20,7 @@ from upgd.kernels import triton_flat as kernels
 from upgd.kernels.rules import HYPER, STATES
 from upgd.kernels.triton_rules import compile_rules
 from upgd.optim.registry import METHODS
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 TYPES = {
     **dict.fromkeys(("tensors", "clocks", "draw"), "*i64"),

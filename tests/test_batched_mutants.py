@@ -17,7 +17,7 @@ from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack
 from upgd.kernels import philox
 from upgd.networks import build
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 SIZES = (16, 5, 4, 10)

@@ -10,7 +10,7 @@ import pytest
 
 from upgd.curvature import RULES
 from upgd.optim.registry import table
-from upgd.optim.rule import HYPERPARAMETERS
+from upgd.rules.vocabulary import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]

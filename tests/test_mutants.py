@@ -19,7 +19,7 @@ from upgd.optim import upgd as upgd_module
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.batch import Batch
 from upgd.optim.registry import METHODS
-from upgd.optim.rule import Method, Phase
+from upgd.rules.vocabulary import Method, Phase
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

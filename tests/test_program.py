@@ -10,7 +10,7 @@ import torch
 from tests.cases import every_method
 from upgd.optim.program import Program
 from upgd.optim.registry import METHODS, Row
-from upgd.optim.rule import Phase
+from upgd.rules.vocabulary import Phase
 
 SHAPES = [(3, 4), (5,), (2, 3, 2)]
 LISTS = {"w", "g", "h", "f", "s", "noise"}

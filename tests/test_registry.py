@@ -9,7 +9,7 @@ import pytest
 import upgd
 from tests.cases import every_method
 from upgd.optim.registry import METHODS, Row, get
-from upgd.optim.rule import HYPERPARAMETERS
+from upgd.rules.vocabulary import HYPERPARAMETERS
 
 
 def test_the_papers_methods_are_there() -> None:

@@ -24,7 +24,7 @@ from upgd.engine.feed import Chunk
 from upgd.kernels import philox
 from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, HYPER, STATES, reduces, source
 from upgd.optim.batch import tiny
-from upgd.optim.rule import Method, Phase
+from upgd.rules.vocabulary import Method, Phase
 
 GRAPH_STEPS = 10
 

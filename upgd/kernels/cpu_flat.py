@@ -20,7 +20,7 @@ import torch
 
 from upgd.kernels import cpu_math, flat
 from upgd.kernels.rules import CORRECTIONS, HYPER, STATES, load_module, source
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 MOST_QUADS, FEWEST_QUADS = 8192, 512
 """Bounds for the quads of an item: long stretches are prefetched, many items keep threads busy."""

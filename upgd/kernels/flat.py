@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from upgd.kernels.rules import HYPER, MOST_STATES, source
-from upgd.optim.rule import Method, Phase
+from upgd.rules.vocabulary import Method, Phase
 
 # Columns of a tensor's row: addresses first.
 W, G, H = range(3)

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from upgd.optim.program import Symbol
-from upgd.optim.rule import Method
+from upgd.rules.symbols import Symbol
+from upgd.rules.vocabulary import Method
 
 MOST_STATES = 5
 HYPER = (

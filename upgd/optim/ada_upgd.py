@@ -10,9 +10,9 @@ from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
-from upgd.optim.ops import sigmoid, sqrt
-from upgd.optim.rule import Method, Phase
 from upgd.optim.upgd import Scaling, UtilityOptimizer, trace_first_order, trace_second_order
+from upgd.rules.ops import sigmoid, sqrt
+from upgd.rules.vocabulary import Method, Phase
 
 
 # ------------------------------------------------------------------------ the rules

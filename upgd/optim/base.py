@@ -2,7 +2,7 @@
 
 :class:`RuleOptimizer` knows no method. It gathers parameters and gradients, keeps
 state, counts steps, draws noise, decides what to do about non-finite gradients, and
-runs the phases of a :class:`~upgd.optim.rule.Method`. One ``step()`` in order:
+runs the phases of a :class:`~upgd.rules.vocabulary.Method`. One ``step()`` in order:
 
 1. :meth:`RuleOptimizer._gather` (host): parameters that have a gradient become
    *batches* that share a group, a device, a dtype and a step count; noise is drawn.
@@ -26,8 +26,8 @@ from upgd import curvature
 from upgd.optim.batch import DTYPES, Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
-from upgd.optim.rule import HYPERPARAMETERS, Method, Phase
 from upgd.optim.state import StatefulOptimizer
+from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 class RuleOptimizer(StatefulOptimizer):
-    """Base class: runs a :class:`~upgd.optim.rule.Method` as a PyTorch optimizer.
+    """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.

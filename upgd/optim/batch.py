@@ -24,7 +24,7 @@ from torch import Tensor
 
 from upgd.optim.features import FeatureLayer
 from upgd.optim.program import Program, compiled
-from upgd.optim.rule import Phase
+from upgd.rules.vocabulary import Phase
 
 BLOCK = 1 << 21
 """Elements that a program works on at a time on CPU. Temporaries the size of a large model would

@@ -14,8 +14,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
-from upgd.optim.ops import absolute
-from upgd.optim.rule import Method, Phase
+from upgd.rules.ops import absolute
+from upgd.rules.vocabulary import Method, Phase
 
 DAMPING = 1e-3
 """The paper's ε in the importance of S-SI and S-RWalk."""

@@ -14,13 +14,13 @@ from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params
 from upgd.optim.batch import Batch, Member, compute_dtype
 from upgd.optim.features import FeatureLayer, Features
-from upgd.optim.rule import Method, Phase
 from upgd.optim.upgd import (
     Scaling,
     UtilityOptimizer,
     update_non_protecting,
     update_protecting,
 )
+from upgd.rules.vocabulary import Method, Phase
 
 
 # ------------------------------------------------------------------------- the rule

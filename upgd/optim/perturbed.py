@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from upgd.optim.base import Common, Params, RuleOptimizer
-from upgd.optim.rule import Method, Phase
+from upgd.rules.vocabulary import Method, Phase
 
 
 # ------------------------------------------------------------------------ the rules

@@ -27,8 +27,8 @@ from upgd.optim.perturbed import (
     SHRINK_AND_PERTURB_METHOD,
     ShrinkAndPerturb,
 )
-from upgd.optim.rule import HYPERPARAMETERS, Hyperparameter, Method
 from upgd.optim.upgd import UPGD, upgd_method
+from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter, Method
 
 
 @dataclass(frozen=True)

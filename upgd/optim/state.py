@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 _CLOCK = ("step", "attempts")
 

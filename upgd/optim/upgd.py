@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
-from upgd.optim.ops import sigmoid
-from upgd.optim.rule import Method, Phase
+from upgd.rules.ops import sigmoid
+from upgd.rules.vocabulary import Method, Phase
 
 Scaling: TypeAlias = Literal["global", "local"]
 

@@ -1,0 +1,143 @@
+"""The vocabulary in which a method is written: hyperparameters, phases, methods.
+
+A *rule* is a plain function of scalars. It uses positional arguments, the operators
+``+ - * /`` and the functions of :mod:`upgd.rules.ops`, and returns new values: it
+changes nothing in place and mentions no library. Its argument names say what it
+reads:
+
+========================  ==========================================================
+``w``, ``g``              the weight and its gradient
+``h``                     an estimate of the Hessian's diagonal (second order)
+``f``, ``s``              first and second derivative with respect to a feature gate
+``noise``                 a standard normal number; ``sigma * noise`` is the paper's ξ
+a state's name            that state's value before this phase
+``eta``                   the result of the previous phase's reduction (see
+                          :class:`Phase`)
+``c_<trace>``             the bias correction ``1 - decay ** t`` of that trace
+a hyperparameter's name   its value; ``betas`` arrives as ``beta1`` and ``beta2``
+========================  ==========================================================
+
+The same function runs on torch tensors (:mod:`upgd.optim.base`, the reference), on lists of
+tensors through ``torch._foreach_*`` (:mod:`upgd.optim.program`), and as source that compilers
+take (:mod:`upgd.kernels.rules`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+Reduce = Literal["max", "row_norm"]
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """One word of the vocabulary: its symbol in the paper, its range, its meaning."""
+
+    name: str
+    symbol: str
+    meaning: str
+    low: float = 0.0
+    high: float = math.inf
+    pair: bool = False
+
+    @property
+    def range(self) -> str:
+        """The admitted values, in words that fit an error message."""
+        if self.high == math.inf:
+            return f"a finite number >= {self.low:g}"
+        text = f"in [{self.low:g}, {self.high:g})"
+        return f"two numbers {text}" if self.pair else text
+
+    def check(self, owner: str, value: Any) -> None:
+        """Raise ``ValueError``/``TypeError`` naming the argument unless `value` is admitted."""
+        values = [value]
+        if self.pair:
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
+            values = list(value)
+        for item in values:
+            if isinstance(item, torch.Tensor) and self.name == "lr":
+                if item.numel() != 1:
+                    raise ValueError(f"{owner}: a tensor lr must have one element, got {item!r}")
+                continue  # reading its value would stop the device
+            if isinstance(item, bool) or not isinstance(item, numbers.Real):
+                raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
+            if not (self.low <= float(item) < self.high):  # NaN fails every comparison
+                raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
+
+
+HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
+    each.name: each
+    for each in (
+        Hyperparameter("lr", "α", "step size"),
+        Hyperparameter(
+            "weight_decay", "λ", "decoupled weight decay: w shrinks by lr * weight_decay"
+        ),
+        Hyperparameter("sigma", "σ", "standard deviation of the perturbation"),
+        Hyperparameter("beta_utility", "β_u", "decay of the utility trace", high=1.0),
+        Hyperparameter("kappa", "κ", "strength of the pull towards the weight trace"),
+        Hyperparameter("beta_importance", "β_I", "decay of the importance traces", high=1.0),
+        Hyperparameter("beta_weight", "β_w", "decay of the weight trace", high=1.0),
+        Hyperparameter("betas", "β₁, β₂", "decays of Adam's two moments", high=1.0, pair=True),
+        Hyperparameter("eps", "ε", "added to Adam's denominator"),
+    )
+}
+"""One vocabulary for the whole project, by name."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One elementwise pass of a method over the weights (or over the features).
+
+    Attributes:
+        fn: The rule. Returns one value per name in `writes`.
+        writes: States, or ``"w"``, that receive the results.
+        reduce: What the pass leaves behind for the next one as ``eta``, computed from
+            the trace `writes[0]`: ``"max"`` is the guarded maximum of the
+            bias-corrected trace over everything the optimizer holds, times this
+            trace's own correction, so that ``trace / eta`` is the paper's Û/η;
+            ``"row_norm"`` is the guarded norm of each row (the correction cancels).
+        over: What one element is: a weight or a feature.
+    """
+
+    fn: Callable[..., Any]
+    writes: tuple[str, ...]
+    reduce: Reduce | None = None
+    over: Literal["weights", "features"] = "weights"
+    reads: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(inspect.signature(self.fn).parameters))
+
+
+@dataclass(frozen=True)
+class Method:
+    """An update rule with what it keeps and what it needs.
+
+    Attributes:
+        hyper: Names from :data:`HYPERPARAMETERS`.
+        phases: Run in order, each over all parameters before the next begins.
+        states: What is kept per element, besides the step count.
+        decays: For each trace that is bias-corrected, its decay as the rules name it.
+        starts_as_weight: States that begin as a copy of the weights instead of zero.
+    """
+
+    hyper: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    states: tuple[str, ...] = ()
+    decays: Mapping[str, str] = field(default_factory=dict)
+    starts_as_weight: frozenset[str] = frozenset()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a caller must provide besides gradients: noise, curvature, gates."""
+        reads = {name for phase in self.phases for name in phase.reads}
+        provided = {"noise": {"noise"}, "curvature": {"h", "s"}, "gates": {"f"}}
+        return frozenset(need for need, names in provided.items() if reads & names)
