@@ -20,6 +20,7 @@ from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
 from upgd.engine.batched import has_dense_path
+from upgd.engine.dense_cpu import cores
 from upgd.metrics import standard_error
 from upgd.report import tables, verdict
 from upgd.report.chart import line_chart
@@ -28,7 +29,7 @@ from upgd.report.page import Page, render
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
-from upgd.study.processes import cores, work_in_processes
+from upgd.study.processes import work_in_processes
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally

@@ -21,6 +21,10 @@ COLUMNS = (
 """What a stack sums up per run and window; the last counts the steps with diagnostics."""
 
 
+ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
+"""Of hidden layers; kernels know them by number."""
+
+
 @dataclass(frozen=True)
 class Learner:
     """One learner of a stack.
@@ -133,3 +137,107 @@ def initial(layout: Layout, seed: int, task: int = 0) -> NDArray[np.float32]:
         [part.ravel() for part in initial_weights(shapes, seed, task)]
     )
     return numbers
+
+
+class DenseStack:
+    """What stacks of dense learners have in common, whatever executes them.
+
+    A stack allots its arrays or tensors, which are used alike here.
+
+    Args:
+        layout: The network.
+        learners: Methods, hyperparameters and seeds, in any order.
+        activation: Of hidden layers.
+        loss: ``"cross_entropy"`` or ``"squared_error"``.
+        steps: How many will be run; the windows of metrics are allotted for them.
+        window: Samples per window.
+        stride: Take diagnostics every so many steps; 0 for never.
+
+    Attributes:
+        learners: Those of one method beside each other, group after group.
+        order: Their numbers before.
+        weights: [R, size], in the layout's order.
+        states: Of each group, [states, count, size]; [1, 1, size] where a method has none.
+        utilities: Of each group's features, [count, units]; [1, units] where it has none.
+        series: Sums by window, [R, windows, columns].
+        diverged: The step at which each was not finite, or -1.
+    """
+
+    weights: Any
+    states: list[Any]
+    utilities: list[Any]
+    corrections: Any
+    series: Any
+    diverged: Any
+
+    def __init__(
+        self,
+        layout: Layout,
+        learners: Sequence[Learner],
+        *,
+        activation: str,
+        loss: str,
+        steps: int,
+        window: int,
+        stride: int = 0,
+    ) -> None:
+        self.layout = layout
+        self.order, self.groups = in_groups(learners)
+        self.learners = [learners[i] for i in self.order]
+        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
+        self.window, self.stride = window, stride
+        self.windows = -(-steps // window)
+        self.step = 0
+
+    def _put(self, array: NDArray[Any]) -> Any:
+        """An array as the stack keeps it, to be copied from."""
+        return array
+
+    def _get(self, kept: Any) -> NDArray[Any]:
+        """What the stack keeps, as an array of its own."""
+        raise NotImplementedError
+
+    def restart(self, task: int) -> None:
+        """Fresh weights and states for all."""
+        for i, learner in enumerate(self.learners):
+            self.weights[i] = self._put(initial(self.layout, learner.seed, task))
+        for group, states in zip(self.groups, self.states, strict=True):
+            states[:] = 0
+            for k, name in enumerate(group.states):
+                if name in group.row.method.starts_as_weight:
+                    states[k] = self.weights[group.first : group.first + group.count]
+        for utility in self.utilities:
+            utility[:] = 0
+        self.corrections[:] = 0
+
+    def state(self, run: int) -> dict[str, NDArray[Any]]:
+        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
+        return {name: self._get(kept) for name, kept in self._views(run).items()}
+
+    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Continue run number `run` from what :meth:`state` returned."""
+        views = self._views(run)
+        for name, array in saved.items():
+            views[name][...] = self._put(np.asarray(array))
+
+    def _group(self, run: int) -> tuple[int, int]:
+        """The number of a run's group, and its number in there."""
+        for number, group in enumerate(self.groups):
+            if run < group.first + group.count:
+                return number, run - group.first
+        raise IndexError(f"there are {len(self.learners)} runs, none has number {run}")
+
+    def _views(self, run: int) -> dict[str, Any]:
+        number, mine = self._group(run)
+        group = self.groups[number]
+        found = {
+            "weights": self.weights[run],
+            "corrections": self.corrections[run],
+            "series": self.series[run],
+            "diverged": self.diverged[run : run + 1].reshape(()),
+        }
+        if group.states:
+            found["states"] = self.states[number][:, mine]
+        if group.features:
+            found["utility"] = self.utilities[number][mine]
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.engine.dense import COLUMNS, Learner, in_groups, initial, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import ALIGN, Layout
-
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
 
 
 def cores() -> int:
@@ -26,17 +24,12 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-class CpuStack:
+class CpuStack(DenseStack):
     """R dense learners, each on a core of its own for a chunk; see :mod:`upgd.kernels.cpu_dense`.
 
     Args:
-        layout: The network.
-        learners: Methods, hyperparameters and seeds, in any order.
-        activation: Of hidden layers.
-        loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
-        window: Samples per window.
-        stride: Take diagnostics every so many steps; 0 for never.
+        layout, learners, activation, loss, steps, window, stride: As for
+            :class:`~upgd.engine.dense.DenseStack`.
         dtype: float32, or float64 for tests.
         threads: How many learners run at a time; by default as many as there are cores. No
             result depends on it.
@@ -50,13 +43,9 @@ class CpuStack:
         layout: Layout,
         learners: Sequence[Learner],
         *,
-        activation: str,
-        loss: str,
-        steps: int,
-        window: int,
-        stride: int = 0,
         dtype: Any = np.float32,
         threads: int | None = None,
+        **common: Any,
     ) -> None:
         try:
             kernels = import_module("upgd.kernels.cpu_dense")
@@ -66,14 +55,8 @@ class CpuStack:
                     "the fused CPU engine needs numba: pip install 'upgd[fast]'", name=error.name
                 ) from error
             raise
-        self.layout = layout
+        super().__init__(layout, learners, **common)
         self.dtype = np.dtype(str(dtype).removeprefix("torch.") if "torch" in str(dtype) else dtype)
-        self.order, self.groups = in_groups(learners)
-        self.learners = [learners[i] for i in self.order]
-        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
-        self.window, self.stride = window, stride
-        self.windows = -(-steps // window)
-        self.step = 0
         self.threads = min(threads or cores(), len(self.learners))
         self._allocate()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
@@ -101,50 +84,8 @@ class CpuStack:
     def _zeros(self, *shape: int) -> NDArray[Any]:
         return np.zeros(shape, self.dtype)
 
-    def restart(self, task: int) -> None:
-        """Fresh weights and states for all."""
-        for i, learner in enumerate(self.learners):
-            self.weights[i] = initial(self.layout, learner.seed, task)
-        for group, states in zip(self.groups, self.states, strict=True):
-            states[:] = 0
-            for k, name in enumerate(group.states):
-                if name in group.row.method.starts_as_weight:
-                    states[k] = self.weights[group.first : group.first + group.count]
-        for utility in self.utilities:
-            utility[:] = 0
-        self.corrections[:] = 0
-
-    def _group(self, run: int) -> tuple[int, int]:
-        """The number of a run's group, and its number in there."""
-        for number, group in enumerate(self.groups):
-            if run < group.first + group.count:
-                return number, run - group.first
-        raise IndexError(f"there are {len(self.learners)} runs, none has number {run}")
-
-    def state(self, run: int) -> dict[str, NDArray[Any]]:
-        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
-        return {name: array.copy() for name, array in self._views(run).items()}
-
-    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Continue run number `run` from what :meth:`state` returned."""
-        views = self._views(run)
-        for name, array in saved.items():
-            views[name][...] = array
-
-    def _views(self, run: int) -> dict[str, NDArray[Any]]:
-        number, mine = self._group(run)
-        group = self.groups[number]
-        found = {
-            "weights": self.weights[run],
-            "corrections": self.corrections[run],
-            "series": self.series[run],
-            "diverged": self.diverged[run : run + 1].reshape(()),
-        }
-        if group.states:
-            found["states"] = self.states[number][:, mine]
-        if group.features:
-            found["utility"] = self.utilities[number][mine]
-        return found
+    def _get(self, kept: NDArray[Any]) -> NDArray[Any]:
+        return np.array(kept)
 
     # ------------------------------------------------------------------------ learning
     def advance(self, chunk: Chunk) -> None:

@@ -26,13 +26,6 @@ PATIENCE = 20.0
 """Seconds for an interrupted process to save its run before it is ended."""
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def work_in_processes(
     folder: str | os.PathLike[str],
     count: int,
