@@ -1,0 +1,211 @@
+"""How commands do the work of a study: engines, progress, what is said at the end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from upgd.cli.app import err, printable
+from upgd.study import Ledger
+from upgd.study.stacks import work_stacks
+from upgd.study.work import Progress as RunProgress
+from upgd.study.work import Tally, work
+
+SECONDS_BETWEEN_LINES = 30.0
+DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]
+DEVICE = Annotated[str, typer.Option(help="cpu or cuda.")]
+ENGINE = Annotated[
+    str,
+    typer.Option(help="auto (many runs at once where possible), batched, or eager (one by one)."),
+]
+QUIET = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
+CHECKPOINT = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
+]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How to work, as a command's options say.
+
+    Attributes:
+        data_dir: Where data are looked for first.
+        device: Where runs run.
+        engine: ``"auto"``, ``"batched"`` or ``"eager"``.
+        quiet: Whether to keep progress to itself.
+        checkpoint_seconds: How often runs are saved.
+    """
+
+    data_dir: Path | None = None
+    device: str = "cpu"
+    engine: str = "auto"
+    quiet: bool = False
+    checkpoint_seconds: float | None = None
+
+
+def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
+    """Run what is pending among `keys`, or in the whole study; says what went wrong."""
+    where = None if keys is None else {"key": list(keys)}
+    total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
+    tally = Tally()
+    with _terminated_as_interrupted(), _progress(total, how.quiet) as on_progress:
+        for do in _workers(how.engine, None if how.quiet else _note):
+            part = do(
+                ledger,
+                data_dir=how.data_dir,
+                device=how.device,
+                where=where,
+                on_progress=on_progress,
+                checkpoint_seconds=how.checkpoint_seconds,
+            )
+            tally = tally + part
+    if tally.diverged:
+        err.print(f"{tally.diverged} runs diverged", style="yellow")
+    for line in tally.errors:
+        text = printable(f"failed: {line}")
+        err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    others = [lease for lease in ledger.leases() if keys is None or lease.key in keys]
+    if others:
+        err.print(f"{len(others)} runs are under way in other processes", style="yellow")
+    return tally
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers stop a job, save and give back like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _note(text: str) -> None:
+    err.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _workers(engine: str, on_note: Callable[[str], None] | None) -> list[Callable[..., Tally]]:
+    """What does the work; the eager engine takes what the batched one cannot."""
+    stacks = partial(work_stacks, on_note=on_note)
+    engines: dict[str, list[Callable[..., Tally]]] = {
+        "auto": [stacks, work],
+        "batched": [stacks],
+        "eager": [work],
+    }
+    if engine not in engines:
+        raise ValueError(f"engine is one of {', '.join(engines)}; got {engine!r}")
+    return engines[engine]
+
+
+def end(tally: Tally) -> None:
+    """Tell the shell whether something failed."""
+    if tally.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None] | None]:
+    """A live line where there is a terminal, else a plain line now and then."""
+    if quiet:
+        yield None
+        return
+    if not err.is_terminal:
+        yield _lines(total)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[pace]}  {task.fields[latest]}"),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("starting", total=float(total), pace="", latest="")
+        done = _Done(total)
+
+        def on_progress(progress: RunProgress) -> None:
+            done.note(progress)
+            shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
+            bar.update(
+                task,
+                completed=done.runs,
+                description=_what(progress),
+                pace=done.pace(progress),
+                latest=" ".join(f"{k} {v:.3f}" for k, v in shown.items()),
+            )
+
+        yield on_progress
+
+
+def _lines(total: int) -> Callable[[RunProgress], None]:
+    last = time.monotonic()
+    done = _Done(total)
+
+    def on_progress(progress: RunProgress) -> None:
+        nonlocal last
+        done.note(progress)
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            text = f"{done.runs:.1f} of {total} runs, {done.pace(progress)}"
+            err.print(f"{_what(progress)}: {text}", highlight=False, soft_wrap=True)
+
+    return on_progress
+
+
+class _Done:
+    """How much of some runs is done, and how fast the rest will be."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._parts: dict[str, float] = {}
+
+    def note(self, progress: RunProgress) -> None:
+        """Take in what a worker told."""
+        for each in (progress.spec, *progress.others):
+            self._parts[each.key] = progress.step / each.steps
+
+    @property
+    def runs(self) -> float:
+        """How many, in parts too."""
+        return sum(self._parts.values())
+
+    def pace(self, progress: RunProgress) -> str:
+        """Learner-steps per second, the share of the roofline, and the time left at this pace."""
+        found = [f"{_short(progress.rate)} steps/s"]
+        if progress.share is not None:
+            found.append(f"{progress.share:.0%} of the roofline")
+        if progress.rate > 0:
+            left = max(0.0, self.total - self.runs) * progress.spec.steps / progress.rate
+            found.append(f"{_clock(left)} left")
+        return ", ".join(found)
+
+
+def _what(progress: RunProgress) -> str:
+    if progress.others:
+        return f"{1 + len(progress.others)} runs at step {progress.step}"
+    return f"{progress.spec.method} seed {progress.spec.seed}"
+
+
+def _short(number: float) -> str:
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if number >= 10 * unit:
+            return f"{number / unit:.0f}{name}"
+    return f"{number:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
