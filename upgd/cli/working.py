@@ -33,6 +33,12 @@ CHECKPOINT = Annotated[
     float | None,
     typer.Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
 ]
+ON = Annotated[
+    str, typer.Option("--on", help="local, ray (a cluster started for this), or ray://host:port.")
+]
+WORKERS = Annotated[
+    int, typer.Option("--workers", min=1, help="Worker processes; 1 on local: this one alone.")
+]
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class Work:
         engine: ``"auto"``, ``"batched"`` or ``"eager"``.
         quiet: Whether to keep progress to itself.
         checkpoint_seconds: How often runs are saved.
+        on: Whose workers do it: ``"local"``, ``"ray"`` or the address of a Ray cluster.
+        workers: How many; one on this machine is this process.
     """
 
     data_dir: Path | None = None
@@ -52,6 +60,8 @@ class Work:
     engine: str = "auto"
     quiet: bool = False
     checkpoint_seconds: float | None = None
+    on: str = "local"
+    workers: int = 1
 
 
 def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
