@@ -187,7 +187,7 @@ def convolutional(method: str, runs: int) -> float:
 
 def one_weight_initialisation() -> None:
     """Give all learners the same first weights: making others takes longer than measuring."""
-    import upgd.engine.dense_cuda as module
+    import upgd.engine.dense as module
 
     original = module.initial
     known: dict[Any, Any] = {}

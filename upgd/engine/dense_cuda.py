@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from upgd.engine.dense import COLUMNS, Learner, in_groups, initial, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
@@ -22,7 +22,6 @@ from upgd.kernels.triton_rules import compile_rules
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
 _NOTHING = np.zeros(1, np.int32)
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,15 @@ class Tuning:
     head_warps: int = 4
 
 
-class CudaStack:
+class CudaStack(DenseStack):
     """R dense learners in lock step; see :mod:`upgd.kernels.triton_update`.
 
     Args:
-        layout: The network.
-        learners: Methods, hyperparameters and seeds, in any order.
-        activation: Of hidden layers.
-        loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
-        window: Samples per window.
-        stride: Take diagnostics every so many steps; 0 for never.
+        layout, learners, activation, loss, steps, window, stride: As for
+            :class:`~upgd.engine.dense.DenseStack`.
         device: A CUDA device.
         dtype: float32, or float64 for tests.
+        tuning: Shapes of the kernels.
     """
 
     def __init__(
@@ -69,23 +64,14 @@ class CudaStack:
         layout: Layout,
         learners: Sequence[Learner],
         *,
-        activation: str,
-        loss: str,
-        steps: int,
-        window: int,
-        stride: int = 0,
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.float32,
         tuning: Tuning = Tuning(),  # noqa: B008 - it is frozen
+        **common: Any,
     ) -> None:
+        super().__init__(layout, learners, **common)
         self.tuning = tuning
-        self.layout, self.dtype, self.device = layout, dtype, torch.device(device)
-        self.order, self.groups = in_groups(learners)
-        self.learners = [learners[i] for i in self.order]
-        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
-        self.window, self.stride = window, stride
-        self.windows = -(-steps // window)
-        self.step = 0
+        self.dtype, self.device = dtype, torch.device(device)
         self.second = any(group.second for group in self.groups)
         self.features = any(group.features for group in self.groups)
         self._allocate()
@@ -153,49 +139,8 @@ class CudaStack:
     def _put(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def restart(self, task: int) -> None:
-        """Fresh weights and states for all."""
-        for i, learner in enumerate(self.learners):
-            self.weights[i] = self._put(initial(self.layout, learner.seed, task)).to(self.dtype)
-        for group, states in zip(self.groups, self.states, strict=True):
-            states.zero_()
-            for k, name in enumerate(group.states):
-                if name in group.row.method.starts_as_weight:
-                    states[k] = self.weights[group.first : group.first + group.count]
-        for utility in self.utilities:
-            utility.zero_()
-        self.corrections.zero_()
-
-    def state(self, run: int) -> dict[str, NDArray[Any]]:
-        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
-        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
-        group, mine = self.groups[number], run - self.groups[number].first
-        found = {
-            "weights": self.weights[run],
-            "corrections": self.corrections[run],
-            "series": self.series[run],
-            "diverged": self.diverged[run],
-        }
-        if group.states:
-            found["states"] = self.states[number][:, mine]
-        if group.features:
-            found["utility"] = self.utilities[number][mine]
-        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
-
-    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Continue run number `run` from what :meth:`state` returned."""
-        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
-        mine = run - self.groups[number].first
-        targets = {
-            "weights": self.weights[run],
-            "corrections": self.corrections[run],
-            "series": self.series[run],
-            "diverged": self.diverged[run],
-            "states": self.states[number][:, mine % self.states[number].shape[1]],
-            "utility": self.utilities[number][mine % len(self.utilities[number])],
-        }
-        for name, array in saved.items():
-            targets[name].copy_(torch.from_numpy(np.asarray(array)))
+    def _get(self, kept: Tensor) -> NDArray[Any]:
+        return kept.cpu().numpy()
 
     # ------------------------------------------------------------------------ learning
     def advance(self, chunk: Chunk) -> None:

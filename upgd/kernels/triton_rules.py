@@ -6,7 +6,7 @@ from types import ModuleType
 
 from upgd.kernels.rules import Stage, load_module, source
 from upgd.kernels.triton_random import HARDWARE
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 _HELPERS = """
 import triton

@@ -27,7 +27,7 @@ from upgd.kernels import flat
 from upgd.kernels.rules import HYPER, STATES
 from upgd.optim.batch import Member, compute_dtype
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.rule import Method
+from upgd.rules.vocabulary import Method
 
 if TYPE_CHECKING:
     from upgd.optim.base import RuleOptimizer
