@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from upgd.optim.registry import get as get_method
+from upgd.optim.registry import scalars
 from upgd.paper.sets import METHODS as PAPER_METHODS
 from upgd.paper.sets import best
 
@@ -72,15 +73,12 @@ def hyperparameters(
     found: dict[str, dict[str, float]] = {}
     used: set[str] = set()
     for method in methods:
-        _, defaults = get_method(method)
-        scalars = {k: float(v) for k, v in defaults.items() if k != "betas"}
-        if "betas" in defaults:
-            scalars["beta1"], scalars["beta2"] = defaults["betas"]
+        values = scalars(method)
         if best_on:
-            scalars |= best(best_on, get_method(method)[0].name)
-        mine = {k: v for k, v in given.items() if k in scalars}
+            values |= best(best_on, get_method(method)[0].name)
+        mine = {k: v for k, v in given.items() if k in values}
         used |= mine.keys()
-        found[method.lower()] = {**scalars, **mine}
+        found[method.lower()] = {**values, **mine}
     unused = given.keys() - used
     if unused:
         raise ValueError(

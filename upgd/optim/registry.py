@@ -188,3 +188,18 @@ def get(name: str) -> tuple[Row, dict[str, Any]]:
     close = difflib.get_close_matches(wanted, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     raise KeyError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")
+
+
+def scalars(name: str) -> dict[str, float]:
+    """The defaults of the method called `name` as plain numbers: ``betas`` are two.
+
+    Example:
+        >>> from upgd.optim.registry import scalars
+        >>> list(scalars("adam"))
+        ['lr', 'weight_decay', 'beta1', 'beta2', 'eps']
+    """
+    found: dict[str, float] = {}
+    for key, value in get(name)[1].items():
+        pairs = zip(("beta1", "beta2"), value, strict=True) if key == "betas" else ((key, value),)
+        found.update((each, float(number)) for each, number in pairs)
+    return found
