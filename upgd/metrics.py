@@ -274,6 +274,28 @@ def standard_error(values: ArrayLike, axis: int = 0) -> Series:
     return np.asarray(array.std(axis, ddof=1) / np.sqrt(array.shape[axis]))
 
 
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def mean_interval(values: ArrayLike) -> Interval:
+    """The mean over seeds with Student's 95% interval; of one value, it is not a number.
+
+    Example:
+        >>> from upgd.metrics import mean_interval
+        >>> mean, low, high = mean_interval([1.0, 2.0, 3.0])
+        >>> round(mean, 3), round(low, 3), round(high, 3)
+        (2.0, -0.484, 4.484)
+    """
+    array = np.asarray(values, np.float64)
+    mean, freedom = float(array.mean()), len(array) - 1
+    if freedom < 1:
+        return Interval(mean, math.nan, math.nan)
+    # Beyond the table, Cornish and Fisher's expansion is right to three digits.
+    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
+    half = t * float(standard_error(array))
+    return Interval(mean, mean - half, mean + half)
+
+
 def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
     """The mean of the middle half; where quarters are not whole, ends count in part.
 

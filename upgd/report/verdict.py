@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.metrics import Interval
+from upgd.metrics import Interval, mean_interval
 
 Curves = Mapping[str, Mapping[int, NDArray[np.floating]]]
 """By name and seed, the accuracy of each task. The same seed is the same stream for all."""
@@ -17,25 +16,7 @@ Curves = Mapping[str, Mapping[int, NDArray[np.floating]]]
 HOLDS = 0.01
 """A change whose interval lies within one point is none."""
 
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """The mean with Student's 95% interval; of one value, the interval is not a number.
-
-    Example:
-        >>> mean, low, high = interval([1.0, 2.0, 3.0])
-        >>> round(mean, 3), round(low, 3), round(high, 3)
-        (2.0, -0.484, 4.484)
-    """
-    array = np.asarray(values, np.float64)
-    mean, freedom = float(array.mean()), len(array) - 1
-    if freedom < 1:
-        return Interval(mean, float("nan"), float("nan"))
-    # Beyond the table, Cornish and Fisher's expansion is right to three digits.
-    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
-    half = t * float(array.std(ddof=1)) / math.sqrt(freedom + 1)
-    return Interval(mean, mean - half, mean + half)
+interval = mean_interval
 
 
 class Parts(NamedTuple):

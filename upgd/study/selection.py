@@ -1,0 +1,193 @@
+"""Which set of hyperparameters is best: the paper's criterion.
+
+A run's value is the area under its curve: the mean over all its windows of the online accuracy, or
+of the loss where there is no accuracy. A set's value is the mean over the seeds that were asked
+for. The largest accuracy wins, or the lowest loss.
+
+- A set counts only once it has all of these seeds. One that lacks a seed, because the run waits,
+  is under way or failed, is incomplete: it is never compared and cannot win.
+- A run that diverged has the worst value there is, accuracy 0 or an infinite loss. Sets are ranked
+  by how many seeds diverged first, and one with any cannot win.
+- Sets that are equal in both are ordered by their hyperparameters, so that the same ledger always
+  gives the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from upgd.metrics import Interval, mean_interval
+from upgd.study.ledger import Ledger
+from upgd.study.records import Run
+from upgd.study.spec import Scalar
+
+Hyper = tuple[tuple[str, float], ...]
+"""A set: names and values, sorted by name."""
+
+
+class Family(NamedTuple):
+    """Runs whose sets are compared: all but hyperparameters and seed is the same."""
+
+    problem: str
+    method: str
+    steps: int
+    options: tuple[tuple[str, Scalar], ...]
+    rules: int
+
+    @classmethod
+    def of(cls, run: Run) -> Family:
+        """The family of a run."""
+        spec = run.spec
+        return cls(spec.problem, spec.method, spec.steps, tuple(spec.options.items()), spec.rules)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set and what its seeds gave.
+
+    Attributes:
+        hyper: The set.
+        values: By seed, the areas of those that are over; the worst value where one diverged.
+        diverged: The seeds that diverged.
+        missing: The seeds that were asked for and are not over.
+    """
+
+    hyper: Hyper
+    values: Mapping[int, float]
+    diverged: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(list(self.values.values()))) if self.values else math.nan
+
+    @property
+    def interval(self) -> Interval:
+        """The mean over seeds with its 95% interval, which one seed does not have."""
+        if self.diverged or not self.values:
+            return Interval(self.value, math.nan, math.nan)
+        return mean_interval(list(self.values.values()))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The sets of a family in order.
+
+    Attributes:
+        family: What they have in common.
+        metric: ``"accuracy"`` or ``"loss"``.
+        seeds: Those that each set must have.
+        complete: The sets that have them all, best first.
+        incomplete: The others, in the order of their hyperparameters.
+    """
+
+    family: Family
+    metric: str
+    seeds: tuple[int, ...]
+    complete: tuple[Candidate, ...]
+    incomplete: tuple[Candidate, ...]
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The best set, if there is a complete one without divergence."""
+        return next((one for one in self.complete if not one.diverged), None)
+
+    def find(self, hyper: Mapping[str, float]) -> Candidate | None:
+        """The set with these values, whatever its other hyperparameters; the first there is."""
+        for one in (*self.complete, *self.incomplete):
+            if hyper.items() <= dict(one.hyper).items():
+                return one
+        return None
+
+
+def rankings(
+    runs: Iterable[Run],
+    seeds: Collection[int] | None = None,
+    sets: Collection[Hyper] | None = None,
+) -> dict[Family, Ranking]:
+    """Rank the sets of every family.
+
+    Args:
+        runs: As the ledger has them.
+        seeds: Those that each set must have; by default all that the family has.
+        sets: Only these.
+    """
+    families: dict[Family, dict[Hyper, dict[int, Run]]] = {}
+    for run in runs:
+        hyper = tuple(run.spec.hyper.items())
+        if sets is None or hyper in sets:
+            by_set = families.setdefault(Family.of(run), {})
+            by_set.setdefault(hyper, {})[run.spec.seed] = run
+    return {family: _rank(family, by_set, seeds) for family, by_set in families.items()}
+
+
+def best_sets(
+    ledger: Ledger,
+    problem: str | None = None,
+    methods: Collection[str] | None = None,
+    seeds: Collection[int] | None = None,
+    steps: int | None = None,
+) -> list[Ranking]:
+    """The rankings of a study: per problem, method and options those of the longest runs.
+
+    Args:
+        ledger: The study's.
+        problem: Only this one.
+        methods: Only these.
+        seeds: Those that each set must have; by default all that its family has.
+        steps: Runs of this length instead of the longest.
+    """
+    runs = (
+        run
+        for run in ledger.runs(problem=problem)
+        if (methods is None or run.spec.method in methods)
+        and (steps is None or run.spec.steps == steps)
+        and (seeds is None or run.spec.seed in seeds)
+    )
+    longest: dict[tuple[object, ...], Ranking] = {}
+    for family, ranking in rankings(runs, seeds).items():
+        key = (family.problem, family.method, family.options)
+        other = longest.setdefault(key, ranking).family
+        if (family.rules, family.steps) > (other.rules, other.steps):
+            longest[key] = ranking
+    return list(longest.values())
+
+
+def _rank(
+    family: Family, by_set: Mapping[Hyper, Mapping[int, Run]], seeds: Collection[int] | None
+) -> Ranking:
+    runs = [run for by_seed in by_set.values() for run in by_seed.values()]
+    asked = sorted({run.spec.seed for run in runs} if seeds is None else set(seeds))
+    known = any(run.result is not None and "accuracy" in run.result.summary for run in runs)
+    metric = "accuracy" if known else "loss"
+    found = [_candidate(hyper, by_seed, asked, metric) for hyper, by_seed in by_set.items()]
+    sign = -1 if metric == "accuracy" else 1
+    complete = [one for one in found if not one.missing]
+    complete.sort(key=lambda one: (len(one.diverged), sign * one.value, one.hyper))
+    incomplete = sorted((one for one in found if one.missing), key=lambda one: one.hyper)
+    return Ranking(family, metric, tuple(asked), tuple(complete), tuple(incomplete))
+
+
+def _candidate(
+    hyper: Hyper, by_seed: Mapping[int, Run], asked: Iterable[int], metric: str
+) -> Candidate:
+    values: dict[int, float] = {}
+    diverged: list[int] = []
+    missing: list[int] = []
+    for seed in asked:
+        run = by_seed.get(seed)
+        if run is None or run.result is None:
+            missing.append(seed)
+            continue
+        value = run.result.summary.get(metric, math.nan)
+        if run.state == "diverged" or not math.isfinite(value):
+            diverged.append(seed)
+            value = 0.0 if metric == "accuracy" else math.inf
+        values[seed] = value
+    return Candidate(hyper, values, tuple(diverged), tuple(missing))
