@@ -1,0 +1,236 @@
+"""Search beyond grids: Optuna proposes sets, the ledger remembers what they gave.
+
+There is no second database. Each time sets are proposed, a study of Optuna's is made anew in memory
+from the sets that the ledger has complete, and its sampler (TPE) is seeded by how many sets the
+ledger has. So proposals are a function of the ledger, and a search that was killed goes on.
+
+An axis goes from the least to the largest value of the grid on a logarithmic scale; decays β are
+searched as 1 - β. Where the grid has 0 besides, one more decade at the lower end stands for 0.
+Proposals are rounded to three digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upgd.study.errors import StudyError
+from upgd.study.ledger import Ledger
+from upgd.study.selection import Candidate, Family, Hyper, Ranking
+from upgd.study.sweeps import OVER, Sweep
+
+DECADE = 10.0
+WORST = 1e300
+"""What Optuna is told where a loss is infinite."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values that one hyperparameter may take.
+
+    Attributes:
+        name: The hyperparameter.
+        low: The least value, on the scale that is searched.
+        high: The largest; a hyperparameter with one value is fixed.
+        zero: Whether 0 is among them, below `low`.
+        complement: Whether 1 - β is searched in place of β.
+
+    Example:
+        >>> axis = Axis.between("weight_decay", (0.0, 0.001, 0.1))
+        >>> [axis.value(x) for x in (0.0005, 0.0123456, 0.1)]
+        [0.0, 0.0123, 0.1]
+        >>> Axis.between("beta2", (0.99, 0.9999)).value(0.00123456)
+        0.99877
+    """
+
+    name: str
+    low: float
+    high: float
+    zero: bool = False
+    complement: bool = False
+
+    @classmethod
+    def between(cls, name: str, values: Sequence[float]) -> Axis:
+        """The axis between the extremes of a grid's values."""
+        if name.startswith("beta"):
+            searched = [_tidy(1 - value) for value in values]
+            return cls(name, min(searched), max(searched), complement=True)
+        positive = [value for value in values if value > 0]
+        if not positive:
+            return cls(name, 0.0, 0.0)
+        return cls(name, min(positive), max(positive), zero=0.0 in values)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to search."""
+        return self.low == self.high and not self.zero
+
+    @property
+    def start(self) -> float:
+        """Where the scale begins."""
+        return self.low / DECADE if self.zero else self.low
+
+    def value(self, x: float) -> float:
+        """The hyperparameter at a place of the scale."""
+        if self.zero and x < self.low:
+            return 0.0
+        short = min(max(float(f"{x:.3g}"), self.low), self.high)
+        return _tidy(1 - short) if self.complement else short
+
+    def place(self, value: float) -> float | None:
+        """Where on the scale a value lies; None if it does not."""
+        if self.zero and value == 0:
+            return self.low / math.sqrt(DECADE)
+        x = _tidy(1 - value) if self.complement else value
+        return x if self.low <= x <= self.high else None
+
+
+def _tidy(number: float) -> float:
+    """Without the last digits that 1 - β has by the way it is computed."""
+    return round(number, 12)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched of one method.
+
+    Attributes:
+        axes: One per hyperparameter.
+        grid: The values of each on the grid.
+    """
+
+    axes: tuple[Axis, ...]
+    grid: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def around(cls, grid: Mapping[str, Sequence[float]]) -> Space:
+        """The space between the extremes of a grid."""
+        return cls(tuple(Axis.between(name, values) for name, values in grid.items()), grid)
+
+    def places(self, hyper: Hyper) -> dict[str, float] | None:
+        """A set as parameters of a trial; None if it lies outside."""
+        found: dict[str, float] = {}
+        values = dict(hyper)
+        for axis in self.axes:
+            place = axis.place(values[axis.name]) if axis.name in values else None
+            if axis.is_fixed and axis.name in values and values[axis.name] in self.grid[axis.name]:
+                continue
+            if place is None:
+                return None
+            found[axis.name] = place
+        return found
+
+    def is_on_grid(self, hyper: Hyper) -> bool:
+        """Whether a set is one of the grid's."""
+        return all(value in self.grid.get(name, ()) for name, value in hyper)
+
+    def searched(self, hypers: Iterable[Hyper]) -> list[Hyper]:
+        """The sets that lie in the space and are not the grid's."""
+        return [one for one in hypers if self.places(one) is not None and not self.is_on_grid(one)]
+
+
+def next_sets(
+    ledger: Ledger, sweep: Sweep, spaces: Mapping[str, Space], count: int, at_a_time: int
+) -> dict[str, list[Hyper]]:
+    """By method, the sets to run next: those that were begun, else new ones; nothing at the end.
+
+    Sets that the ledger has for this problem and length tell where to search; those of the grid
+    and those outside of the space do not count as searched.
+
+    Args:
+        ledger: The study's.
+        sweep: Problem, seeds, length and options; its sets are not looked at.
+        spaces: Where to search, by method.
+        count: Sets per method.
+        at_a_time: How many to propose before any of them has run.
+    """
+    found: dict[str, list[Hyper]] = {}
+    for method, space in spaces.items():
+        family = sweep.family(method)
+        every = ledger.runs(problem=sweep.problem, method=method)
+        runs = [run for run in every if Family.of(run) == family and run.spec.seed in sweep.seeds]
+        known = list(dict.fromkeys(tuple(run.spec.hyper.items()) for run in runs))
+        searched = space.searched(known)
+        over = {run.key for run in runs if run.state in OVER}
+        begun = [
+            one
+            for one in searched
+            if not all(spec.key in over for spec in sweep.specs(sets={method: [one]}))
+        ]
+        if begun:
+            found[method] = begun
+        elif len(searched) < count:
+            ranking = sweep.ranking(runs, method, known)
+            new = propose(space, ranking, min(at_a_time, count - len(searched)), len(known))
+            if new:
+                found[method] = new
+    return found
+
+
+def propose(space: Space, ranking: Ranking, count: int, seed: int) -> list[Hyper]:
+    """So many sets that are worth trying, other than those of the ranking.
+
+    Args:
+        space: Where they lie.
+        ranking: What is known: complete sets with their values, and incomplete ones.
+        count: How many.
+        seed: Determines the proposals, together with what is known.
+
+    Raises:
+        StudyError: Optuna is not installed, or the space has nothing to search.
+    """
+    if all(axis.is_fixed for axis in space.axes):
+        raise StudyError(f"{ranking.family.method} has one set here; there is nothing to search")
+    study, distributions = _study(space, ranking, seed)
+    taken = {one.hyper for one in (*ranking.complete, *ranking.incomplete)}
+    found: list[Hyper] = []
+    for _ in range(20 * count):  # a narrow space may repeat itself
+        trial = study.ask(distributions)
+        hyper = _set(space, trial.params)
+        if hyper not in taken:
+            taken.add(hyper)
+            found.append(hyper)
+            if len(found) == count:
+                break
+    return found
+
+
+def _study(space: Space, ranking: Ranking, seed: int) -> tuple[Any, dict[str, Any]]:
+    try:
+        import optuna
+    except ImportError:
+        raise StudyError("--search needs optuna: pip install 'upgd[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    distributions: dict[str, Any] = {
+        axis.name: optuna.distributions.FloatDistribution(axis.start, axis.high, log=True)
+        for axis in space.axes
+        if not axis.is_fixed
+    }
+    larger = ranking.metric == "accuracy"
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if larger else "minimize")
+    for one in ranking.complete:
+        places = space.places(one.hyper)
+        if places is not None:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=places, distributions=distributions, value=_told(one)
+                )
+            )
+    return study, distributions
+
+
+def _told(candidate: Candidate) -> float:
+    return candidate.value if math.isfinite(candidate.value) else WORST
+
+
+def _set(space: Space, params: Mapping[str, float]) -> Hyper:
+    values = {
+        axis.name: float(space.grid[axis.name][0])
+        if axis.is_fixed
+        else axis.value(params[axis.name])
+        for axis in space.axes
+    }
+    return tuple(sorted(values.items()))
