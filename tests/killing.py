@@ -21,7 +21,7 @@ import sklearn.datasets  # noqa: F401 - so that children need not import it
 
 from upgd.cli import main
 from upgd.engine import EagerRun
-from upgd.study import Ledger, RunSpec, crash, ledger, work
+from upgd.study import Ledger, RunSpec, attempts, crash, ledger
 from upgd.study.work import work as do_work
 
 ROOT = Path(__file__).parents[1]
@@ -87,14 +87,14 @@ def _crash(folder: str, number: int, log: str) -> None:
 
 def _poison(folder: str) -> None:
     """A study with a run that always ends its process."""
-    prepare = work.prepare
+    prepare = attempts.prepare
 
     def poisoned(spec: RunSpec, *rest: Any) -> Any:
         if spec == POISON:
             _die()
         return prepare(spec, *rest)
 
-    work.prepare = poisoned
+    attempts.prepare = poisoned
     ledger.PATIENCE = 0.0
     whole_study(Path(folder), [POISON, HEALTHY])
 

@@ -268,7 +268,7 @@ def test_later_stacks_are_no_larger_than_what_fitted(
 ) -> None:
     """Four runs at a time are planned; once they were too many, the rest takes two."""
     full(monkeypatch, MemoryError(), most=2, first_step=0)
-    monkeypatch.setattr("upgd.study.stacks._stack_size", lambda *arguments: (4, ""))
+    monkeypatch.setattr("upgd.study.stacks.stack_size", lambda *arguments: (4, ""))
     study = Study(tmp_path / "halved")
     assert study.together == [2] * 6
     assert study.bytes == undisturbed.bytes

@@ -1,12 +1,10 @@
-"""What is kept of runs under way, and what becomes of it: checkpoints, leases, results."""
+"""What is kept of runs under way, and when: checkpoints, signs of life, results."""
 
 from __future__ import annotations
 
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,27 +13,23 @@ from numpy.typing import NDArray
 
 import upgd
 from upgd import metrics
-from upgd.study import crash
-from upgd.study.errors import LedgerError, StudyError
-from upgd.study.files import load_checkpoint_or_none, remove_partial, save_checkpoint
-from upgd.study.ledger import Ledger
-from upgd.study.records import Claim, Result, Series
-from upgd.study.spec import Scalar
+from upgd.study.files import Checkpoint
+from upgd.study.records import Result, Series
+from upgd.study.sinks import Sink
+from upgd.study.spec import RunSpec, Scalar
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
 """After a kill, at most so many seconds of work are done again."""
 FIRST_CHECKPOINT = 1.0
 """Seconds until the first one of an attempt, which tells the ledger that it is not in vain."""
-Saved = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
 class Keeper:
     """Keeps runs that advance together.
 
     Args:
-        ledger: The study's.
-        claims: The runs.
+        sink: Where their checkpoints are.
         engine: What runs them, as results have it.
         device: Where, as results have it.
         pauses: The least and the most seconds from one checkpoint to the next; between them, so
@@ -45,48 +39,37 @@ class Keeper:
 
     def __init__(
         self,
-        ledger: Ledger,
-        claims: Sequence[Claim],
+        sink: Sink,
         engine: str,
         device: str,
         pauses: tuple[float, float],
         pause: float | None = None,
     ) -> None:
-        self.ledger, self.claims = ledger, claims
-        self.engine, self.device = engine, device
+        self.sink, self.engine, self.device = sink, engine, device
         self._pauses, self._pause = pauses, pause
         self._started, self._worked = time.time(), 0.0
         self._cost, self._kept = 0.0, False
         self.start()
 
     # ------------------------------------------------------------------------- checkpoints
-    def load(self, claim: Claim) -> Saved | None:
+    def load(self, spec: RunSpec) -> Checkpoint | None:
         """A run's checkpoint by the same engine and device, if there is one."""
-        found = load_checkpoint_or_none(self._path(claim))
-        return found if found is not None and found[1].get("stack") == self._stack(claim) else None
+        found = self.sink.load(spec)
+        return found if found is not None and found[1].get("stack") == self._stack(spec) else None
 
-    def save(self, claim: Claim, arrays: Mapping[str, NDArray[Any]], run: Any) -> None:
-        """Write a run's checkpoint: arrays, and what fits into JSON."""
-        facts = {"run": run, "stack": self._stack(claim)}
+    def save(self, spec: RunSpec, arrays: Mapping[str, NDArray[Any]], run: Any) -> None:
+        """Keep a run's checkpoint: arrays, and what fits into JSON."""
+        facts = {"run": run, "stack": self._stack(spec)}
         facts |= {"wall": self._wall(), "started": self._started}
-        save_checkpoint(self._path(claim), arrays, facts)
+        self.sink.save(spec, arrays, facts)
 
-    def forget(self, claim: Claim) -> None:
-        """Remove a run's checkpoint: it is over."""
-        crash.point("forget: before removal")
-        self._path(claim).unlink(missing_ok=True)
-        crash.point("forget: after removal")
-
-    def _path(self, claim: Claim) -> Path:
-        return checkpoints(self.ledger) / f"{claim.spec.key}.npz"
-
-    def _stack(self, claim: Claim) -> dict[str, str]:
+    def _stack(self, spec: RunSpec) -> dict[str, str]:
         """What must be the same for a continued run to be the uninterrupted one."""
-        same = {"run": claim.spec.key, "engine": self.engine, "device": self.device}
+        same = {"run": spec.key, "engine": self.engine, "device": self.device}
         return same | versions()
 
     # -------------------------------------------------------------------------------- time
-    def start(self, *taken_up: Saved) -> None:
+    def start(self, *taken_up: Checkpoint) -> None:
         """Work begins now, or goes on from what these checkpoints tell."""
         if taken_up:
             self._worked = max(float(facts["wall"]) for _, facts in taken_up)
@@ -94,7 +77,7 @@ class Keeper:
         self._since = self._saved = self._beaten = time.monotonic()
 
     def tend(self, save: Callable[[], None]) -> None:
-        """Save and renew the leases when it is time.
+        """Save, and say that the runs are alive, when it is time.
 
         Raises:
             LeaseLostError: If one of the runs is not the claimant's any more.
@@ -103,8 +86,8 @@ class Keeper:
         saving = now - self._saved >= self._until_next()
         if saving:
             save()
-        if saving or now - self._beaten >= self.claims[0].lease_seconds / 4:
-            self.ledger.heartbeat_all(self.claims, progress=saving)
+        if saving or now - self._beaten >= self.sink.beat_seconds:
+            self.sink.alive(kept=saving)
             self._beaten = time.monotonic()
         if saving:
             self._cost = time.monotonic() - now
@@ -159,27 +142,6 @@ class Keeper:
             series=series,
             diverged_at=diverged_at,
         )
-
-
-def tidy(ledger: Ledger) -> None:
-    """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
-    folder = checkpoints(ledger)
-    remove_partial(folder)
-    for file in folder.glob("*.npz"):
-        with suppress(LedgerError):  # a file that is not ours
-            if ledger.get(file.stem).result is not None:
-                file.unlink(missing_ok=True)
-
-
-def checkpoints(ledger: Ledger) -> Path:
-    """The folder where a study's checkpoints lie."""
-    folder = ledger.path.parent / "checkpoints"
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StudyError(f"cannot keep checkpoints in {folder}: {reason}; move it away") from error
-    return folder
 
 
 def summarise(

@@ -35,6 +35,8 @@ from upgd.study.spec import RULES_VERSION, RunSpec
 
 NAME = "ledger.sqlite"
 SUSPECT, ATTEMPTS, PATIENCE = 2, 5, 300.0
+FEW = 100
+"""Up to so many keys, or as many as are claimed, are looked up; for more all runs are read."""
 Where = Mapping[str, str | int | Collection[str] | Collection[int]]
 
 
@@ -142,7 +144,7 @@ class Ledger:
         now = self._now()
         claims = []
         with self._database.write("claim") as db:
-            taken, hopeless = _candidates(db, now, limit, accepts)
+            taken, hopeless = _candidates(db, now, limit, accepts, _few_keys(where or {}, limit))
             for row in hopeless:
                 _give_up(db, row)
             for row in taken:
@@ -196,6 +198,21 @@ class Ledger:
                 if progress:
                     _hear(db, claim.spec.key)
 
+    def renew(self, owner: str, lease_seconds: float) -> int:
+        """Extend all claims of an owner in one go; return how many it holds."""
+        with self._database.write("renew") as db:
+            query = "UPDATE leases SET expires = ? WHERE owner = ?"
+            return db.execute(query, (self._now() + lease_seconds, owner)).rowcount
+
+    def hear(self, claims: Iterable[Claim]) -> None:
+        """Note that checkpoints of these runs were saved: the attempts are not in vain."""
+        with self._database.write("hear") as db:
+            db.executemany(
+                "UPDATE runs SET silent = 0, silent_since = NULL WHERE key = ? AND silent > 0 "
+                "AND EXISTS (SELECT 1 FROM leases WHERE token = ? AND leases.key = runs.key)",
+                [(claim.spec.key, claim.token) for claim in claims],
+            )
+
     def claimable(self, where: Where | None = None) -> Iterator[RunSpec]:
         """The runs that :meth:`claim` would take, in its order; others may take them meanwhile.
 
@@ -239,6 +256,22 @@ class Ledger:
         """
         self._settle("diverge", claim, "diverged", replace(result, diverged_at=int(step)))
 
+    def settle(self, results: Iterable[tuple[Claim, Result]]) -> list[Claim]:
+        """Commit results of runs that finished or diverged, in one transaction.
+
+        Returns:
+            The claims that were lost; their results are dropped.
+        """
+        lost = []
+        with self._database.write("settle") as db:
+            for claim, result in results:
+                if _is_held(db, claim):
+                    state = "done" if result.diverged_at is None else "diverged"
+                    _keep_result(db, "settle", claim, state, result)
+                else:
+                    lost.append(claim)
+        return lost
+
     def fail(self, claim: Claim, error: str, retry: bool) -> None:
         """Record that a run went wrong; with `retry` it waits for the next claim.
 
@@ -260,6 +293,13 @@ class Ledger:
         with self._database.write("release") as db:
             _check_held(db, claim)
             _leave(db, claim, "pending")
+
+    def release_all(self, claims: Iterable[Claim]) -> None:
+        """Give runs back in one transaction; those that are not the claimant's are left alone."""
+        with self._database.write("release") as db:
+            for claim in claims:
+                if _is_held(db, claim):
+                    _leave(db, claim, "pending")
 
     def evict(self, owner: str) -> int:
         """Give back all runs of an owner that is known to be dead; return how many."""
@@ -376,25 +416,30 @@ class Ledger:
         return export.series_csv(self, target, metrics)
 
     def _settle(self, name: str, claim: Claim, state: str, result: Result) -> None:
-        key = claim.spec.key
-        series = [
-            (key, metric, int(one.window), to_blob(one.values))
-            for metric, one in result.series.items()
-        ]
-        row = (
-            *(key, result.engine, result.device, result.dtype),
-            *(to_text(result.versions), to_text(result.host)),
-            *(float(result.started), float(result.finished), float(result.wall)),
-            *(to_text(result.summary), result.diverged_at),
-        )
         with self._database.write(name) as db:
             _check_held(db, claim)
-            db.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", row)
-            crash.point(f"{name}: after result")
-            db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", series)
-            crash.point(f"{name}: after series")
-            _leave(db, claim, state)
-            db.execute("UPDATE runs SET error = NULL WHERE key = ?", (key,))
+            _keep_result(db, name, claim, state, result)
+
+
+def _keep_result(
+    db: sqlite3.Connection, name: str, claim: Claim, state: str, result: Result
+) -> None:
+    key = claim.spec.key
+    series = [
+        (key, metric, int(one.window), to_blob(one.values)) for metric, one in result.series.items()
+    ]
+    row = (
+        *(key, result.engine, result.device, result.dtype),
+        *(to_text(result.versions), to_text(result.host)),
+        *(float(result.started), float(result.finished), float(result.wall)),
+        *(to_text(result.summary), result.diverged_at),
+    )
+    db.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", row)
+    crash.point(f"{name}: after result")
+    db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", series)
+    crash.point(f"{name}: after series")
+    _leave(db, claim, state)
+    db.execute("UPDATE runs SET error = NULL WHERE key = ?", (key,))
 
 
 def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
@@ -406,17 +451,34 @@ def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
     return lambda row: all(row[name] in values for name, values in allowed.items())
 
 
+def _few_keys(where: Where, limit: int) -> list[str] | None:
+    """The keys that are asked for, if they are so few that it pays to look each of them up."""
+    keys = where.get("key")
+    if isinstance(keys, str):
+        return [keys]
+    few = isinstance(keys, Collection) and len(keys) <= max(limit, FEW)
+    return [key for key in keys if isinstance(key, str)] if few else None  # type: ignore[union-attr]
+
+
 def _candidates(
-    db: sqlite3.Connection, now: float, limit: int, accepts: Callable[[sqlite3.Row], bool]
+    db: sqlite3.Connection,
+    now: float,
+    limit: int,
+    accepts: Callable[[sqlite3.Row], bool],
+    keys: list[str] | None = None,
 ) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
     """The runs to take, at most `limit`, and those met on the way that are not worth it."""
+    if keys is not None:
+        rows = sorted(_look_up(db, now, keys), key=_order)
+        hopeless = [row for row in rows if accepts(row) and _is_hopeless(row, now)]
+        found = [row for row in rows if accepts(row) and not _is_hopeless(row, now)]
+        return found[:limit], hopeless
     expired = """
         SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
         WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ?
     """
     pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ?"
-    found: list[sqlite3.Row] = []
-    hopeless: list[sqlite3.Row] = []
+    found, hopeless = [], []
     for sign in ("<", ">="):
         for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
             cursor = db.cursor()
@@ -428,6 +490,26 @@ def _candidates(
                     (hopeless if _is_hopeless(row, now) else found).append(row)
             cursor.close()
     return found, hopeless
+
+
+def _look_up(db: sqlite3.Connection, now: float, keys: list[str]) -> list[sqlite3.Row]:
+    """Those of these runs that can be taken."""
+    cursor = db.cursor()
+    cursor.row_factory = sqlite3.Row
+    query = """
+        SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
+        WHERE runs.key = ? AND rules = ? AND (state = 'pending'
+            OR (state = 'running' AND (expires IS NULL OR expires <= ?)))
+    """
+    values = ((key, RULES_VERSION, now) for key in dict.fromkeys(keys))
+    found = [cursor.execute(query, value).fetchone() for value in values]
+    cursor.close()
+    return [row for row in found if row is not None]
+
+
+def _order(row: sqlite3.Row) -> tuple[bool, bool, int]:
+    """In which order runs are taken: suspects last, then expired ones first, then the oldest."""
+    return row["silent"] >= SUSPECT, row["state"] == "pending", row["id"]
 
 
 def _is_hopeless(row: sqlite3.Row, now: float) -> bool:
@@ -448,11 +530,15 @@ def _hear(db: sqlite3.Connection, key: str) -> None:
     db.execute("UPDATE runs SET silent = 0, silent_since = NULL WHERE key = ?", (key,))
 
 
-def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
-    key = claim.spec.key
+def _is_held(db: sqlite3.Connection, claim: Claim) -> bool:
     query = "SELECT 1 FROM leases WHERE token = ? AND key = ?"
-    if db.execute(query, (claim.token, key)).fetchone():
+    return db.execute(query, (claim.token, claim.spec.key)).fetchone() is not None
+
+
+def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
+    if _is_held(db, claim):
         return
+    key = claim.spec.key
     query = "SELECT state, owner FROM runs LEFT JOIN leases USING (key) WHERE runs.key = ?"
     row = db.execute(query, (key,)).fetchone()
     if row is None:
