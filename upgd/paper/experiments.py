@@ -1,0 +1,194 @@
+"""What the paper ran, as data: problems, arms, seeds, steps.
+
+Figures and claims name experiments; several may share one, and a run that two need is run once. An
+arm is a learner as a figure's legend names it. Only arms whose hyperparameters the paper prints, or
+that follow from printed ones, are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from upgd.optim.registry import METHODS as REGISTRY
+from upgd.paper.sets import BEST, METHODS, Set, best
+from upgd.streams import get as get_problem
+from upgd.study import RunSpec
+
+MAIN = (
+    *("input-permuted-mnist", "label-permuted-emnist", "label-permuted-cifar10"),
+    "label-permuted-mini-imagenet",
+)
+"""The problems of the paper's main figures."""
+TOYS = ("toy-changing-inputs", "toy-changing-sign")
+STRIDE = 100
+"""Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
+HELD_OUT = 250
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One learner of an experiment.
+
+    Attributes:
+        name: What result tables call it.
+        title: What legends call it.
+        method: A name of the registry.
+        hyper: Its hyperparameters.
+        options: Options of its own, such as ``restart``.
+    """
+
+    name: str
+    title: str
+    method: str
+    hyper: Set
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> Any:
+        """Arms with the same one are the same learner."""
+        return self.method, tuple(sorted(self.hyper.items())), tuple(sorted(self.options.items()))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Arms on a problem.
+
+    Attributes:
+        name: What commands and folders call it.
+        problem: A problem's name.
+        arms: Who learns.
+        seeds: How many the paper has.
+        steps: Samples of each run.
+        options: Options of all runs.
+    """
+
+    name: str
+    problem: str
+    arms: tuple[Arm, ...]
+    seeds: int
+    steps: int = 1_000_000
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def specs(self, scale: float = 1.0, seeds: int | None = None) -> dict[str, list[RunSpec]]:
+        """The runs by arm; `scale` shortens them to whole windows, `seeds` are the first ones.
+
+        Example:
+            >>> runs = EXPERIMENTS["input-permuted-mnist"].specs(scale=0.01, seeds=2)
+            >>> len(runs), runs["upgd"][0].steps
+            (10, 10000)
+        """
+        steps = self.length(scale)
+        count = self.seeds if seeds is None else seeds
+        return {
+            arm.name: [
+                RunSpec(
+                    *(self.problem, arm.method, arm.hyper, seed, steps),
+                    options={**self.options, **arm.options},
+                )
+                for seed in range(count)
+            ]
+            for arm in self.arms
+        }
+
+    def length(self, scale: float) -> int:
+        """How many samples a run has at this scale: whole windows, four at least."""
+        window = int(self.options.get("window", 0)) or self._task() or self._window()
+        return max(4, round(self.steps * scale / window)) * window
+
+    def _task(self) -> int:
+        return int(self.options.get("task_length", 0))
+
+    def _window(self) -> int:
+        return get_problem(self.problem).window
+
+    def twins(self) -> dict[str, str]:
+        """Arms that are the same learner as an earlier one, with that one's name."""
+        known: dict[Any, str] = {}
+        found = {}
+        for arm in self.arms:
+            first = known.setdefault(arm.identity, arm.name)
+            if first != arm.name:
+                found[arm.name] = first
+        return found
+
+
+def title(method: str) -> str:
+    """What the paper calls a method with weight decay."""
+    known = {"upgd": "UPGD-W", "n-upgd": "N-UPGD-W"}
+    return known.get(method, REGISTRY[method].title)
+
+
+def _printed(problem: str, method: str) -> Arm:
+    return Arm(method, title(method), method, best(problem, method))
+
+
+def _main() -> list[Experiment]:
+    found = []
+    for problem in MAIN:
+        options: dict[str, Any] = {"stride": STRIDE}
+        if problem == "label-permuted-emnist":
+            options["held_out"] = HELD_OUT  # for Figure 1a
+        arms = tuple(_printed(problem, method) for method in METHODS)
+        found.append(Experiment(problem, problem, arms, get_problem(problem).runs, options=options))
+    return found
+
+
+def _toys() -> list[Experiment]:
+    return [
+        Experiment(problem, problem, tuple(_toy(problem, method) for method in BEST[problem]), 20)
+        for problem in TOYS
+    ]
+
+
+def _toy(problem: str, method: str) -> Arm:
+    names = {"sgdw": "SGD", "upgd": "UPGD", "n-upgd": "N-UPGD"}  # no decay there
+    return Arm(method, names.get(method, title(method)), method, best(problem, method))
+
+
+def ablation_arms(problem: str) -> tuple[Arm, ...]:
+    """Both ablations' arms on a problem.
+
+    Methods that have a name take their printed set, the others UPGD-W's with a component zeroed.
+    """
+    full = best(problem, "upgd")
+
+    def without(*names: str) -> Set:
+        return {**full, **dict.fromkeys(names, 0.0)}
+
+    plain = {"lr": full["lr"], "weight_decay": 0.0}
+    bare = {name: full[name] for name in ("lr", "sigma", "weight_decay")}
+    return (
+        Arm("sgd", "SGD", "sgdw", plain),
+        Arm("sgd+wd", "SGD+WD", "sgdw", best(problem, "sgdw")),
+        Arm("sgd+wp", "SGD+WP", "pgd", best(problem, "pgd")),
+        Arm("sgd+wd+wp", "SGD+WD+WP", "shrink-and-perturb", best(problem, "shrink-and-perturb")),
+        Arm("upgd", "UPGD-W", "upgd", full),
+        Arm("upgd-wd", "UPGD-W−WD", "upgd", without("weight_decay")),
+        Arm("upgd-wp", "UPGD-W−WP", "upgd", without("sigma")),
+        Arm("upgd-ug", "UPGD-W−UG", "shrink-and-perturb", bare),
+        Arm("sgd+ug", "SGD+UG", "upgd", without("weight_decay", "sigma")),
+    )
+
+
+def _ablations() -> list[Experiment]:
+    return [Experiment(f"ablation-{name}", name, ablation_arms(name), 10) for name in MAIN]
+
+
+def _figure_1() -> Experiment:
+    adam = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.9999, "eps": 1e-8, "weight_decay": 0.0}
+    upgd = {"lr": 0.01, "beta_utility": 0.999, "weight_decay": 0.001, "sigma": 0.01}
+    arms = (
+        Arm("adam", "Adam", "adamw", adam),
+        Arm("adam-restarts", "Adam-Restarts", "adamw", adam, {"restart": True}),
+        Arm("upgd", "UPGD-W", "upgd", upgd),
+    )
+    options = {"task_length": 60_000, "window": 600}
+    return Experiment("figure-1", "input-permuted-mnist", arms, 20, 15_000_000, options)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    experiment.name: experiment for experiment in (*_main(), *_toys(), *_ablations(), _figure_1())
+}
+"""By name."""
