@@ -104,7 +104,7 @@ def plot(
     Of more than ten settings only each method's best is drawn, by area under the curve.
     """
     with Ledger.open(study, create=False, read_only=True) as ledger:
-        groups = tables.group(_runs(ledger, problem, method))
+        groups = tables.group(chosen_runs(ledger, problem, method))
         if not any(run.state == "done" for runs in groups.values() for run in runs):
             raise StudyError(f"{study} has no finished run to draw")
         problems = list(dict.fromkeys(key.problem for key in groups))
@@ -144,7 +144,7 @@ def export(
     out.print(text, highlight=False, markup=False, emoji=False)
 
 
-def _runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
+def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
     """The runs chosen by options; a choice that there is none of is a mistake."""
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
@@ -164,8 +164,7 @@ def _curves(
 ) -> dict[str, Curve]:
     """By name, what is to be drawn of each group."""
     names = {}
-    for key, differs in zip(groups, tables.varying([k.row() for k in groups]), strict=True):
-        name = " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
+    for key, name in tables.names(groups).items():
         if best is None or key in best:
             among = 1 if best is None else best[key]
             names[key] = f"{name}, best of {among}" if among > 1 else name
@@ -191,7 +190,8 @@ def show_study(
     method: str = "",
 ) -> None:
     """Print a study's table, or that of some of its runs."""
-    runs = [r for r in _runs(ledger, problem, method) if keys is None or r.key in keys]
+    runs = chosen_runs(ledger, problem, method)
+    runs = [run for run in runs if keys is None or run.key in keys]
     rows = tables.rows(tables.group(runs))
     counts = ledger.counts()
     if as_json:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from upgd.report.colours import DARK, LIGHT, css
+
+PAPERS = f"""
+:root {{ color-scheme: light dark; --ink: #1c1e21; --soft: #5a6068; --paper: #fff; --rule: #d9dce1;
+  {css(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b;
+  --rule: #363b42; {css(DARK)} }} }}
+"""
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5a6068; --paper: #fff; --rule: #d9dce1;
-  --c0: #1769aa; --c1: #b35400; --c2: #217a34; --c3: #a4262c; --c4: #6a4c9c; --c5: #6b5344; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b;
-  --rule: #363b42; --c0: #6cb6ff; --c1: #ffab57; --c2: #7ed491; --c3: #ff8f8f; --c4: #c3a6f2;
-  --c5: #cdb09c; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
   font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -102,7 +105,7 @@ def render(page: Page) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(page.title)}</title>
-<style>{STYLE}{colours}
+<style>{PAPERS}{STYLE}{colours}
 </style>
 </head>
 <body>

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upgd import metrics
-from upgd.study import Run, Scalar
+from upgd.study import Run, RunSpec, Scalar
 
 
 class Group(NamedTuple):
@@ -33,16 +33,24 @@ def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
     groups: dict[Group, list[Run]] = defaultdict(list)
     for run in runs:
         if run.result is not None:
-            spec = run.spec
-            key = Group(
-                spec.problem,
-                spec.method,
-                tuple(spec.hyper.items()),
-                spec.steps,
-                tuple(spec.options.items()),
-            )
-            groups[key].append(run)
+            groups[setting(run.spec)].append(run)
     return dict(groups)
+
+
+def setting(spec: RunSpec) -> Group:
+    """What a run has in common with those that differ in their seed alone."""
+    hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
+    return Group(spec.problem, spec.method, hyper, spec.steps, options)
+
+
+def names(keys: Iterable[Group]) -> dict[Group, str]:
+    """What groups are called: their method, and what tells them apart from others of it."""
+    listed = list(keys)
+    told = varying([key.row() for key in listed])
+    return {
+        key: " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
+        for key, differs in zip(listed, told, strict=True)
+    }
 
 
 def main_metric(runs: Iterable[Run]) -> str:

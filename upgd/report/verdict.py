@@ -38,15 +38,15 @@ class Parts(NamedTuple):
         return cls(range(start, start + size), range(tasks - size, tasks))
 
 
-def told(tasks: range) -> str:
-    """Tasks for people, who count from 1.
+def told(tasks: range, unit: str = "task") -> str:
+    """Tasks, or what else the values are means over, for people, who count from 1.
 
     Example:
-        >>> told(range(12, 16)), told(range(2, 3))
-        ('tasks 13–16', 'task 3')
+        >>> told(range(12, 16)), told(range(2, 3), "window")
+        ('tasks 13–16', 'window 3')
     """
     first, last = tasks.start + 1, tasks.stop
-    return f"task {last}" if first == last else f"tasks {first}–{last}"
+    return f"{unit} {last}" if first == last else f"{unit}s {first}–{last}"
 
 
 def accuracy(seeds: Mapping[int, NDArray[np.floating]], tasks: range) -> Interval:
@@ -75,7 +75,7 @@ def trend(found: Interval) -> str:
     return "no clear trend"
 
 
-def headline(curves: Curves, subject: str) -> str:
+def headline(curves: Curves, subject: str, unit: str = "task") -> str:
     """Whether `subject` ends ahead of the others, in one sentence.
 
     Differences are taken seed by seed, since all learn from the same stream.
@@ -94,7 +94,7 @@ def headline(curves: Curves, subject: str) -> str:
     tasks = min(len(curve) for seeds in known.values() for curve in seeds.values())
     late = Parts.of(tasks).late
     ends = {name: accuracy(seeds, late).estimate for name, seeds in known.items()}
-    where = f"in {told(late)} of {tasks}"
+    where = f"in {told(late, unit)} of {tasks}"
     if not others:
         return f"{subject} gets {ends[subject]:.1%} right {where}; no other method finished."
     others.sort(key=lambda name: -ends[name])
@@ -123,7 +123,7 @@ def headline(curves: Curves, subject: str) -> str:
     )
 
 
-def trends(curves: Curves) -> str:
+def trends(curves: Curves, unit: str = "task") -> str:
     """How each method changed between the early and the last part, in one sentence."""
     known = {name: seeds for name, seeds in curves.items() if seeds}
     tasks = min((len(c) for seeds in known.values() for c in seeds.values()), default=0)
@@ -134,7 +134,8 @@ def trends(curves: Curves) -> str:
     for name, seeds in known.items():
         found = change(seeds, parts)
         clauses.append(f"{name} {trend(found)} ({_signed(found.estimate)})")
-    return f"From {told(parts.early)} to {told(parts.late)}, in points: {', '.join(clauses)}."
+    early, late = (told(part, unit) for part in parts)
+    return f"From {early} to {late}, in points: {', '.join(clauses)}."
 
 
 def points(found: Interval) -> str:
