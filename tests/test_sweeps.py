@@ -219,7 +219,13 @@ def test_nothing_to_search_and_no_optuna(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("lr", (0.1, 0.001)), ("beta1", (0.0, 0.9)), ("kappa", (0.0, 1.0, 100.0))]
+    ("name", "values"),
+    [
+        ("lr", (0.1, 0.001)),
+        ("beta1", (0.0, 0.9)),
+        ("kappa", (0.0, 1.0, 100.0)),
+        ("sigma", (0.0, 0.1)),
+    ],
 )
 def test_places_and_values_belong_together(name: str, values: tuple[float, ...]) -> None:
     axis = Axis.between(name, values)

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +50,7 @@ def draw_curves(
     Raises:
         StudyError: matplotlib is not installed, or cannot write that format.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     colours: dict[str, str] = {}
     many = len(curves) > MANY
     names = {Curve(*item).family for item in curves.values()} if many else curves
@@ -76,29 +70,54 @@ def draw_curves(
             (line,) = axes.plot(x, mean, color=colour, linewidth=0.6, alpha=0.6)
             continue
         seeds = f"{len(values)} seed" + ("s" if len(values) > 1 else "")
-        (line,) = axes.plot(x, mean, label=_plain(f"{name} ({seeds})"))
+        (line,) = axes.plot(x, mean, label=plain(f"{name} ({seeds})"))
         if len(values) > 1:
             error = metrics.standard_error(values)
             axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=line.get_color())
     for family, colour in colours.items():
-        axes.plot([], [], color=colour, label=_plain(family))
+        axes.plot([], [], color=colour, label=plain(family))
     ylabel = metric.replace("_", " ").capitalize()
-    axes.set(xlabel="Samples", ylabel=_plain(ylabel), title=_plain(title))
+    axes.set(xlabel="Samples", ylabel=plain(ylabel), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
     if below:
         figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
     else:
         axes.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot, drawing to files alone.
+
+    Raises:
+        StudyError: It is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure atomically, in the format that the suffix says, and close it.
+
+    Raises:
+        StudyError: There is no such format, or the file cannot be written.
+    """
     content = io.BytesIO()
     try:
         figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")
     except ValueError as error:
         raise StudyError(f"cannot write {path}: {error}") from None
     finally:
-        plt.close(figure)
+        pyplot().close(figure)
     write_atomically(path, content.getvalue())
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that matplotlib does not take for mathematics."""
     return text.replace("$", r"\$")

@@ -72,9 +72,16 @@ class Axis:
         """Where the scale begins."""
         return self.low / DECADE if self.zero else self.low
 
+    @property
+    def threshold(self) -> float:
+        """Below lies 0; where there is one other value, each has half of the scale."""
+        if not self.zero:
+            return self.low
+        return self.low if self.low < self.high else self.low / math.sqrt(DECADE)
+
     def value(self, x: float) -> float:
         """The hyperparameter at a place of the scale."""
-        if self.zero and x < self.low:
+        if x < self.threshold:
             return 0.0
         short = min(max(float(f"{x:.3g}"), self.low), self.high)
         return _tidy(1 - short) if self.complement else short
@@ -82,7 +89,7 @@ class Axis:
     def place(self, value: float) -> float | None:
         """Where on the scale a value lies; None if it does not."""
         if self.zero and value == 0:
-            return self.low / math.sqrt(DECADE)
+            return math.sqrt(self.start * self.threshold)
         x = _tidy(1 - value) if self.complement else value
         return x if self.low <= x <= self.high else None
 

@@ -164,8 +164,8 @@ def _rank(
 ) -> Ranking:
     runs = [run for by_seed in by_set.values() for run in by_seed.values()]
     asked = sorted({run.spec.seed for run in runs} if seeds is None else set(seeds))
-    known = any(run.result is not None and "accuracy" in run.result.summary for run in runs)
-    metric = "accuracy" if known else "loss"
+    known = {name for run in runs if run.result is not None for name in run.result.summary}
+    metric = "loss" if "loss" in known and "accuracy" not in known else "accuracy"
     found = [_candidate(hyper, by_seed, asked, metric) for hyper, by_seed in by_set.items()]
     sign = -1 if metric == "accuracy" else 1
     complete = [one for one in found if not one.missing]

@@ -1,0 +1,207 @@
+"""``upgd best``: the winning set of each method, and how much each hyperparameter matters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.arguments import seed_list, whole
+from upgd.cli.numbers import count
+from upgd.cli.show import PROBLEM, STUDY
+from upgd.optim.registry import get as get_method
+from upgd.paper.sets import BEST
+from upgd.report.sensitivity import draw_sensitivity
+from upgd.study import Ledger
+from upgd.study.selection import Candidate, Ranking, best_sets
+
+
+@app.command("best")
+@mistakes_are_one_line
+def best(
+    study: STUDY,
+    problem: PROBLEM = "",
+    method: Annotated[list[str] | None, typer.Option(help="Only this. Repeatable.")] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds that a set must have; default all of the study's.")
+    ] = "",
+    steps: Annotated[str, typer.Option(help="Runs of this length; default the longest.")] = "",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accuracy against each hyperparameter: .png, .svg.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Show each method's best set: by area under the online accuracy curve, as in the paper.
+
+    Only sets that have all their seeds are compared. On squared error the lowest loss wins.
+    """
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        found = best_sets(
+            ledger,
+            problem or None,
+            {name.lower() for name in method} if method else None,
+            seed_list(seeds) if seeds else None,
+            whole("steps", steps) if steps else None,
+        )
+        if not found:
+            have = {f"{r.family.problem} {r.family.method}" for r in best_sets(ledger)}
+            raise ValueError(
+                f"no such run in {study}; there are {', '.join(sorted(have)) or 'none'}"
+            )
+    show_best(found, study, as_json)
+    if plot is not None:
+        for path in _draw(found, plot):
+            if not as_json:
+                out.print(f"wrote {printable(path)}", highlight=False, markup=False, emoji=False)
+
+
+def show_best(found: Sequence[Ranking], study: Path, as_json: bool) -> None:
+    """Print the winners of rankings, and beside them the sets that the paper prints."""
+    if as_json:
+        print(json.dumps({"study": str(study), "best": [_facts(ranking) for ranking in found]}))
+        return
+    for problem in dict.fromkeys(ranking.family.problem for ranking in found):
+        mine = [ranking for ranking in found if ranking.family.problem == problem]
+        _show_problem(problem, mine)
+
+
+def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
+    table = Table("method", "best set", "sets", title=problem, title_style="bold")
+    table.columns[0].no_wrap = True
+    metrics = dict.fromkeys(ranking.metric for ranking in found)
+    table.add_column(f"{' or '.join(metrics)} [95%]", no_wrap=True)
+    alike = len({ranking.family.options for ranking in found}) == 1
+    for ranking in found:
+        winner, counts = ranking.winner, str(len(ranking.complete))
+        if ranking.incomplete:
+            counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
+        options = "" if alike else pairs(dict(ranking.family.options))
+        told = _told(ranking, winner) if winner else _why_none(ranking)
+        table.add_row(ranking.family.method, f"{told} {options}".strip(), counts, _value(winner))
+        printed = printed_set(ranking)
+        if printed is not None:
+            here = ranking.find(printed)
+            table.add_row("  the paper's", pairs(printed), "", _value(here, "not run"))
+    out.print(table)
+    for line in _notes(found, alike):
+        out.print(printable(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _why_none(ranking: Ranking) -> str:
+    return "every set diverged" if ranking.complete else "no set has all its seeds yet"
+
+
+def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
+    """What was compared, and what was not."""
+    for steps, seeds in dict.fromkeys((r.family.steps, r.seeds) for r in found):
+        options = pairs(dict(found[0].family.options)) if alike else ""
+        yield ", ".join(filter(None, (f"{steps} steps", f"seeds {_listed(seeds)}", options)))
+    diverged = sum(bool(one.diverged) for ranking in found for one in ranking.complete)
+    if diverged:
+        yield f"{count(diverged, 'set')} diverged with a seed and cannot win"
+    lacking = sum(len(ranking.incomplete) for ranking in found)
+    if lacking:
+        yield f"{count(lacking, 'set')} without all seeds not compared; --seeds asks for fewer"
+
+
+def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
+    """The set that the paper prints as best for a ranking's method and problem, if it does."""
+    try:
+        name = get_method(ranking.family.method)[0].name
+    except KeyError:  # a study of somebody else's method
+        return None
+    return BEST.get(ranking.family.problem, {}).get(name)
+
+
+def _told(ranking: Ranking, one: Candidate) -> str:
+    """A set, by what tells it apart from the others."""
+    every = (*ranking.complete, *ranking.incomplete)
+    differing = {
+        name
+        for name, value in one.hyper
+        if len(every) == 1 or any(dict(other.hyper).get(name) != value for other in every)
+    }
+    return pairs({name: value for name, value in one.hyper if name in differing})
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    """Names and values, each pair in one piece when lines are broken."""
+    return " ".join(
+        f"{printable(name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in values.items()
+    )
+
+
+def _value(one: Candidate | None, otherwise: str = "-") -> str:
+    if one is None:
+        return otherwise
+    if one.missing:
+        return f"lacks {len(one.missing)} seeds"
+    if one.diverged:
+        return f"{len(one.diverged)} seeds diverged"
+    mean, low, high = one.interval
+    return f"{mean:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]")
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Seeds, short.
+
+    >>> _listed((0, 1, 2)), _listed((3, 5)), _listed((4,))
+    ('0-2', '3,5', '4')
+    """
+    if len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ",".join(map(str, seeds))
+
+
+def _facts(ranking: Ranking) -> dict[str, Any]:
+    family, winner, printed = ranking.family, ranking.winner, printed_set(ranking)
+    facts: dict[str, Any] = {
+        "problem": family.problem,
+        "method": family.method,
+        "steps": family.steps,
+        "options": dict(family.options),
+        "metric": ranking.metric,
+        "seeds": list(ranking.seeds),
+        "complete": len(ranking.complete),
+        "incomplete": len(ranking.incomplete),
+        "best": _candidate(winner),
+        "paper": None,
+    }
+    if printed is not None:
+        facts["paper"] = {"set": dict(printed), "here": _candidate(ranking.find(printed))}
+    return facts
+
+
+def _candidate(one: Candidate | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    numbers = {"mean": one.value, **dict(zip(("low", "high"), one.interval[1:], strict=True))}
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    lost = {"diverged": list(one.diverged), "missing": list(one.missing)}
+    return {"hyper": dict(one.hyper), **finite, **lost}
+
+
+def _draw(found: Sequence[Ranking], path: Path) -> list[Path]:
+    """A figure per problem; of several, each has its problem in its name."""
+    problems: Collection[str] = dict.fromkeys(ranking.family.problem for ranking in found)
+    written = []
+    for problem in problems:
+        mine = [ranking for ranking in found if ranking.family.problem == problem]
+        target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")
+        draw_sensitivity({_name(r, mine): r for r in mine}, problem, target)
+        written.append(target)
+    return written
+
+
+def _name(ranking: Ranking, among: Sequence[Ranking]) -> str:
+    method = ranking.family.method
+    if sum(other.family.method == method for other in among) == 1:
+        return method
+    return f"{method} {pairs(dict(ranking.family.options))}".strip()
