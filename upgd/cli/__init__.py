@@ -8,7 +8,17 @@ except ImportError as error:  # the library works without
         f"upgd: the command line needs {error.name}: pip install 'upgd[lab]'"
     ) from error
 
-from upgd.cli import best, data, demo, run, show, sweep  # noqa: F401  (they register commands)
+from upgd.cli import (  # noqa: F401  (they register their commands)
+    best,
+    claims,
+    data,
+    demo,
+    reproduce,
+    run,
+    show,
+    sweep,
+    watch,
+)
 from upgd.cli.app import app
 
 

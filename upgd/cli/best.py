@@ -82,7 +82,7 @@ def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
         if ranking.incomplete:
             counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
         options = "" if alike else pairs(dict(ranking.family.options))
-        told = _told(ranking, winner) if winner else _why_none(ranking)
+        told = pairs(dict(winner.hyper)) if winner else _why_none(ranking)
         table.add_row(ranking.family.method, f"{told} {options}".strip(), counts, _value(winner))
         printed = printed_set(ranking)
         if printed is not None:
@@ -105,6 +105,9 @@ def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
     diverged = sum(bool(one.diverged) for ranking in found for one in ranking.complete)
     if diverged:
         yield f"{count(diverged, 'set')} diverged with a seed and cannot win"
+    dropped = sum(ranking.dropped for ranking in found)
+    if dropped:
+        yield f"{count(dropped, 'set')} in shorter runs alone; --steps shows those"
     lacking = sum(len(ranking.incomplete) for ranking in found)
     if lacking:
         yield f"{count(lacking, 'set')} without all seeds not compared; --seeds asks for fewer"
@@ -117,17 +120,6 @@ def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
     except KeyError:  # a study of somebody else's method
         return None
     return BEST.get(ranking.family.problem, {}).get(name)
-
-
-def _told(ranking: Ranking, one: Candidate) -> str:
-    """A set, by what tells it apart from the others."""
-    every = (*ranking.complete, *ranking.incomplete)
-    differing = {
-        name
-        for name, value in one.hyper
-        if len(every) == 1 or any(dict(other.hyper).get(name) != value for other in every)
-    }
-    return pairs({name: value for name, value in one.hyper if name in differing})
 
 
 def pairs(values: Mapping[str, Any]) -> str:

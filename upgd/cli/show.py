@@ -17,6 +17,7 @@ from upgd.report import tables
 from upgd.report.figures import Curve, draw_curves
 from upgd.streams import PROBLEMS
 from upgd.study import RULES_VERSION, Ledger, Run, StudyError
+from upgd.study.events import write_events
 from upgd.study.queries import Kept
 
 
@@ -131,8 +132,16 @@ def export(
     metric: Annotated[
         str, typer.Option(help="Write this metric over time instead of one row per run.")
     ] = "",
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write event files to this folder instead: all metrics.")
+    ] = None,
 ) -> None:
-    """Write a study as CSV for other programs."""
+    """Write a study for other programs: as CSV, or as TensorBoard's event files."""
+    if tensorboard is not None:
+        if metric or output is not None:
+            raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
+        _export_events(study, tensorboard)
+        return
     with Ledger.open(study, create=False, read_only=True) as ledger:
         there = ledger.all_metrics() if metric else []
         if metric and metric not in there:
@@ -142,6 +151,15 @@ def export(
         count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
     text = f"wrote {printable(path)} ({count} rows)"
     out.print(text, highlight=False, markup=False, emoji=False)
+
+
+def _export_events(study: Path, folder: Path) -> None:
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        written, known = write_events(ledger, folder)
+    text = f"wrote {written} runs to {printable(folder)}" + (
+        f", {known} were there" if known else ""
+    )
+    out.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:

@@ -136,7 +136,7 @@ def sweep(
             err.print("interrupted; the same command goes on from here", style="yellow")
             raise typer.Exit(130) from None
         if not quiet:
-            found = best_sets(ledger, plan.problem, plan.sets, plan.seeds, plan.steps)
+            found = best_sets(ledger, plan.problem, plan.sets, plan.seeds)
             mine = [r for r in found if r.family == plan.family(r.family.method)]
             show_best(mine, folder, as_json)
     end(tally)

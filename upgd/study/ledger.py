@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.study import crash, export
+from upgd.study import crash, export, queries
 from upgd.study.database import Database
 from upgd.study.errors import LeaseLostError, LedgerError
 from upgd.study.queries import FILTERS, Kept, read_run, select_runs, select_series
@@ -328,6 +328,22 @@ class Ledger:
         with self._database.read() as db:
             found = dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
         return {state: found.get(state, 0) for state in STATES}
+
+    def parts(self) -> list[queries.Part]:
+        """How many runs of each problem and method are in each state, and their steps."""
+        return queries.count_parts(self._database)
+
+    def under_way(self) -> list[queries.UnderWay]:
+        """The runs that were claimed and are not over."""
+        return queries.select_under_way(self._database, self._now())
+
+    def paces(self) -> dict[tuple[str, str], float]:
+        """By problem and method, steps per second of a run among the last that finished."""
+        return queries.recent_paces(self._database)
+
+    def failures(self, most: int) -> list[tuple[RunSpec, str]]:
+        """Runs that failed and why, at most so many; those that were added last come first."""
+        return queries.last_failures(self._database, most)
 
     def runs(
         self,

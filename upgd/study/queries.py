@@ -70,6 +70,71 @@ def select_series(
                 yield Kept(key, metric, window, from_blob(data))
 
 
+class Part(NamedTuple):
+    """Runs of one problem and method in one state: how many, and their steps in all."""
+
+    problem: str
+    method: str
+    state: str
+    runs: int
+    steps: int
+
+
+class UnderWay(NamedTuple):
+    """A run that was claimed and is not over; `held` unless its lease expired."""
+
+    key: str
+    problem: str
+    method: str
+    steps: int
+    held: bool
+
+
+def count_parts(database: Database) -> list[Part]:
+    """All runs, counted, in the order in which methods were added."""
+    query = """
+        SELECT problem, method, state, count(*), sum(steps) FROM runs
+        GROUP BY problem, method, state ORDER BY min(id)
+    """
+    with database.read() as db:
+        return [Part(*row) for row in db.execute(query)]
+
+
+def select_under_way(database: Database, now: float) -> list[UnderWay]:
+    """The runs that are under way, those that nobody holds any more too."""
+    query = """
+        SELECT runs.key, problem, method, steps, coalesce(expires > ?, 0)
+        FROM runs LEFT JOIN leases ON leases.key = runs.key WHERE state = 'running'
+    """
+    with database.read() as db:
+        rows = db.execute(query, (now,)).fetchall()
+    return [
+        UnderWay(key, problem, method, steps, bool(held))
+        for key, problem, method, steps, held in rows
+    ]
+
+
+def recent_paces(database: Database) -> dict[tuple[str, str], float]:
+    """By problem and method, steps per second of a run among the last ones that finished."""
+    query = f"""
+        SELECT problem, method, steps / wall FROM results JOIN runs ON runs.key = results.key
+        WHERE wall > 0 AND diverged_at IS NULL ORDER BY finished DESC LIMIT {PAGE}
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    with database.read() as db:
+        for problem, method, pace in db.execute(query):
+            found.setdefault((problem, method), []).append(pace)
+    return {name: float(np.median(paces[: PAGE // 20])) for name, paces in found.items()}
+
+
+def last_failures(database: Database, most: int) -> list[tuple[RunSpec, str]]:
+    """Runs that failed, with what was wrong; those that were added last come first."""
+    query = "SELECT spec, error FROM runs WHERE state = 'failed' ORDER BY id DESC LIMIT ?"
+    with database.read() as db:
+        rows = db.execute(query, (most,)).fetchall()
+    return [(RunSpec.from_json(spec), error or "") for spec, error in rows]
+
+
 def read_run(database: Database, key: str) -> Run | None:
     """The run with this key, if there is one."""
     with database.read() as db:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +85,7 @@ class Ranking:
         seeds: Those that each set must have.
         complete: The sets that have them all, best first.
         incomplete: The others, in the order of their hyperparameters.
+        dropped: How many further sets there are in shorter runs alone, as halving leaves them.
     """
 
     family: Family
@@ -92,6 +93,7 @@ class Ranking:
     seeds: tuple[int, ...]
     complete: tuple[Candidate, ...]
     incomplete: tuple[Candidate, ...]
+    dropped: int = 0
 
     @property
     def winner(self) -> Candidate | None:
@@ -150,13 +152,17 @@ def best_sets(
         and (steps is None or run.spec.steps == steps)
         and (seeds is None or run.spec.seed in seeds)
     )
-    longest: dict[tuple[object, ...], Ranking] = {}
+    alike: dict[tuple[object, ...], list[Ranking]] = {}
     for family, ranking in rankings(runs, seeds).items():
-        key = (family.problem, family.method, family.options)
-        other = longest.setdefault(key, ranking).family
-        if (family.rules, family.steps) > (other.rules, other.steps):
-            longest[key] = ranking
-    return list(longest.values())
+        alike.setdefault((family.problem, family.method, family.options), []).append(ranking)
+    return [_longest(found) for found in alike.values()]
+
+
+def _longest(found: Collection[Ranking]) -> Ranking:
+    """The ranking of the newest rules and the longest runs."""
+    longest = max(found, key=lambda ranking: (ranking.family.rules, ranking.family.steps))
+    sets = {one.hyper for ranking in found for one in (*ranking.complete, *ranking.incomplete)}
+    return replace(longest, dropped=len(sets) - len(longest.complete) - len(longest.incomplete))
 
 
 def _rank(

@@ -1,0 +1,137 @@
+"""``upgd watch``: a study while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.numbers import clock, count, short
+from upgd.cli.show import STUDY
+from upgd.study import Ledger
+from upgd.study.watching import Row, View, look
+
+LONGEST = 400
+"""Characters of a note."""
+LOOKS = 3
+"""How often in a row there must be nothing to do: a sweep adds runs after each of its rungs."""
+
+
+@app.command()
+@mistakes_are_one_line
+def watch(
+    study: STUDY,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One look, for scripts.")] = False,
+) -> None:
+    """Watch a study: progress, pace and time left of each method, and what failed.
+
+    Reads alone, while others work. Ends when nothing is left to do, or with Ctrl-C.
+    """
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        if as_json:
+            print(json.dumps(_facts(look(ledger), study)))
+        elif once:
+            out.print(frame(look(ledger), study))
+        else:
+            with suppress(KeyboardInterrupt):
+                _watch(ledger, study, every)
+
+
+def _watch(ledger: Ledger, study: Path, every: float) -> None:
+    idle = 0
+    view = look(ledger)
+    with Live(frame(view, study), console=out, auto_refresh=False) as live:
+        while True:
+            idle = 0 if view.total.to_do else idle + 1
+            if idle >= LOOKS:
+                return
+            time.sleep(every)
+            view = look(ledger)
+            live.update(frame(view, study), refresh=True)
+
+
+def frame(view: View, study: Path) -> Group:
+    """What is shown at one moment."""
+    table = Table(title=Text(printable(study)), expand=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("")
+    for name in ("done", "running", "steps/s", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    several = len({row.problem for row in view.rows}) > 1
+    for row in view.rows:
+        name = f"{row.problem} {row.method}" if several else row.method
+        table.add_row(*_cells(row, name))
+    if len(view.rows) > 1:
+        table.add_section()
+        table.add_row(*_cells(view.total, "all"))
+    return Group(table, *(_line(text, style) for text, style in _notes(view, study)))
+
+
+def _cells(row: Row, name: str) -> list[Any]:
+    over = row.runs - row.to_do
+    lost = [f"{row.counts[s]} {s}" for s in ("failed", "diverged") if row.counts.get(s)]
+    return [
+        Text(printable(name)),
+        ProgressBar(total=max(1, row.steps), completed=row.done, width=20),
+        f"{over}/{row.runs}",
+        str(row.counts.get("running", 0) or "-"),
+        short(row.pace) if row.pace else "-",
+        _left(row),
+        Text(", ".join(lost), style="yellow"),
+    ]
+
+
+def _left(row: Row) -> str:
+    if not row.to_do:
+        return "over"
+    return "-" if row.seconds_left is None else clock(row.seconds_left)
+
+
+def _notes(view: View, study: Path) -> list[tuple[str, str]]:
+    total, notes = view.total, []
+    for spec, error in view.failures:
+        text = error.splitlines()[0] if error else "no reason was given"
+        notes.append((f"failed: {spec.label()}: {text}", "red"))
+    left, waiting = total.counts.get("left", 0), total.to_do and not total.counts.get("running")
+    if left:
+        notes.append((f"{count(left, 'run')} left by processes that ended", "yellow"))
+    if waiting:
+        notes.append((f"nobody works on it; 'upgd resume {study}' does", "yellow"))
+    return notes
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(printable(text[:LONGEST]), style=style, overflow="fold")
+
+
+def _facts(view: View, study: Path) -> dict[str, Any]:
+    def facts(row: Row) -> dict[str, Any]:
+        return {
+            "problem": row.problem,
+            "method": row.method,
+            "counts": row.counts,
+            "steps": row.steps,
+            "steps_done": row.done,
+            "steps_per_second": row.pace,
+            "seconds_left": row.seconds_left,
+        }
+
+    return {
+        "study": str(study),
+        "methods": [facts(row) for row in view.rows],
+        "all": facts(view.total),
+        "failures": [{"run": spec.label(), "error": error} for spec, error in view.failures],
+    }

@@ -1,0 +1,129 @@
+"""How a study is getting on, for those who look at it from outside; nothing is written.
+
+What runs under way have done is told by their checkpoints, at most a minute old; before the first
+one, by how fast runs of the same method were that finished.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upgd.study.files import META
+from upgd.study.ledger import Ledger
+from upgd.study.queries import UnderWay
+from upgd.study.spec import RunSpec
+
+FAILURES = 3
+
+
+@dataclass
+class Row:
+    """The runs of one method.
+
+    Attributes:
+        problem: Which problem.
+        method: Which method.
+        counts: Runs by state; ``"left"`` are those that a process began and nobody holds.
+        steps: Of all runs.
+        done: Steps that are done, as far as it is known.
+        pace: Learner-steps per second of those under way; 0 where it is not known.
+    """
+
+    problem: str
+    method: str
+    counts: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    done: float = 0.0
+    pace: float = 0.0
+
+    @property
+    def runs(self) -> int:
+        """How many there are."""
+        return sum(self.counts.values())
+
+    @property
+    def to_do(self) -> int:
+        """How many are not over."""
+        return sum(self.counts.get(state, 0) for state in ("pending", "running", "left"))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this pace, where there is one."""
+        return (self.steps - self.done) / self.pace if self.pace > 0 and self.to_do else None
+
+
+@dataclass(frozen=True)
+class View:
+    """A study at one moment.
+
+    Attributes:
+        rows: One per problem and method.
+        failures: Some runs that failed, and why.
+    """
+
+    rows: list[Row]
+    failures: list[tuple[RunSpec, str]]
+
+    @property
+    def total(self) -> Row:
+        """All rows together."""
+        states = {state for row in self.rows for state in row.counts}
+        return Row(
+            "",
+            "all",
+            {state: sum(row.counts.get(state, 0) for row in self.rows) for state in states},
+            sum(row.steps for row in self.rows),
+            sum(row.done for row in self.rows),
+            sum(row.pace for row in self.rows),
+        )
+
+
+def look(ledger: Ledger) -> View:
+    """A study as it is now."""
+    rows: dict[tuple[str, str], Row] = {}
+    for part in ledger.parts():
+        row = rows.setdefault((part.problem, part.method), Row(part.problem, part.method))
+        row.counts[part.state] = part.runs
+        row.steps += part.steps
+        if part.state not in ("pending", "running"):
+            row.done += part.steps
+    _add_progress(rows, ledger.under_way(), ledger.paces(), ledger.path.parent / "checkpoints")
+    return View(list(rows.values()), ledger.failures(FAILURES))
+
+
+def _add_progress(
+    rows: dict[tuple[str, str], Row],
+    under_way: Iterable[UnderWay],
+    paces: dict[tuple[str, str], float],
+    folder: Path,
+) -> None:
+    for run in under_way:
+        name = (run.problem, run.method)
+        if name not in rows:
+            continue  # added since
+        row = rows[name]
+        step, seconds = progress(folder / f"{run.key}.npz")
+        row.done += min(step, run.steps)
+        if run.held:
+            row.pace += step / seconds if step and seconds > 0 else paces.get(name, 0.0)
+        elif row.counts.get("running", 0) > 0:
+            row.counts["running"] -= 1
+            row.counts["left"] = row.counts.get("left", 0) + 1
+
+
+def progress(path: Path) -> tuple[int, float]:
+    """The step and the seconds of work that a checkpoint tells of, without reading its arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{META}.npy") as file:
+            text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
+        facts: dict[str, Any] = json.loads(text)["meta"]
+        return int(facts["run"]["step"]), float(facts["wall"])
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        return 0, 0.0  # there is none yet, or it was replaced in this moment
