@@ -10,8 +10,10 @@ except ImportError as error:  # the library works without
 
 from upgd.cli import (  # noqa: F401  (they register their commands)
     best,
+    claims,
     data,
     demo,
+    reproduce,
     run,
     show,
     sweep,

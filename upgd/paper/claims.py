@@ -18,9 +18,11 @@ interval too wide to tell. A claim is as good as its worst statement.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from upgd.metrics import Interval, forgetting, loss_of_plasticity
 from upgd.paper.experiments import EXPERIMENTS, MAIN, title
-from upgd.paper.results import Results
+from upgd.paper.results import Results, load
 from upgd.paper.sets import METHODS
 from upgd.report.verdict import HOLDS, Parts, interval
 
@@ -503,6 +505,33 @@ def _figure_1(all_: All) -> list[Finding]:
     ]
 
 
+def _theorems(_: All) -> list[Finding]:
+    from torch import nn
+
+    from upgd.paper import theorems
+
+    exact = theorems.propagation()
+    conserved, _second = theorems.conservation(nn.ReLU, 8, 40)
+    bent, _second = theorems.conservation(nn.Tanh, 8, 40)
+    found = [
+        ("propagated utility is HesScale's (relative distance below 1e-8)", exact, exact < 1e-8),
+        ("first-order utility is conserved, ReLU (below 1e-9)", conserved, conserved < 1e-9),
+        ("and not for tanh (above 0.01)", bent, bent > 0.01),
+    ]
+    for protect, name in ((False, "N-UPGD"), (True, "UPGD")):
+        average, bound = theorems.bounded(protect)
+        text = f"{name}'s averaged squared gradient obeys its bound (share of it)"
+        found.append((text, average / bound, average < bound))
+    return [
+        Finding(text, Interval(value, value, value), YES if right else NO, points=False)
+        for text, value, right in found
+    ]
+
+
+def _ppo(_: All) -> list[Finding]:
+    return [Finding("Adam's return falls after its peak, AdaUPGD's does not", None, UNKNOWN)]
+
+
 CLAIMS: Sequence[Claim] = (
     Claim(
         2,
@@ -546,6 +575,7 @@ CLAIMS: Sequence[Claim] = (
         MAIN,
         _among_the_best,
     ),
+    Claim(9, "PPO: Adam's return falls with long training, AdaUPGD's improves", (), _ppo),
     Claim(
         10,
         "Toys: SGD loses plasticity in linear networks; UPGD is best; second order is better",
@@ -559,6 +589,7 @@ CLAIMS: Sequence[Claim] = (
         tuple(f"ablation-{name}" for name in MAIN),
         _ablation,
     ),
+    Claim(13, "Theorems: propagation, conservation, convergence", (), _theorems),
     Claim(
         14,
         "Figure 1: Adam hardly improves or falls below its restarts, UPGD-W does neither",
@@ -566,4 +597,42 @@ CLAIMS: Sequence[Claim] = (
         _figure_1,
     ),
 )
-"""Those that are judged from learning curves; 1, 9 and 13 are judged where they are computed."""
+"""All but the first, which :mod:`upgd.paper.utility_quality` computes and judges."""
+
+
+class Judged(NamedTuple):
+    """A claim with its statements and its verdict."""
+
+    number: int
+    text: str
+    findings: list[Finding]
+    verdict: Verdict
+
+
+def judge(places: Iterable[str | os.PathLike[str]]) -> list[Judged]:
+    """All fourteen, from studies' folders or folders of tables."""
+    folders = [Path(place) for place in places]
+    results = load(folders)
+    found = [_utility_quality(folders)]
+    for claim in CLAIMS:
+        findings = claim.check(results)
+        found.append(Judged(claim.number, claim.text, findings, worst(f.verdict for f in findings)))
+    return found
+
+
+def _utility_quality(places: Iterable[Path]) -> Judged:
+    from upgd.paper import utility_quality
+
+    findings: list[Finding] = []
+    for path in (p for place in places for p in sorted(place.rglob("correlations.csv.gz"))):
+        findings = [
+            Finding(
+                each.statement,
+                Interval(each.estimate, each.low, each.high),
+                YES if each.holds else NO,
+                points=False,
+            )
+            for each in utility_quality.claim(utility_quality.Results.load(path))
+        ]
+    text = "Second-order utility has the highest rank correlation with true utility throughout"
+    return Judged(1, text, findings, worst(f.verdict for f in findings))

@@ -11,6 +11,7 @@ an independence that is not there.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from upgd.optim import UPGD
-from upgd.utility import propagated_utility
+from upgd.utility import propagated_utility, weight_utility
 
 SMALLEST_GATE = 1 / (1 + math.e)  # 1 - φ(1)
 
@@ -55,6 +56,10 @@ def conservation(
     return float(first), float(second)
 
 
+def _loss(model: nn.Module, x: Tensor) -> Tensor:
+    return _cross_entropy(model(x))
+
+
 def _cross_entropy(output: Tensor) -> Tensor:
     return F.cross_entropy(output, torch.tensor([1]))
 
@@ -86,6 +91,54 @@ def sampled_upgd(
     # L = 1, σ_g² = 1, f(θ₁) = f*: only the second term is left.
     bound = lr**2 / (2 * lr * SMALLEST_GATE - lr**2)
     return float(np.mean(averages)), error, bound
+
+
+def propagation(networks: int = 30) -> float:
+    """The largest relative distance between propagated and HesScale utilities, biases included.
+
+    Over random 5-6-4-3 networks with ReLU, LeakyReLU and Tanh, one normal input each.
+    """
+    largest = 0.0
+    activations: list[Any] = [nn.ReLU, nn.LeakyReLU, nn.Tanh]
+    for seed in range(networks):
+        torch.manual_seed(seed)
+        activation = activations[seed % len(activations)]
+        model = nn.Sequential(
+            *(nn.Linear(5, 6), activation(), nn.Linear(6, 4), activation(), nn.Linear(4, 3))
+        ).double()
+        x = torch.randn(1, 5, dtype=torch.float64)
+        known = weight_utility(model, partial(_loss, model, x), "second")
+        found = propagated_utility(model, x, _cross_entropy)
+        for number, layer in zip((0, 2, 4), found, strict=True):
+            biases = layer.first_bias + layer.second_bias
+            pairs = ((layer.total, f"{number}.weight"), (biases, f"{number}.bias"))
+            largest = max(largest, *(_distance(a, known[name]) for a, name in pairs))
+    return largest
+
+
+def bounded(protect: bool, steps: int = 200, replicas: int = 5) -> tuple[float, float]:
+    """The averaged squared gradient of UPGD, or of N-UPGD, on a quadratic, and its bound.
+
+    ½Σaᵢθᵢ² with aᵢ from 0 to L = 1 in five dimensions, full gradients, noise 0.1; the step size is
+    half of what the theorem allows.
+    """
+    curvature = torch.linspace(0, 1, 5, dtype=torch.float64)
+    smallest = SMALLEST_GATE if protect else 1.0
+    lr, sigma = smallest, 0.1  # α < 2ρ̄/L
+    totals = []
+    for replica in range(replicas):
+        theta = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
+        opt = UPGD([theta], lr=lr, sigma=sigma, beta_utility=0.9, protect=protect, seed=replica)
+        total = 0.0
+        for _ in range(steps):
+            theta.grad = curvature * theta.detach()
+            total += float(theta.grad.square().sum())
+            opt.step()
+        totals.append(total / steps)
+    start = float(0.5 * (curvature * 4.0).sum())
+    slope = lr * smallest - 0.5 * lr**2
+    bound = (start / steps + 0.5 * lr**2 * 5 * sigma**2) / slope
+    return float(np.mean(totals)), bound
 
 
 def main() -> None:

@@ -1,0 +1,166 @@
+"""Figures and claims from the command line, on an experiment small enough for a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+pytest.importorskip("sklearn")
+
+from typer.testing import CliRunner
+
+from upgd.cli import app
+from upgd.paper import claims, experiments, figures, results
+from upgd.paper.experiments import Arm, Experiment
+from upgd.paper.figures import Figure, Panel
+from upgd.paper.sets import METHODS
+from upgd.report.paper import COLOURS, draw
+from upgd.study import Ledger, StudyError
+
+NAMES = ("sgdw", "upgd")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure of two methods on digits: tasks of 100 samples, points of 50."""
+    arms = (
+        Arm("sgdw", "SGDW", "sgdw", {"lr": 0.01, "weight_decay": 0.001}),
+        Arm("upgd", "UPGD-W", "upgd", experiments.best("input-permuted-mnist", "upgd")),
+    )
+    options = {"task_length": 100, "window": 50, "hidden": "8-6", "stride": 10}
+    experiment = Experiment("tiny", "label-permuted-digits", arms, 2, 4_000, options)
+    panels = (
+        Panel("tiny", "accuracy", NAMES),
+        Panel("tiny", "accuracy", NAMES, "Closer", "tasks"),
+        Panel("tiny", "plasticity", NAMES, kind="scatter"),
+        Panel("tiny", "zero_activations", NAMES, dashed="plasticity"),
+    )
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", experiment)  # type: ignore[arg-type]
+    figure = Figure("figtiny", "Two methods.", panels, 2)
+    monkeypatch.setitem(figures.FIGURES, "figtiny", figure)  # type: ignore[arg-type]
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_figure_from_nothing(tiny: None, tmp_path: Path) -> None:
+    command = ("reproduce", "figtiny", "--scale", "0.2", "--study", str(tmp_path))
+    first = run(*command)
+    assert first.exit_code == 0, first.output
+    assert "4 of 4 runs to do" in first.output
+    assert "time: about" in first.output
+    for suffix in ("png", "svg"):
+        assert f"figtiny.{suffix}" in first.output.replace("\n", "")
+    assert (tmp_path / "figtiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "UPGD-W" in (tmp_path / "figtiny.svg").read_text()
+    drawn = (tmp_path / "figtiny.svg").read_bytes()
+    table = tmp_path / "results" / "tiny" / "series.csv.gz"
+    kept = results.read(table, "tiny")
+    with Ledger.open(tmp_path, create=False, read_only=True) as ledger:
+        for found in ledger.runs():
+            series = ledger.series(found.key, "accuracy")
+            mine = kept.of(found.spec.method, "accuracy")[found.spec.seed]
+            np.testing.assert_allclose(mine, series, rtol=1e-4)
+            assert len(series) == 800 / 50
+    again = run(*command)
+    assert "0 of 4 runs to do" in again.output
+    assert (tmp_path / "figtiny.svg").read_bytes() == drawn
+
+
+def test_more_seeds_are_added(tiny: None, tmp_path: Path) -> None:
+    for seeds in ("1", "3"):
+        command = ("reproduce", "figtiny", "--scale", "0.05", "--seeds", seeds, "--format", "png")
+        assert run(*command, "--study", str(tmp_path), "--quiet").exit_code == 0
+    with Ledger.open(tmp_path, create=False, read_only=True) as ledger:
+        assert ledger.counts()["done"] == 6
+
+
+def test_a_plan_runs_nothing(tiny: None, tmp_path: Path) -> None:
+    shown = run("reproduce", "figtiny", "--dry-run", "--study", str(tmp_path / "x"))
+    assert "4 of 4 runs to do" in shown.output
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("fig9", "unknown figure 'fig9'"), ("fig2", "upgd.paper.utility_quality")],
+)
+def test_mistakes_are_told_in_one_line(name: str, says: str) -> None:
+    told = run("reproduce", name)
+    assert told.exit_code == 2
+    assert says in told.output.replace("\n", " ")
+
+
+def test_the_list_names_all() -> None:
+    shown = run("reproduce", "list").output
+    assert all(name in shown for name in figures.FIGURES)
+
+
+# ------------------------------------------------------------------------------- figures
+def made_up(name: str) -> results.Results:
+    rng = np.random.default_rng(0)
+    metrics = [*figures.AXES][:-2]
+    experiment = experiments.EXPERIMENTS[name]
+    arms = [arm.name for arm in experiment.arms if arm.name not in experiment.twins()]
+    series = {
+        metric: {arm: {s: rng.uniform(0.2, 0.9, 300) for s in range(3)} for arm in arms}
+        for metric in metrics
+    }
+    return results.Results(name, int(experiment.options.get("window", 0)) or 2_500, series)
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
+    figure = figures.FIGURES[name]
+    found = {each: made_up(each) for each in figure.experiments}
+    assert draw(figure, found, tmp_path / "x.svg") == []
+    text = (tmp_path / "x.svg").read_text()
+    for panel in figure.panels:
+        assert figures.AXES[panel.metric].split(" (")[0] in text
+    with pytest.raises(StudyError, match="nothing to draw"):
+        draw(figure, {}, tmp_path / "y.svg")
+
+
+def test_a_figure_says_what_it_lacks(tmp_path: Path) -> None:
+    figure = figures.FIGURES["fig6"]
+    some = made_up("label-permuted-emnist")
+    fewer = {m: {a: x for a, x in arms.items() if a != "pgd"} for m, arms in some.series.items()}
+    part = results.Results(some.name, some.window, fewer)
+    lacking = draw(figure, {some.name: part}, tmp_path / "x.png")
+    assert "label-permuted-cifar10" in lacking
+    assert "label-permuted-emnist: pgd" in lacking
+
+
+def test_every_arm_has_a_colour() -> None:
+    for figure in figures.FIGURES.values():
+        for panel in figure.panels:
+            assert set(panel.arms) <= COLOURS.keys()
+    assert len({COLOURS[method] for method in METHODS}) == len(METHODS)
+
+
+# -------------------------------------------------------------------------------- claims
+def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = tuple(c for c in claims.CLAIMS if c.number != 13)  # which computes for seconds
+    monkeypatch.setattr(claims, "CLAIMS", quick)
+    shown = json.loads(run("claims", str(tmp_path), "--json").output)
+    assert [claim["number"] for claim in shown] == [1, *(c.number for c in quick)]
+    assert {claim["verdict"] for claim in shown} == {"not enough data"}
+    told = run("claims", str(tmp_path / "nowhere"))
+    assert told.exit_code == 2
+    assert "is no folder" in told.output
+    page = run("claims", str(tmp_path), "--markdown").output
+    assert page.count("\n|") == len(quick) + 2
+    assert "S-EWC decays" in run("claims", str(tmp_path), "--details").output
+
+
+def test_theorems_hold() -> None:
+    [theorems] = [c for c in claims.CLAIMS if c.number == 13]
+    found = theorems.check({})
+    assert [finding.verdict for finding in found] == [claims.YES] * 5

@@ -1,0 +1,75 @@
+"""``upgd claims``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from upgd.cli.app import app, mistakes_are_one_line, out
+from upgd.paper.claims import NO, YES, Judged, judge, shown
+
+STYLES = {YES: "green", NO: "red"}
+
+
+@app.command()
+@mistakes_are_one_line
+def claims(
+    places: Annotated[
+        list[Path], typer.Argument(help="Studies, or folders of tables such as docs/results.")
+    ],
+    details: Annotated[
+        bool, typer.Option("--details", help="Every statement with its statistic.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table for a page.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Judge the paper's claims by what has been run, at whatever scale that is."""
+    for place in places:
+        if not place.is_dir():
+            raise ValueError(f"{place} is no folder; give a study or a folder of results")
+    found = judge(places)
+    if as_json:
+        print(json.dumps([_plain(claim) for claim in found]))
+    elif markdown:
+        print("\n".join(table(found)))
+    else:
+        _print(found, details)
+
+
+def table(found: list[Judged]) -> list[str]:
+    """The claims as lines of Markdown."""
+    lines = ["| | claim | statements that hold | verdict |", "|---:|---|---:|---|"]
+    for claim in found:
+        lines.append(f"| {claim.number} | {claim.text} | {_count(claim)} | {claim.verdict} |")
+    return lines
+
+
+def _count(claim: Judged) -> str:
+    sure = sum(finding.verdict == YES for finding in claim.findings)
+    return f"{sure} of {len(claim.findings)}" if claim.findings else "-"
+
+
+def _print(found: list[Judged], details: bool) -> None:
+    grid = Table("", "claim", "holds", "verdict")
+    for claim in found:
+        style = STYLES.get(claim.verdict, "yellow")
+        verdict = f"[{style}]{claim.verdict}[/{style}]"
+        grid.add_row(str(claim.number), claim.text, _count(claim), verdict, end_section=details)
+        for finding in claim.findings if details else ():
+            style = STYLES.get(finding.verdict, "yellow")
+            line = f"  {finding.statement}: {shown(finding)}".replace("[", r"\[")
+            grid.add_row("", line, "", f"[{style}]{finding.verdict}[/{style}]")
+    out.print(grid)
+
+
+def _plain(claim: Judged) -> dict[str, object]:
+    findings = [
+        {"statement": f.statement, "found": f.found and list(f.found), "verdict": f.verdict}
+        for f in claim.findings
+    ]
+    plain = {"number": claim.number, "claim": claim.text, "verdict": claim.verdict}
+    return {**plain, "statements": findings}

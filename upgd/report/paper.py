@@ -1,0 +1,249 @@
+"""Draw the paper's figures from results."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd import metrics
+from upgd.paper.experiments import EXPERIMENTS, MAIN, title
+from upgd.paper.figures import AXES, SHORT, Figure, Panel
+from upgd.paper.results import Results
+from upgd.paper.sets import METHODS
+from upgd.study import StudyError, write_atomically
+
+COLOURS = {
+    "upgd": "#0072b2", "n-upgd": "#56b4e9", "shrink-and-perturb": "#009e73", "pgd": "#7a9a01",
+    "sgdw": "#5a5a5a", "adamw": "#d55e00", "s-ewc": "#cc79a7", "s-mas": "#882255",
+    "s-si": "#e69f00", "s-rwalk": "#8c564b", "adam": "#d55e00", "adam-restarts": "#5a5a5a",
+    "sgd": "#9a9a9a", "sgd+wd": "#5a5a5a", "sgd+wp": "#7a9a01", "sgd+wd+wp": "#009e73",
+    "upgd-wd": "#cc79a7", "upgd-wp": "#e69f00", "upgd-ug": "#882255", "sgd+ug": "#56b4e9",
+}  # fmt: skip
+"""One colour per arm in every figure, told apart by those who do not see red and green."""
+SIZE = (3.6, 2.9)
+FEW = 2
+
+
+def draw(figure: Figure, results: Mapping[str, Results], path: Path) -> list[str]:
+    """Draw a figure; returns what it lacks.
+
+    Args:
+        figure: Which.
+        results: By experiment.
+        path: Where it is written, atomically; the suffix chooses the format.
+
+    Raises:
+        StudyError: There is nothing to draw, matplotlib is missing, or it cannot write that format.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    missing = _missing(figure, results)
+    if not any(name in results for name in figure.experiments):
+        raise StudyError(f"nothing to draw for {figure.name}: no run of {missing[0]} is done")
+    columns = min(figure.columns, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    heat = any(panel.kind == "heat" for panel in figure.panels)
+    size = (
+        (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
+    )
+    picture, grid = plt.subplots(
+        *(rows, columns), figsize=(size[0], size[1] + 0.45), layout="constrained", squeeze=False
+    )
+    for axes, panel in zip(grid.flat, figure.panels, strict=False):
+        _panel(axes, panel, results)
+    for axes in grid.flat[len(figure.panels) :]:
+        axes.set_visible(False)
+    _legend(picture, grid)
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
+        try:
+            kind = path.suffix[1:].lower() or "png"
+            stamp = {"Date": None} if kind == "svg" else {}
+            picture.savefig(content, dpi=150, format=kind, metadata=stamp)
+        except ValueError as error:
+            raise StudyError(f"cannot write {path}: {error}") from None
+        finally:
+            plt.close(picture)
+    write_atomically(path, content.getvalue())
+    return missing
+
+
+def _missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
+    """Experiments and arms that have no results."""
+    found: list[str] = []
+    for panel in figure.panels:
+        for name in MAIN if panel.kind == "heat" else (panel.experiment,):
+            twins = EXPERIMENTS[name].twins()
+            wanted = [twins.get(arm, arm) for arm in panel.arms]
+            there = results[name].arms if name in results else ()
+            if not there:
+                found.append(name)
+            else:
+                found += [f"{name}: {arm}" for arm in wanted if arm not in there]
+    return list(dict.fromkeys(found))
+
+
+def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
+    if panel.kind == "heat":
+        _heat(axes, panel, results)
+        return
+    found = results.get(panel.experiment)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(panel.title, fontsize=10)
+    if found is None:
+        axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    {"curves": _curves, "tasks": _closer, "scatter": _scatter}[panel.kind](axes, panel, found)
+
+
+def _curves(axes: Any, panel: Panel, results: Results) -> None:
+    """Mean over seeds and standard error, against tasks."""
+    for arm, name in _arms(panel):
+        for metric, style in ((panel.metric, "-"), (panel.dashed, "--")):
+            curves = results.by_task(_twin(panel, arm), metric)
+            if metric and curves:
+                label = name if style == "-" else None
+                values = _stack(curves)
+                _line(axes, np.arange(1, values.shape[1] + 1), values, arm, style, label)
+    points = _per_point(panel, results)
+    x_name = "Task number" if points == 1 else f"Points of {points} tasks"
+    axes.set(xlabel=x_name, ylabel=AXES.get(panel.metric, panel.metric))
+
+
+def _per_point(panel: Panel, results: Results) -> int:
+    """Tasks per value."""
+    from upgd.streams import get
+
+    length = get(EXPERIMENTS[panel.experiment].problem).task_length or results.window
+    return max(1, results.window // length)
+
+
+def _line(
+    axes: Any, x: NDArray[Any], values: NDArray[Any], arm: str, style: str, label: str | None
+) -> None:
+    with np.errstate(invalid="ignore"):
+        mean = np.nanmean(values, 0)
+    colour = COLOURS.get(arm, "black")
+    axes.plot(x, mean, style, color=colour, label=label, linewidth=1.3)
+    if len(values) > 1:
+        error = metrics.standard_error(values)
+        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
+
+
+def _closer(axes: Any, panel: Panel, results: Results) -> None:
+    """The first tasks and the last, side by side, at the resolution of windows."""
+    options = EXPERIMENTS[panel.experiment].options
+    per_task = int(options.get("task_length", results.window)) // results.window
+    for arm, name in _arms(panel):
+        curves = results.of(arm, panel.metric)
+        if not curves:
+            continue
+        values = _stack(curves)
+        tasks = values.shape[1] // per_task
+        part = FEW * per_task
+        x = np.arange(part) / per_task
+        _line(axes, x, values[:, :part], arm, "-", name)
+        if tasks > FEW:
+            last = values[:, (tasks - FEW) * per_task : tasks * per_task]
+            _line(axes, x + FEW + 0.3, last, arm, "-", None)
+            axes.set_xticks(
+                [0.5, 1.5, FEW + 0.8, FEW + 1.8], ["1", "2", str(tasks - 1), str(tasks)]
+            )
+    axes.axvspan(FEW, FEW + 0.3, color="0.9", linewidth=0)
+    axes.set(xlabel="Task", ylabel=AXES[panel.metric])
+
+
+def _scatter(axes: Any, panel: Panel, results: Results) -> None:
+    """Means of the last 100 tasks, a point per arm."""
+    for arm, name in _arms(panel):
+        pair = [results.of(arm, metric) for metric in ("plasticity", "accuracy")]
+        if all(pair):
+            means = [np.array([float(c[-100:].mean()) for c in curves.values()]) for curves in pair]
+            errors = [float(metrics.standard_error(m)) if len(m) > 1 else 0.0 for m in means]
+            x, y = (float(m.mean()) for m in means)
+            axes.errorbar(
+                *(x, y), xerr=errors[0], yerr=errors[1], fmt="o", color=COLOURS[arm], label=name
+            )
+    axes.set(xlabel="Average plasticity", ylabel="Average online accuracy")
+
+
+def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
+    """A number per problem and method; blue is good."""
+    table = np.full((len(MAIN), len(METHODS)), np.nan)
+    for i, name in enumerate(MAIN):
+        for j, method in enumerate(METHODS):
+            table[i, j] = _overall(results.get(name), method, panel.metric)
+    largest = max(float(np.nanmax(np.abs(table))), 1e-9) if not np.isnan(table).all() else 1.0
+    axes.imshow(table, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
+    for i, j in np.ndindex(table.shape):
+        value = table[i, j]
+        text = "-" if np.isnan(value) else f"{100 * value:.1f}".replace("-", "−")
+        dark = not np.isnan(value) and abs(value) > 0.6 * largest
+        axes.text(j, i, text, ha="center", va="center", fontsize=8, color="w" if dark else "k")
+    axes.set_xticks(range(len(METHODS)), [title(m) for m in METHODS], rotation=30, ha="right")
+    axes.set_yticks(range(len(MAIN)), [SHORT[name] for name in MAIN])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(AXES[panel.metric], fontsize=10)
+
+
+def _overall(results: Results | None, method: str, metric: str) -> float:
+    if results is None:
+        return float("nan")
+    of = "accuracy" if metric == "forgetting" else "plasticity"
+    curves = results.of(method, of)
+    try:
+        if metric == "forgetting":
+            values = [metrics.forgetting(curve) for curve in curves.values()]
+        else:
+            window = results.window
+            values = [metrics.loss_of_plasticity(curve, window) for curve in curves.values()]
+    except ValueError:  # too short
+        return float("nan")
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _arms(panel: Panel) -> list[tuple[str, str]]:
+    """Names and titles; an arm that is another one says so."""
+    experiment = EXPERIMENTS[panel.experiment]
+    twins = experiment.twins()
+    titles = {arm.name: arm.title for arm in experiment.arms}
+    found = []
+    for name in panel.arms:
+        same = twins.get(name)
+        found.append((name, f"{titles[name]} (is {titles[same]})" if same else titles[name]))
+    return found
+
+
+def _twin(panel: Panel, arm: str) -> str:
+    return EXPERIMENTS[panel.experiment].twins().get(arm, arm)
+
+
+def _stack(curves: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+    shortest = min(map(len, curves.values()))
+    return np.stack([curve[:shortest] for curve in curves.values()])
+
+
+def _legend(picture: Any, grid: Any) -> None:
+    """One legend for all axes."""
+    known: dict[str, Any] = {}
+    for axes in grid.flat:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            known.setdefault(name, handle)
+    if known:
+        columns = max(1, min(len(known), int(picture.get_figwidth() / 1.35)))
+        picture.legend(
+            *(list(known.values()), list(known)), loc="outside lower center", ncols=columns,
+            frameon=False, fontsize=8,
+        )  # fmt: skip
