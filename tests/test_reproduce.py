@@ -69,15 +69,9 @@ def test_a_figure_from_nothing(tiny: None, tmp_path: Path) -> None:
             mine = kept.of(found.spec.method, "accuracy")[found.spec.seed]
             np.testing.assert_allclose(mine, series, rtol=1e-4)
             assert len(series) == 800 / 50
-    again = run(*command)
-    assert "0 of 4 runs to do" in again.output
+    assert run(*command, "--quiet").exit_code == 0  # nothing is left to do
     assert (tmp_path / "figtiny.svg").read_bytes() == drawn
-
-
-def test_more_seeds_are_added(tiny: None, tmp_path: Path) -> None:
-    for seeds in ("1", "3"):
-        command = ("reproduce", "figtiny", "--scale", "0.05", "--seeds", seeds, "--format", "png")
-        assert run(*command, "--study", str(tmp_path), "--quiet").exit_code == 0
+    assert run(*command, "--quiet", "--seeds", "3", "--format", "png").exit_code == 0
     with Ledger.open(tmp_path, create=False, read_only=True) as ledger:
         assert ledger.counts()["done"] == 6
 
@@ -110,13 +104,22 @@ def made_up(name: str) -> results.Results:
     experiment = experiments.EXPERIMENTS[name]
     arms = [arm.name for arm in experiment.arms if arm.name not in experiment.twins()]
     series = {
-        metric: {arm: {s: rng.uniform(0.2, 0.9, 300) for s in range(3)} for arm in arms}
+        metric: {arm: {s: rng.uniform(0.2, 0.9, 240) for s in range(3)} for arm in arms}
         for metric in metrics
     }
     return results.Results(name, int(experiment.options.get("window", 0)) or 2_500, series)
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SOME else pytest.mark.slow)
+        for name in figures.FIGURES
+    ],
+)
 def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
     figure = figures.FIGURES[name]
     found = {each: made_up(each) for each in figure.experiments}
