@@ -13,6 +13,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     claims,
     data,
     demo,
+    report,
     reproduce,
     run,
     show,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.report.colours import LIGHT, style
 from upgd.study import StudyError, write_atomically
 
 MANY = 20  # lines that a legend can name
@@ -51,7 +52,7 @@ def draw_curves(
         StudyError: matplotlib is not installed, or cannot write that format.
     """
     plt = pyplot()
-    colours: dict[str, str] = {}
+    families: dict[str, dict[str, str]] = {}
     many = len(curves) > MANY
     names = {Curve(*item).family for item in curves.values()} if many else curves
     longest = max(len(name) for name in names) + (0 if many else 12)
@@ -59,23 +60,24 @@ def draw_curves(
     below = -(-len(names) // columns) if len(names) > 6 else 0  # rows of a legend under the axes
     size = (6.5, 4 + 0.17 * below)
     figure, axes = plt.subplots(figsize=size, layout="constrained")
-    for name, item in curves.items():
+    for number, (name, item) in enumerate(curves.items()):
         window, values, family = Curve(*item)
         x = window * (np.arange(values.shape[1]) + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # windows without a value stay empty
             mean = np.nanmean(values, 0)
         if many:
-            colour = colours.setdefault(family, f"C{len(colours) % 10}")
-            (line,) = axes.plot(x, mean, color=colour, linewidth=0.6, alpha=0.6)
+            look = families.setdefault(family, _look(len(families)))
+            axes.plot(x, mean, **look, linewidth=0.6, alpha=0.6)
             continue
         seeds = f"{len(values)} seed" + ("s" if len(values) > 1 else "")
-        (line,) = axes.plot(x, mean, label=plain(f"{name} ({seeds})"))
+        look = _look(number)
+        axes.plot(x, mean, **look, label=plain(f"{name} ({seeds})"))
         if len(values) > 1:
             error = metrics.standard_error(values)
-            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=line.get_color())
-    for family, colour in colours.items():
-        axes.plot([], [], color=colour, label=plain(family))
+            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=look["color"], lw=0)
+    for family, look in families.items():
+        axes.plot([], [], **look, label=plain(family))
     ylabel = metric.replace("_", " ").capitalize()
     axes.set(xlabel="Samples", ylabel=plain(ylabel), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
@@ -84,6 +86,12 @@ def draw_curves(
     else:
         axes.legend(frameon=False, fontsize=8)
     save(figure, path)
+
+
+def _look(number: int) -> dict[str, str]:
+    """The colour and the dash of a line, as on pages."""
+    colour, dash = style(number)
+    return {"color": LIGHT[colour], "linestyle": ("-", "--", ":", "-.")[dash]}
 
 
 def pyplot() -> Any:
@@ -105,12 +113,15 @@ def pyplot() -> Any:
 def save(figure: Any, path: Path) -> None:
     """Write a figure atomically, in the format that the suffix says, and close it.
 
+    Texts of an SVG stay texts, which can be searched and edited.
+
     Raises:
         StudyError: There is no such format, or the file cannot be written.
     """
     content = io.BytesIO()
     try:
-        figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")
+        with pyplot().rc_context({"svg.fonttype": "none"}):
+            figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")
     except ValueError as error:
         raise StudyError(f"cannot write {path}: {error}") from None
     finally:

@@ -1,0 +1,556 @@
+"""A study as one page with interactive figures: one file that needs no network.
+
+Every text is escaped here, and the numbers of the figures travel as base64. The page's policy lets
+no script run but the two that are put into it, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd import metrics
+from upgd.report.colours import DARK, DASHES, LIGHT, css, style
+from upgd.report.sections import (
+    FIRST,
+    Arm,
+    Line,
+    Numbers,
+    Section,
+    mean,
+    numbers,
+    sentences,
+    tally,
+    thin,
+)
+from upgd.study import Result, Run, StudyError
+
+ASSETS = Path(__file__).parent / "assets"
+POINTS = 2000
+"""Of a line; beyond, points are means of several windows."""
+SEEDS = 40
+"""Lines of single seeds in a figure; beyond, there are bands alone."""
+ROWS = 200
+"""Of a table."""
+WORDS = 1000
+"""Characters of the reason for which a run failed."""
+
+WHITE = f"""--ink: #1c1e21; --soft: #5a6068; --paper: #ffffff; --rule: #d9dce1; --edge: #767c85;
+  --hover: #eef1f5; --link: #0b57a4; {css(LIGHT)}"""
+BLACK = f"""--ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b; --rule: #363b42; --edge: #868d96;
+  --hover: #24282e; --link: #8ec5ff; {css(DARK)}"""
+PAPERS = f"""
+:root {{ color-scheme: light; {WHITE} }}
+@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ color-scheme: dark;
+  {BLACK} }} }}
+:root[data-theme="dark"] {{ color-scheme: dark; {BLACK} }}
+"""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One of the paper's claims as this study bears on it.
+
+    Attributes:
+        number: Its number.
+        text: What it says.
+        verdict: Whether it holds.
+        statements: What it comes to: statement, what was found, verdict.
+    """
+
+    number: int
+    text: str
+    verdict: str
+    statements: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is on the page; every text is plain.
+
+    Attributes:
+        title: The heading.
+        sections: The results.
+        claims: Those that the study has data for.
+        other_claims: What the others say.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    claims: Sequence[Judged] = ()
+    other_claims: Sequence[str] = ()
+
+
+def render(report: Report) -> str:
+    """The page as HTML.
+
+    Raises:
+        StudyError: plotly is not installed.
+    """
+    scripts = [_script(_plotly()), _script((ASSETS / "report.js").read_text("utf-8"))]
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    title = escape(report.title)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{PAPERS}{(ASSETS / "report.css").read_text("utf-8")}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the results</a>
+<header><h1>{title}</h1><button type="button" id="theme" hidden>Dark colours</button></header>
+<main id="main" tabindex="-1">
+{_summary(report)}
+{_join(_section(n, section, report) for n, section in enumerate(report.sections))}
+{_claims(report)}
+{_failures(report.sections)}
+{_provenance(report.sections)}
+</main>
+<script type="application/json" id="data">{embedded(_data(report))}</script>
+<script>{scripts[0]}</script>
+<script>{scripts[1]}</script>
+</body>
+</html>
+"""
+
+
+# ----------------------------------------------------------------------------- scripts
+def embedded(content: Any) -> str:
+    r"""JSON that may stand inside a script element whatever its strings hold.
+
+    Example:
+        >>> print(embedded(["</script>", "a & b"]))
+        ["\u003c/script\u003e","a \u0026 b"]
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII alone
+    return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
+
+
+def packed(values: NDArray[np.floating]) -> dict[str, str]:
+    """Numbers as the page reads them: exactly, and not as long as decimals.
+
+    Example:
+        >>> packed(np.array([1.0], np.float32))
+        {'type': 'f4', 'data': 'AACAPw=='}
+    """
+    kind = "f4" if values.dtype == np.float32 else "f8"
+    content = np.ascontiguousarray(values, f"<{kind}").tobytes()
+    return {"type": kind, "data": base64.b64encode(content).decode()}
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise StudyError("reports need plotly: pip install 'upgd[report]'") from None
+    return str(get_plotlyjs())
+
+
+def _script(text: str) -> str:
+    """A script that does not end before its end tag, as a browser reads it."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return re.sub("<(?=/script|script|!--)", r"\\x3c", text, flags=re.IGNORECASE)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data(report: Report) -> dict[str, Any]:
+    return {"sections": [_section_data(section) for section in report.sections]}
+
+
+def _section_data(section: Section) -> dict[str, Any]:
+    arms = []
+    for n, arm in enumerate(section.arms[: section.drawn]):
+        colour, dash = style(n)
+        arms.append({"name": arm.name, "colour": colour, "dash": DASHES[dash]})
+    figures = [
+        {
+            "title": _title(metric),
+            "file": re.sub(r"[^\w-]+", "-", f"{section.problem}-{metric}"),
+            "lines": [_line_data(n, line, _shows_seeds(lines)) for n, line in lines.items()],
+        }
+        for metric, lines in section.lines.items()
+    ]
+    return {"arms": arms, "figures": figures}
+
+
+def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
+    samples, values, _ = thin(line, POINTS)
+    several = len(values) > 1
+    with np.errstate(invalid="ignore", over="ignore"):  # a series may hold infinities
+        error = metrics.standard_error(values) if several else np.full(len(samples), np.nan)
+    return {
+        "arm": arm,
+        "seeds": line.seeds,
+        "shown": shown and several,
+        "samples": packed(samples),
+        "mean": packed(mean(values, 0)),
+        "error": packed(error),
+        "values": packed(values if shown else values[:0]),
+    }
+
+
+def _shows_seeds(lines: Mapping[int, Line]) -> bool:
+    return sum(len(line.seeds) for line in lines.values()) <= SEEDS
+
+
+# ---------------------------------------------------------------------------- sections
+def _summary(report: Report) -> str:
+    runs = [run for section in report.sections for arm in section.arms for run in arm.runs]
+    methods = len({run.spec.method for run in runs})
+    several = f"{methods} method" + ("s" if methods > 1 else "")
+    problems = list(dict.fromkeys(section.problem for section in report.sections))
+    where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"
+    told = [f"<p>{escape(f'{several} on {where}, {tally(runs)}.')}</p>"]
+    if len(report.sections) > 1:
+        links = (
+            f'<li><a href="#section-{n}">{escape(_heading(section, report.sections))}</a></li>'
+            for n, section in enumerate(report.sections)
+        )
+        told.append(f'<nav aria-label="Sections"><ul>{_join(links)}</ul></nav>')
+    return "\n".join(told)
+
+
+def _heading(section: Section, among: Sequence[Section]) -> str:
+    told = f"{section.problem}, {_count(section.steps)} samples"
+    several = len({other.rules for other in among}) > 1
+    return f"{told}, version {section.rules} of the rules" if several else told
+
+
+def _section(number: int, section: Section, report: Report) -> str:
+    told = [f'<p class="result">{escape(text)}</p>' for text in sentences(section)]
+    metrics_ = list(section.lines)
+    first = [n for n, metric in enumerate(metrics_) if metric in FIRST] or list(range(1))
+    rest = [n for n in range(len(metrics_)) if n not in first]
+    parts = [_figure(number, section, n, main=n == first[0]) for n in first if metrics_]
+    if rest:
+        more = _join(_figure(number, section, n) for n in rest)
+        what = escape(", ".join(_title(metrics_[n]).lower() for n in rest))
+        parts.append(f"<details><summary>Diagnostics: {what}</summary>{more}</details>")
+    heading = escape(_heading(section, report.sections))
+    return f"""<section aria-labelledby="section-{number}">
+<h2 id="section-{number}">{heading}</h2>
+{_join(told)}
+{_tools(number, section) if metrics_ else ""}
+{_join(parts)}
+{_other_settings(section)}
+</section>"""
+
+
+def _tools(number: int, section: Section) -> str:
+    """Buttons that show and hide methods, and their seeds."""
+    buttons = []
+    for n, arm in enumerate(section.arms[: section.drawn]):
+        colour, dash = style(n)
+        gaps = ("", "7 4", "2 3", "7 3 2 3")[dash]
+        buttons.append(
+            f'<button type="button" aria-pressed="true" data-section="{number}" data-arm="{n}" '
+            f'style="--line: var(--c{colour})"><svg viewBox="0 0 30 12" aria-hidden="true">'
+            f'<line x1="0" x2="30" y1="6" y2="6" stroke-dasharray="{gaps}"/></svg>'
+            f"<span>{escape(arm.name)}</span></button>"
+        )
+    if any(_shows_seeds(lines) and _many(lines) for lines in section.lines.values()):
+        buttons.append(
+            '<button type="button" class="seeds" aria-pressed="false" '
+            f'data-section="{number}">Each seed</button>'
+        )
+    hint = (
+        "Buttons show and hide lines. Drag to zoom, double-click for all; on a figure that has "
+        "the focus, + and − zoom, arrows move, 0 shows all."
+    )
+    return f"""<div class="tools" role="group" aria-label="Lines of the figures" hidden>
+{_join(buttons)}</div>
+<p class="note keys">{hint}</p>
+<noscript><p>The figures need scripts; the tables do not.</p></noscript>"""
+
+
+def _figure(number: int, section: Section, figure: int, main: bool = False) -> str:
+    metric = list(section.lines)[figure]
+    lines = section.lines[metric]
+    title = escape(_title(metric))
+    label = f"{title} over samples, a line per method; the table below has its numbers"
+    caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
+    table = _numbers(section, metric)
+    if not main:
+        table = f"<details><summary>Numbers: {title.lower()}</summary>{table}</details>"
+    return f"""<h3>{title}</h3>
+<div class="plot" tabindex="0" role="group" aria-label="{label}" data-section="{number}" \
+data-figure="{figure}"></div>
+<p class="soft">{caption}{escape(_thinning(lines))}</p>
+{table}"""
+
+
+def _many(lines: Mapping[int, Line]) -> bool:
+    return any(len(line.seeds) > 1 for line in lines.values())
+
+
+def _thinning(lines: Mapping[int, Line]) -> str:
+    told = ""
+    factors = {thin(line, POINTS).factor for line in lines.values()} - {1}
+    if factors:
+        each = " or ".join(map(str, sorted(factors)))
+        told += f" Each point is a mean of {each} windows, so that there are {POINTS} at most."
+    if not _shows_seeds(lines):
+        told += f" Seeds are not drawn one by one: there are more than {SEEDS} lines."
+    return told
+
+
+def _numbers(section: Section, metric: str) -> str:
+    """A row per method that is drawn."""
+    lines = section.lines[metric]
+    long = any(line.values.shape[1] >= 4 for line in lines.values())
+    early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
+    header = ["method", "mean over the run", late, "change [95%]", "seeds"]
+    rows = [_row(section.arms[number], numbers(line)) for number, line in lines.items()]
+    told = (
+        "Mean ± standard error over the seeds that are done; the change is from the "
+        f"{early} to the {late} of the run, with its 95% interval over seeds."
+    )
+    return f'{_table(_title(metric), header, rows)}\n<p class="soft">{told}</p>'
+
+
+def _row(arm: Arm, found: Numbers) -> list[str]:
+    over = " ± ".join(_alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
+    return [arm.name, over, *_alike(found.late), _change(found.change), _fates(arm)]
+
+
+def _fates(arm: Arm) -> str:
+    """What became of an arm's runs."""
+    told = {state: arm.count(state) for state in ("diverged", "failed")}
+    told["not done"] = arm.count("pending", "running")
+    rest = ", ".join(f"{count} {what}" for what, count in told.items() if count)
+    return f"{arm.count('done')} done" + (f", {rest}" if rest else "")
+
+
+def _change(found: metrics.Interval | None) -> str:
+    if found is None or math.isnan(found.estimate):
+        return "–"
+    estimate, low, high = _alike(*found)
+    told = f"+{estimate}" if found.estimate > 0 else estimate
+    return told if math.isnan(found.low) else f"{told} [{low}, {high}]"
+
+
+def _other_settings(section: Section) -> str:
+    """Those that are not drawn: without a run that is done, or worse than their method's best."""
+    rest = section.arms[section.drawn :]
+    if not rest:
+        return ""
+    rows = []
+    for arm in rest[:ROWS]:
+        values = [
+            run.result.summary[section.metric]
+            for run in arm.runs
+            if run.state == "done" and run.result and section.metric in run.result.summary
+        ]
+        rows.append([arm.name, *_alike(float(np.mean(values or [np.nan]))), _fates(arm)])
+    header = ["setting", f"mean {section.metric}", "seeds"]
+    caption = "Settings that are not drawn" + _cut(len(rest), "settings")
+    table = _table(caption, header, rows)
+    return f"<details><summary>{_count(len(rest))} more settings</summary>{table}</details>"
+
+
+# ------------------------------------------------------------------------------ claims
+def _claims(report: Report) -> str:
+    if not (report.claims or report.other_claims):
+        return ""
+    found = [_claim(claim) for claim in report.claims]
+    if not found:
+        found = ["<p>None of the paper's claims is about these runs.</p>"]
+    if report.other_claims:
+        items = _join(f"<li>{escape(text)}</li>" for text in report.other_claims)
+        found.append(
+            "<details><summary>Claims for which this study has no runs</summary>"
+            f"<ul>{items}</ul></details>"
+        )
+    return f"<section><h2>Claims of the paper</h2>\n{_join(found)}</section>"
+
+
+def _claim(claim: Judged) -> str:
+    told = f"{claim.number}. {claim.text}: "
+    rows = [statement for statement in claim.statements if statement[1] != "-"]
+    header = ["statement", "found [95%]", "verdict"]
+    table = _table(f"Claim {claim.number}", header, rows, "text", long={0})
+    rest = len(claim.statements) - len(rows)
+    more = f'<p class="soft">{rest} more statements have no data here.</p>' if rest else ""
+    return (
+        f'<details><summary>{escape(told)}<span class="verdict">{escape(claim.verdict)}</span>'
+        f"</summary>{table}{more}</details>"
+    )
+
+
+# -------------------------------------------------------------------------- provenance
+def _failures(sections: Sequence[Section]) -> str:
+    lost = [
+        (section, arm, run)
+        for section in sections
+        for arm in section.arms
+        for run in arm.runs
+        if run.state in ("failed", "diverged") or run.error
+    ]
+    if not lost:
+        return ""
+    rows = [
+        [arm.name, section.problem, str(run.spec.seed), run.state, _reason(run)]
+        for section, arm, run in lost[:ROWS]
+    ]
+    header = ["method", "problem", "seed", "state", "reason"]
+    caption = "Runs that failed or diverged; they are in no mean" + _cut(len(lost), "runs")
+    table = _table(caption, header, rows, "text", long={4})
+    return f"<section><h2>What went wrong</h2>\n{table}</section>"
+
+
+def _reason(run: Run) -> str:
+    if run.state == "diverged" and run.result is not None:
+        return f"the loss was not finite at step {run.result.diverged_at}"
+    text = (run.error or "").strip()
+    return text if len(text) <= WORDS else text[:WORDS] + " …"
+
+
+def _provenance(sections: Sequence[Section]) -> str:
+    rows = [row for section in sections for arm in section.arms for row in _sources(section, arm)]
+    header = ["method", "problem", "steps", "hyperparameters", "options", "seeds", "rules"]
+    header += ["engine", "device", "versions", "machine", "time of a run", "begun", "ended"]
+    caption = "Specifications, and where they were run" + _cut(len(rows), "rows")
+    table = _table(caption, header, rows[:ROWS], "text", long={3, 5, 9})
+    results = [r.result for s in sections for arm in s.arms for r in arm.runs if r.result]
+    work = _times(results)
+    when = f", from {work[1]} to {work[2]}" if "–" not in work else ""
+    return f"""<section><h2>Where these numbers come from</h2>
+<p>{escape(f"{len(results)} finished runs{when}.")}
+The study's ledger has every number: <code>upgd export</code> writes it as CSV.</p>
+<details><summary>Specifications, engines and versions</summary>{table}</details>
+</section>"""
+
+
+def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
+    """A row for each way in which an arm's runs were run."""
+    ways: dict[tuple[str, ...], list[Run]] = {}
+    for run in arm.runs:
+        ways.setdefault(_way(run), []).append(run)
+    for way, runs in ways.items():
+        results = [run.result for run in runs if run.result is not None]
+        seeds = ", ".join(str(run.spec.seed) for run in sorted(runs, key=lambda r: r.spec.seed))
+        hyper = " ".join(f"{name}={value:g}" for name, value in arm.setting.hyper)
+        options = " ".join(f"{name}={value}" for name, value in arm.setting.options)
+        spec = [arm.setting.method, section.problem, str(section.steps), hyper, options or "–"]
+        yield [*spec, seeds, str(section.rules), *way, *_times(results)]
+
+
+def _times(results: Sequence[Result]) -> list[str]:
+    """The longest run, when the first began and when the last ended."""
+    if not results:
+        return ["–"] * 3
+    begun, ended = min(r.started or math.inf for r in results), max(r.finished for r in results)
+    return [_duration(max(r.wall for r in results)), _time(begun), _time(ended)]
+
+
+def _way(run: Run) -> tuple[str, ...]:
+    if run.result is None:
+        return (run.state, "–", "–", "–")
+    versions = ", ".join(f"{name} {version}" for name, version in run.result.versions.items())
+    host = ", ".join(str(value) for value in run.result.host.values())
+    device = f"{run.result.device}, {run.result.dtype}"
+    return (run.result.engine, device, versions or "–", host or "–")
+
+
+# ------------------------------------------------------------------------------- parts
+def _table(
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    kind: str = "",
+    long: Collection[int] = (),
+) -> str:
+    """A table that scrolls by itself where it is too wide; a row's first cell is its name."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    body = []
+    for row in rows:
+        cells = [
+            f"<td{_long(n, long)}>{escape(cell)}</td>" for n, cell in enumerate(row[1:], start=1)
+        ]
+        name = f'<th scope="row"{_long(0, long)}>{escape(row[0])}</th>'
+        body.append(f"<tr>{name}{''.join(cells)}</tr>")
+    label = escape(caption.split(":")[0])
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="{label}">
+<table class="{kind}"><caption>{escape(caption)}</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{_join(body)}
+</tbody></table></div>"""
+
+
+def _long(column: int, long: Collection[int]) -> str:
+    return ' class="long"' if column in long else ""
+
+
+def _join(parts: Iterable[str]) -> str:
+    return "\n".join(parts)
+
+
+def _cut(count: int, what: str) -> str:
+    return f" (the first {ROWS} of {_count(count)} {what})" if count > ROWS else ""
+
+
+def _title(metric: str) -> str:
+    return metric.replace("_", " ").capitalize()
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _alike(*values: float) -> list[str]:
+    """Numbers with four decimals; with none where they are large, with powers where they are tiny.
+
+    Example:
+        >>> _alike(0.25, -0.00001), _alike(12345.6, 7), _alike(-1e-5), _alike(math.nan)
+        (['0.2500', '−0.0000'], ['12346', '7'], ['−1e-05'], ['–'])
+    """
+    size = max((abs(value) for value in values if math.isfinite(value)), default=0)
+    form = ".4f" if size == 0 or 1e-3 <= size < 1e3 else ".0f" if 1e3 <= size < 1e6 else ".4g"
+    return [
+        f"{x:{form}}".replace("-", "−", int(x < 0)) if math.isfinite(x) else "–" for x in values
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """
+    Example:
+        >>> _duration(7.25), _duration(400), _duration(9000)
+        ('7.2 s', '6.7 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _time(seconds: float) -> str:
+    """
+    Example:
+        >>> _time(0), _time(1e9)
+        ('–', '2001-09-09 01:46 UTC')
+    """
+    if not 0 < seconds < math.inf:
+        return "–"
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

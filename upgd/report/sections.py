@@ -1,0 +1,285 @@
+"""What a report tells of a study, read from its ledger: a section per problem and length."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd import metrics
+from upgd.report import tables, verdict
+from upgd.report.tables import Group
+from upgd.streams import PROBLEMS
+from upgd.study import Ledger, Run
+from upgd.study.queries import Kept
+
+FIRST = ("accuracy", "loss", "plasticity", "offline_accuracy")
+"""The metrics that come first, in this order; the others are diagnostics."""
+DRAWN = 10
+"""Of more settings only each method's best is drawn."""
+COMPARED = 6
+"""Up to so many lines the sentence about trends is readable."""
+
+
+class Line(NamedTuple):
+    """A metric of one arm over time.
+
+    Attributes:
+        window: Samples per value.
+        seeds: Of the runs that are done.
+        values: A row per seed, a column per window.
+    """
+
+    window: int
+    seeds: tuple[int, ...]
+    values: NDArray[np.float32]
+
+
+class Thinned(NamedTuple):
+    """Means of so many windows each, and the sample at which each of them ends."""
+
+    samples: NDArray[np.float64]
+    values: NDArray[np.float32]
+    factor: int
+
+
+class Numbers(NamedTuple):
+    """A metric of one arm over seeds; an interval of one seed is not a number."""
+
+    mean: float
+    error: float
+    late: float
+    change: metrics.Interval | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        name: What it is called.
+        setting: What its runs have in common.
+        runs: All of them, whatever became of them.
+    """
+
+    name: str
+    setting: Group
+    runs: Sequence[Run]
+
+    def count(self, *states: str) -> int:
+        """How many of its runs are in one of these states."""
+        return sum(run.state in states for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs on one problem that are equally long and follow the same rules.
+
+    Attributes:
+        problem: Its name.
+        steps: Samples of each run.
+        rules: The version of the rules.
+        arms: Those that are drawn first, then all others.
+        drawn: How many are drawn.
+        lines: By metric and number of the arm, what is drawn.
+    """
+
+    problem: str
+    steps: int
+    rules: int
+    arms: Sequence[Arm]
+    drawn: int
+    lines: Mapping[str, Mapping[int, Line]]
+
+    @property
+    def metric(self) -> str:
+        """What methods are compared by."""
+        return "accuracy" if "accuracy" in self.lines else "loss"
+
+
+def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
+    """The sections of a report.
+
+    Args:
+        ledger: Where the series are.
+        runs: What is reported on.
+        only: Metrics to choose; all of them if there are none.
+    """
+    found: dict[tuple[str, int, int], list[Run]] = {}
+    for run in runs:
+        spec = run.spec
+        found.setdefault((spec.problem, spec.steps, spec.rules), []).append(run)
+    return [_section(ledger, *key, some, only) for key, some in found.items()]
+
+
+def _section(
+    ledger: Ledger,
+    problem: str,
+    steps: int,
+    rules: int,
+    runs: Sequence[Run],
+    only: Collection[str],
+) -> Section:
+    groups: dict[Group, list[Run]] = {key: [] for key in tables.group(runs)}
+    for run in runs:
+        groups.setdefault(tables.setting(run.spec), []).append(run)
+    names = tables.names(groups)
+    drawn = [k for k, some in groups.items() if any(run.state == "done" for run in some)]
+    if len(drawn) > DRAWN:
+        best = tables.best_settings({key: _finished(groups[key]) for key in drawn})
+        drawn = [key for key in drawn if key in best]
+        names |= {k: f"{names[k]}, best of {n}" for k, n in best.items() if n > 1}
+    order = [*drawn, *(key for key in groups if key not in set(drawn))]
+    arms = [Arm(names[key], key, groups[key]) for key in order]
+    lines = _lines(ledger, arms[: len(drawn)], only)
+    return Section(problem, steps, rules, arms, len(drawn), lines)
+
+
+def _finished(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.result is not None]
+
+
+def _lines(
+    ledger: Ledger, arms: Sequence[Arm], only: Collection[str]
+) -> dict[str, dict[int, Line]]:
+    """By metric, those that come first at first, and number of the arm."""
+    place = {
+        run.key: (number, run.spec.seed)
+        for number, arm in enumerate(arms)
+        for run in arm.runs
+        if run.state == "done"
+    }
+    kept: dict[str, dict[int, list[tuple[int, Kept]]]] = {}
+    for series in ledger.each_series(only or None, place):
+        number, seed = place[series.key]
+        if len(series.values):
+            kept.setdefault(series.metric, {}).setdefault(number, []).append((seed, series))
+    order = [*(m for m in FIRST if m in kept), *sorted(kept.keys() - set(FIRST))]
+    return {
+        metric: {number: _line(kept[metric][number]) for number in sorted(kept[metric])}
+        for metric in order
+    }
+
+
+def _line(found: Sequence[tuple[int, Kept]]) -> Line:
+    shortest = min(len(series.values) for _, series in found)
+    ordered = sorted(found, key=lambda pair: pair[0])
+    values = np.stack([series.values[:shortest] for _, series in ordered])
+    return Line(found[0][1].window, tuple(seed for seed, _ in ordered), values)
+
+
+def thin(line: Line, most: int) -> Thinned:
+    """A line with `most` points or fewer: means of consecutive windows.
+
+    Example:
+        >>> line = Line(10, (0,), np.array([[1.0, 3.0, 4.0, 6.0, 9.0]], np.float32))
+        >>> thin(line, 3)
+        Thinned(samples=array([20., 40., 50.]), values=array([[2., 5., 9.]], dtype=float32), \
+factor=2)
+    """
+    windows = line.values.shape[1]
+    factor = -(-windows // most)
+    ends = np.minimum(factor * np.arange(1, -(-windows // factor) + 1), windows)
+    samples = (ends * line.window).astype(np.float64)
+    if factor == 1:
+        return Thinned(samples, line.values, 1)
+    filled = np.full((len(line.values), factor * len(ends)), np.nan)
+    filled[:, :windows] = line.values
+    means = mean(filled.reshape(len(filled), -1, factor), 2)
+    return Thinned(samples, means.astype(np.float32), factor)
+
+
+def mean(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
+    """A mean of what is a number; where nothing is, neither is the mean.
+
+    Example:
+        >>> mean(np.array([[1.0, np.nan], [3.0, np.nan]]), 0)
+        array([ 2., nan])
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmean(np.asarray(values, np.float64), axis))
+
+
+def numbers(line: Line) -> Numbers:
+    """A line in a few numbers: over the run, its last part, and its change."""
+    tasks = line.values.shape[1]
+    early, late = (line.values[:, part.start : part.stop] for part in verdict.Parts.of(tasks))
+    over, first, last = (mean(values, 1) for values in (line.values, early, late))
+    with np.errstate(invalid="ignore"):  # a series may hold infinities
+        error = float(metrics.standard_error(over)) if len(over) > 1 else float("nan")
+        change = metrics.mean_interval(last - first) if tasks > 1 else None
+    return Numbers(float(over.mean()), error, float(last.mean()), change)
+
+
+# ------------------------------------------------------------------------------ sentences
+def sentences(section: Section) -> Iterator[str]:
+    """What a section shows: who ends ahead, and who improved."""
+    found = section.lines.get(section.metric, {})
+    if not found:
+        yield "No run is done, so there is nothing to compare."
+        return
+    if not _comparable(section, found):
+        yield _by_mean(section, found)
+        return
+    unit = _unit(section, next(iter(found.values())).window)
+    curves = {
+        section.arms[number].name: dict(zip(line.seeds, line.values.astype(float), strict=True))
+        for number, line in found.items()
+    }
+    tasks = min(line.values.shape[1] for line in found.values())
+    late = verdict.Parts.of(tasks).late
+    ends = {name: verdict.accuracy(seeds, late).estimate for name, seeds in curves.items()}
+    two = sorted(curves, key=lambda name: -ends[name])[:2]
+    yield verdict.headline({name: curves[name] for name in two}, two[0], unit)
+    if len(curves) <= COMPARED and tasks > 1:
+        yield verdict.trends(curves, unit)
+
+
+def _comparable(section: Section, found: Mapping[int, Line]) -> bool:
+    """Whether these are accuracies of the same windows, without a gap."""
+    whole = all(np.isfinite(line.values).all() for line in found.values())
+    return section.metric == "accuracy" and whole and len({x.window for x in found.values()}) == 1
+
+
+def _unit(section: Section, window: int) -> str:
+    """What a window is called."""
+    spec = section.arms[0].setting
+    known = PROBLEMS.get(section.problem)
+    length = dict(spec.options).get("task_length", known.task_length if known else None)
+    return "task" if length == window else "window"
+
+
+def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
+    means = {n: numbers(line).mean for n, line in found.items()}
+    sign = -1 if section.metric == "accuracy" else 1
+    order = sorted((n for n in means if np.isfinite(means[n])), key=lambda n: sign * means[n])
+    if not order:
+        return f"No run has a finite {section.metric}."
+    first, *rest = (f"{section.arms[n].name} ({means[n]:.4g})" for n in order[:2])
+    what = "highest" if sign < 0 else "lowest"
+    after = f", before {rest[0]}" if rest else ""
+    return f"{first} has the {what} mean {section.metric} over the run{after}."
+
+
+def tally(runs: Iterable[Run]) -> str:
+    """How many runs there are and what became of them.
+
+    Example:
+        >>> tally([])
+        'no runs'
+    """
+    counts = Counter(run.state for run in runs)
+    total = sum(counts.values())
+    if not total:
+        return "no runs"
+    told = f"{total} run" + ("s" if total > 1 else "")
+    if set(counts) == {"done"}:
+        return f"{told}, all done"
+    states = ("done", "diverged", "failed", "running", "pending")
+    return told + ": " + ", ".join(f"{counts[s]} {s}" for s in states if counts[s])
