@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +16,101 @@ from upgd.cli.numbers import clock, count, short
 from upgd.cli.working import Work
 from upgd.study import Ledger, Run, RunSpec, forecast, halving
 from upgd.study.ledger import NAME
+from upgd.study.search import Space
+from upgd.study.selection import Family
 from upgd.study.sweeps import OVER, Sweep
 
 
+@dataclass
+class Amount:
+    """What is to be done.
+
+    Attributes:
+        sets: By method, how many.
+        runs: In all.
+        left: Those that are not over.
+        steps: Of those, all together.
+        rungs: Of halving, how many sets of each method run for how many steps.
+    """
+
+    sets: dict[str, int]
+    runs: int = 0
+    left: int = 0
+    steps: int = 0
+    rungs: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, runs: int, over: int, steps: int) -> None:
+        """Count so many runs of so many steps each."""
+        left = max(0, runs - over)
+        self.runs += runs
+        self.left += left
+        self.steps += left * steps
+
+
+def known_runs(folder: Path, plan: Sweep) -> list[Run]:
+    """What a study has of a sweep's methods; nothing where there is no study yet."""
+    if not (folder / NAME).exists():
+        return []
+    with Ledger.open(folder, create=False, read_only=True) as ledger:
+        return [run for run in ledger.runs(problem=plan.problem) if run.spec.method in plan.sets]
+
+
+def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
+    """All sets at full length."""
+    amount, over = Amount(_sizes(plan)), _over(known)
+    specs = plan.specs()
+    amount.add(len(specs), sum(spec.key in over for spec in specs), plan.steps)
+    return amount
+
+
+def halving_amount(plan: Sweep, known: Iterable[Run], eta: int, window: int) -> Amount:
+    """The rungs; which sets will reach the later ones is not known yet, only how many."""
+    amount, over = Amount(_sizes(plan), rungs=halving.schedule(plan, eta, window)), _over(known)
+    for steps, sizes in amount.rungs.items():
+        done = Counter(spec.method for spec in plan.specs(steps) if spec.key in over)
+        for method, size in sizes.items():
+            amount.add(size * len(plan.seeds), done[method], steps)
+    return amount
+
+
+def search_amount(
+    plan: Sweep, known: Iterable[Run], spaces: Mapping[str, Space], sets: int
+) -> Amount:
+    """So many sets of each method that lie between the values of the grid."""
+    amount = Amount(dict.fromkeys(plan.sets, sets))
+    runs = [run for run in known if run.state in OVER and run.spec.seed in plan.seeds]
+    for method, space in spaces.items():
+        family = plan.family(method)
+        mine = [tuple(run.spec.hyper.items()) for run in runs if Family.of(run) == family]
+        amount.add(sets * len(plan.seeds), len(space.searched(mine)), plan.steps)
+    return amount
+
+
+def _sizes(plan: Sweep) -> dict[str, int]:
+    return {method: len(sets) for method, sets in plan.sets.items()}
+
+
+def _over(known: Iterable[Run]) -> set[str]:
+    return {run.key for run in known if run.state in OVER}
+
+
 def show_outlook(
-    folder: Path,
-    plan: Sweep,
-    how: Work,
-    eta: int | None,
-    search: int | None,
-    window: int,
-    as_json: bool,
+    folder: Path, plan: Sweep, how: Work, known: list[Run], amount: Amount, as_json: bool
 ) -> None:
     """Print what a sweep would take."""
-    known = _known(folder, plan)
-    over = {run.key for run in known if run.state in OVER}
-    total, left, left_steps, rungs = _amount(plan, over, eta, search, window)
+    over = _over(known)
     specs = [spec for spec in plan.specs() if spec.key not in over] or plan.specs()
     facts: dict[str, Any] = {
         "study": str(folder),
-        "sets": {name: search or len(mine) for name, mine in plan.sets.items()},
+        "sets": amount.sets,
         "seeds": len(plan.seeds),
-        "runs": total,
-        "to_do": left,
-        "learner_steps": left_steps,
-        "rungs": {str(steps): sizes for steps, sizes in rungs.items()},
+        "runs": amount.runs,
+        "to_do": amount.left,
+        "learner_steps": amount.steps,
+        "rungs": {str(steps): sizes for steps, sizes in amount.rungs.items()},
     }
-    if left:
-        facts |= _costs(specs, known, how, total, left_steps)
+    if amount.left:
+        facts |= _costs(specs, known, how, amount)
     if as_json:
         print(json.dumps(facts))
         return
@@ -48,54 +118,16 @@ def show_outlook(
         out.print(printable(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def _known(folder: Path, plan: Sweep) -> list[Run]:
-    if not (folder / NAME).exists():
-        return []
-    with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return [run for run in ledger.runs(problem=plan.problem) if run.spec.method in plan.sets]
-
-
-def _amount(
-    plan: Sweep, over: set[str], eta: int | None, search: int | None, window: int
-) -> tuple[int, int, int, dict[int, dict[str, int]]]:
-    """Runs in all, those to do, their steps, and of halving the rungs.
-
-    Of rungs and of a search it is not known yet which sets they will run: runs that are over are
-    counted off as far as they are of the first rung's sets.
-    """
-    seeds = len(plan.seeds)
-    if search:
-        runs = search * seeds * len(plan.sets)
-        return runs, runs, runs * plan.steps, {}
-    if not eta:
-        specs = plan.specs()
-        left = sum(spec.key not in over for spec in specs)
-        return len(specs), left, left * plan.steps, {}
-    rungs = halving.schedule(plan, eta, window)
-    total = left = left_steps = 0
-    for steps, sizes in rungs.items():
-        every = plan.specs(steps)
-        for method, size in sizes.items():
-            done = sum(spec.method == method and spec.key in over for spec in every)
-            total += size * seeds
-            missing = max(0, size * seeds - done)
-            left += missing
-            left_steps += missing * steps
-    return total, left, left_steps, rungs
-
-
-def _costs(
-    specs: list[RunSpec], known: list[Run], how: Work, total: int, steps: int
-) -> dict[str, Any]:
+def _costs(specs: list[RunSpec], known: list[Run], how: Work, amount: Amount) -> dict[str, Any]:
     pace = forecast.pace(specs, known, how.device, how.engine, how.data_dir)
     room = forecast.room(specs, how.device, how.engine, how.data_dir)
     return {
-        "seconds": steps / pace.rate,
+        "seconds": amount.steps / pace.rate,
         "steps_per_second": pace.rate,
         "pace": pace.source,
         "runs_at_a_time": room.runs,
         "memory_bytes": room.stack,
-        "ledger_bytes": room.ledger * total,
+        "ledger_bytes": room.ledger * amount.runs,
         "checkpoint_bytes": room.checkpoint * room.runs,
     }
 

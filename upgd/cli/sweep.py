@@ -14,7 +14,13 @@ from upgd.cli.app import app, err, mistakes_are_one_line, printable
 from upgd.cli.arguments import all_methods, seed_list, whole
 from upgd.cli.best import pairs, show_best
 from upgd.cli.numbers import count
-from upgd.cli.outlook import show_outlook
+from upgd.cli.outlook import (
+    halving_amount,
+    known_runs,
+    search_amount,
+    show_outlook,
+    whole_amount,
+)
 from upgd.cli.run import _check_length
 from upgd.cli.working import CHECKPOINT, DATA_DIR, DEVICE, ENGINE, QUIET, Work, do_work, end
 from upgd.paper.grids import sets as all_sets
@@ -112,6 +118,8 @@ def sweep(
     points = {name: _steps_per_point(plan, name, data_dir, device) for name in names}
     folder = study if study is not None else Path("studies") / row.name
     spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
+    if search:
+        searches.check(spaces)
     how = Work(
         data_dir=data_dir,
         device=device,
@@ -120,7 +128,13 @@ def sweep(
         checkpoint_seconds=checkpoint_seconds,
     )
     if dry_run:
-        show_outlook(folder, plan, how, halving, search, points[names[0]], as_json)
+        known = known_runs(folder, plan)
+        amount = whole_amount(plan, known)
+        if halving:
+            amount = halving_amount(plan, known, halving, points[names[0]])
+        elif search:
+            amount = search_amount(plan, known, spaces, search)
+        show_outlook(folder, plan, how, known, amount, as_json)
         return
     say = _silent if quiet else _say
     with Ledger.open(folder) as ledger:

@@ -176,6 +176,27 @@ def next_sets(
     return found
 
 
+def check(spaces: Mapping[str, Space]) -> None:
+    """Raise unless these can be searched.
+
+    Raises:
+        StudyError: Optuna is not installed, or a space has nothing to search.
+    """
+    _optuna()
+    for method, space in spaces.items():
+        if all(axis.is_fixed for axis in space.axes):
+            raise StudyError(f"{method} has one set here; there is nothing to search")
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise StudyError("--search needs optuna: pip install 'upgd[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
 def propose(space: Space, ranking: Ranking, count: int, seed: int) -> list[Hyper]:
     """So many sets that are worth trying, other than those of the ranking.
 
@@ -188,8 +209,7 @@ def propose(space: Space, ranking: Ranking, count: int, seed: int) -> list[Hyper
     Raises:
         StudyError: Optuna is not installed, or the space has nothing to search.
     """
-    if all(axis.is_fixed for axis in space.axes):
-        raise StudyError(f"{ranking.family.method} has one set here; there is nothing to search")
+    check({ranking.family.method: space})
     study, distributions = _study(space, ranking, seed)
     taken = {one.hyper for one in (*ranking.complete, *ranking.incomplete)}
     found: list[Hyper] = []
@@ -205,11 +225,7 @@ def propose(space: Space, ranking: Ranking, count: int, seed: int) -> list[Hyper
 
 
 def _study(space: Space, ranking: Ranking, seed: int) -> tuple[Any, dict[str, Any]]:
-    try:
-        import optuna
-    except ImportError:
-        raise StudyError("--search needs optuna: pip install 'upgd[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna = _optuna()
     distributions: dict[str, Any] = {
         axis.name: optuna.distributions.FloatDistribution(axis.start, axis.high, log=True)
         for axis in space.axes
