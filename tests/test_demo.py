@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from upgd.report import verdict
 from upgd.report.chart import line_chart
 from upgd.report.page import Page, render
 from upgd.study import Ledger, Result, Series, StudyError
-from upgd.study.processes import work_in_processes
+from upgd.study.driver import drive
+from upgd.study.pools import LocalPool
 
 ROOT = Path(__file__).parents[1]
 VOID = {"meta"}
@@ -264,5 +266,9 @@ def test_a_worker_tells_what_is_wrong(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add(demo_module.specs([0], 500))
     (tmp_path / "checkpoints").touch()
-    with pytest.raises(StudyError, match="cannot keep checkpoints"):
-        work_in_processes(tmp_path, 1)
+    with (
+        Ledger.open(tmp_path) as ledger,
+        closing(LocalPool(1)) as pool,
+        pytest.raises(StudyError, match="cannot keep checkpoints"),
+    ):
+        drive(ledger, pool)

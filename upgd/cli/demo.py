@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,8 @@ from upgd.report.page import Page, render
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
-from upgd.study.processes import work_in_processes
+from upgd.study.driver import drive
+from upgd.study.pools import LocalPool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally
@@ -263,9 +264,8 @@ def _work(
     """All runs at once where the compiled path is installed, else in several processes."""
     where = {"key": [spec.key for spec in left]}
     if not has_dense_path("cpu"):
-        return work_in_processes(
-            study, min(workers, len(left)), where=where, on_progress=on_progress
-        )
+        with Ledger.open(study) as ledger, closing(LocalPool(min(workers, len(left)))) as pool:
+            return drive(ledger, pool, where=where, engine="eager", on_progress=on_progress)
     before = torch.get_num_threads()
     torch.set_num_threads(workers)
     try:

@@ -10,7 +10,18 @@ import typer
 from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
-from upgd.cli.working import CHECKPOINT, DATA_DIR, DEVICE, ENGINE, QUIET, Work, do_work, end
+from upgd.cli.working import (
+    CHECKPOINT,
+    DATA_DIR,
+    DEVICE,
+    ENGINE,
+    ON,
+    QUIET,
+    WORKERS,
+    Work,
+    do_work,
+    end,
+)
 from upgd.engine import Setting
 from upgd.streams import check
 from upgd.streams import get as get_problem
@@ -52,6 +63,8 @@ def run(
     quiet: QUIET = False,
     as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
     checkpoint_seconds: CHECKPOINT = None,
+    on: ON = "local",
+    workers: WORKERS = 1,
 ) -> None:
     """Run methods on a problem; what the study has already is not run again."""
     row = get_problem(problem)
@@ -85,7 +98,7 @@ def run(
     with Ledger.open(folder) as ledger:
         ledger.add(specs)
         keys = [spec.key for spec in specs]
-        how = Work(data_dir, device, engine, quiet, checkpoint_seconds)
+        how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
         tally = do_work(ledger, keys, how)
         if not quiet:
             show_study(ledger, folder, as_json, set(keys))
@@ -102,13 +115,16 @@ def resume(
     retry: Annotated[bool, typer.Option("--retry", help="Also try failed runs again.")] = False,
     quiet: QUIET = False,
     checkpoint_seconds: CHECKPOINT = None,
+    on: ON = "local",
+    workers: WORKERS = 1,
 ) -> None:
     """Finish what a study has begun."""
     with Ledger.open(study, create=False) as ledger:
         if retry:
             check_device(device)
             ledger.retry_failed()
-        tally = do_work(ledger, None, Work(data_dir, device, engine, quiet, checkpoint_seconds))
+        how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
+        tally = do_work(ledger, None, how)
         if not quiet:
             show_study(ledger, study, False)
     end(tally)

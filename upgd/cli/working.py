@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from upgd.cli.app import err, printable
 from upgd.study import Ledger
+from upgd.study.backlog import ENGINES
+from upgd.study.driver import drive
+from upgd.study.pools import Pool, make_pool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally, work
@@ -69,8 +72,12 @@ def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
     where = None if keys is None else {"key": list(keys)}
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     tally = Tally()
-    with _terminated_as_interrupted(), _progress(total, how.quiet) as on_progress:
-        for do in _workers(how.engine, None if how.quiet else _note):
+    with (
+        _workers(how, None if how.quiet else _note) as workers,
+        _terminated_as_interrupted(),  # after Ray, which sees to SIGTERM in its own way
+        _progress(total, how.quiet) as on_progress,
+    ):
+        for do in workers:
             part = do(
                 ledger,
                 data_dir=how.data_dir,
@@ -108,17 +115,31 @@ def _note(text: str) -> None:
     err.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _workers(engine: str, on_note: Callable[[str], None] | None) -> list[Callable[..., Tally]]:
-    """What does the work; the eager engine takes what the batched one cannot."""
-    stacks = partial(work_stacks, on_note=on_note)
-    engines: dict[str, list[Callable[..., Tally]]] = {
-        "auto": [stacks, work],
-        "batched": [stacks],
-        "eager": [work],
-    }
-    if engine not in engines:
-        raise ValueError(f"engine is one of {', '.join(engines)}; got {engine!r}")
-    return engines[engine]
+@contextmanager
+def _workers(
+    how: Work, on_note: Callable[[str], None] | None
+) -> Iterator[list[Callable[..., Tally]]]:
+    """What does the work: this process, or a pool."""
+    if how.engine not in ENGINES:
+        raise ValueError(f"engine is one of {', '.join(ENGINES)}; got {how.engine!r}")
+    if how.on == "local" and how.workers == 1:
+        stacks = partial(work_stacks, on_note=on_note)
+        # The eager engine takes what the batched one cannot.
+        engines: dict[str, list[Callable[..., Tally]]]
+        engines = {"auto": [stacks, work], "batched": [stacks], "eager": [work]}
+        yield engines[how.engine]
+        return
+    pool = make_pool(how.on, how.workers, how.device)
+    try:
+        yield [partial(_drive, pool, how.engine, on_note)]
+    finally:
+        pool.close()
+
+
+def _drive(
+    pool: Pool, engine: str, on_note: Callable[[str], None] | None, ledger: Ledger, **given: Any
+) -> Tally:
+    return drive(ledger, pool, engine=engine, on_note=on_note, **given)
 
 
 def end(tally: Tally) -> None:

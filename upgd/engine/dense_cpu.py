@@ -17,7 +17,10 @@ from upgd.engine.layout import ALIGN, Layout
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """How many this process may use; the variable ``UPGD_THREADS`` can say less."""
+    told = os.environ.get("UPGD_THREADS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system

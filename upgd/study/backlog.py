@@ -48,11 +48,13 @@ class Group:
         key: What they have in common.
         engine: ``"batched"``, or ``"eager"`` where they cannot be in a stack.
         specs: The runs, oldest first.
+        total: How many there were before some were taken.
     """
 
     key: Any
     engine: str
     specs: deque[RunSpec]
+    total: int = 0
 
     def first(self, count: int) -> list[RunSpec]:
         """The oldest ones."""
@@ -113,6 +115,7 @@ class Backlog:
                 key = (spec.key, key)
             group = self._groups.setdefault(key, Group(key, engine, deque()))
             group.specs.append(spec)
+            group.total += 1
             if self._once:
                 self._tried.add(spec.key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -135,6 +136,24 @@ def save_checkpoint(
     ...     load_checkpoint(Path(folder) / "c.npz")
     ({'w': array([0, 1, 2])}, {'step': 7})
     """
+    write_atomically(path, _writer(arrays, meta))
+
+
+def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
+    """The bytes that :func:`save_checkpoint` would write.
+
+    >>> unpack_checkpoint(pack_checkpoint({"w": np.arange(3)}, {"step": 7}))
+    ({'w': array([0, 1, 2])}, {'step': 7})
+    """
+    file = io.BytesIO()
+    _writer(arrays, meta)(file)
+    return file.getvalue()
+
+
+def _writer(
+    arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+) -> Callable[[BinaryIO], None]:
+    """Writes a checkpoint to an open file; what cannot be in one is refused at once."""
     for name, array in arrays.items():
         if not name or name == META:
             raise ValueError(f"an array of a checkpoint cannot be called {name!r}")
@@ -158,7 +177,7 @@ def save_checkpoint(
                 with archive.open(info, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
-    write_atomically(path, write)
+    return write
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -171,18 +190,53 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            head = json.loads(_member(archive, META).tobytes())
-            if head["format"] != FORMAT:
-                raise ValueError(f"its format is {head['format']!r}")
-            if head["version"] != VERSION:
-                raise ValueError(f"its version is {head['version']}, this upgd reads {VERSION}")
-            return {name: _member(archive, name) for name in head["names"]}, head["meta"]
+        return _read(path)
     except Exception as error:  # a damaged archive can fail in any layer
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint of upgd ({error}); "
             "remove it and the run starts anew"
         ) from error
+
+
+def unpack_checkpoint(content: bytes) -> Checkpoint:
+    """Read the arrays and facts that :func:`pack_checkpoint` packed.
+
+    Raises:
+        CheckpointError: If they are truncated, damaged or foreign.
+    """
+    try:
+        return _read(io.BytesIO(content))
+    except Exception as error:
+        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
+
+
+def checkpoint_facts(content: bytes) -> dict[str, Any]:
+    """The facts of a packed checkpoint alone; the arrays are not looked at.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            facts: dict[str, Any] = _head(archive)["meta"]
+            return facts
+    except Exception as error:
+        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
+
+
+def _read(file: Path | io.BytesIO) -> Checkpoint:
+    with zipfile.ZipFile(file) as archive:
+        head = _head(archive)
+        return {name: _member(archive, name) for name in head["names"]}, head["meta"]
+
+
+def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
+    head: dict[str, Any] = json.loads(_member(archive, META).tobytes())
+    if head["format"] != FORMAT:
+        raise ValueError(f"its format is {head['format']!r}")
+    if head["version"] != VERSION:
+        raise ValueError(f"its version is {head['version']}, this upgd reads {VERSION}")
+    return head
 
 
 def load_checkpoint_or_none(path: str | os.PathLike[str]) -> Checkpoint | None:

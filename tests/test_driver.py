@@ -1,0 +1,326 @@
+"""Drivers and pools: whatever becomes of workers, each run has its one result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba")
+if os.name == "nt":
+    pytest.skip("needs signals", allow_module_level=True)
+
+from tests.killing import results
+from tests.pools import OPTIONS, PROBLEM, Watched, kill_process, misbehave, slow, small, states
+from tests.test_kills import check_tables
+from upgd.study import Ledger, RunSpec, StudyError
+from upgd.study.backlog import Room
+from upgd.study.driver import drive
+from upgd.study.jobs import Died, Job, Kept, Ready, Told
+from upgd.study.pools import LocalPool, make_pool
+from upgd.study.simulated import Fate, SimulatedPool
+from upgd.study.sinks import Tally
+from upgd.study.stacks import work_stacks
+from upgd.study.work import work
+
+EAGER = [
+    RunSpec(PROBLEM, "sgd", {"lr": 0.01}, 0, 20, {**OPTIONS, "batch": 5}),  # no stack has it
+    RunSpec(PROBLEM, "sgd", {"lr": 0.01}, 0, 20, {"unknown": 1}),  # fails
+    RunSpec(PROBLEM, "sgd", {"lr": 1e25}, 0, 100, OPTIONS),  # diverges
+]
+
+
+def alone(folder: Path, specs: list[RunSpec]) -> dict[str, Any]:
+    """What one process gives."""
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        work_stacks(ledger)
+        work(ledger)
+    return results(folder)
+
+
+def driven(folder: Path, specs: list[RunSpec], pool: Any, **options: Any) -> Tally:
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        tally = drive(ledger, pool, **options)
+        assert ledger.leases() == []
+    check_tables(folder)
+    return tally
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[LocalPool]:
+    with closing(LocalPool(2)) as running:
+        yield running
+
+
+# --------------------------------------------------------------------------- real workers
+def test_a_pool_gives_what_one_process_gives(tmp_path: Path, pool: LocalPool) -> None:
+    specs = [*small(12), *EAGER]
+    expected = alone(tmp_path / "alone", specs)
+    told: list[Any] = []
+    tally = driven(tmp_path / "pool", specs, pool, on_progress=told.append)
+    assert results(tmp_path / "pool") == expected
+    assert (tally.done, tally.diverged, tally.failed) == (13, 1, 1)
+    assert "unknown option" in tally.errors[0]
+    assert not list((tmp_path / "pool" / "checkpoints").iterdir())
+    assert not list((tmp_path / "pool" / "workers").iterdir())
+
+
+def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+    specs = small(8, steps=250, restart=True)  # chunks of 50
+    expected = alone(tmp_path / "alone", specs)
+    hit: dict[int, int] = {}
+    how = iter([signal.SIGKILL, signal.SIGSTOP])
+
+    def strike(worker: int, event: Any) -> None:
+        if isinstance(event, Kept) and worker not in hit and len(hit) < 2:
+            hit[worker] = next(how)
+            kill_process(local, worker, hit[worker])
+
+    with closing(LocalPool(2, at_start=slow_chunks)) as local:
+        watched = Watched(local, strike)
+        tally = driven(tmp_path / "pool", specs, watched, checkpoint_seconds=0.0, silence=4.0)
+    assert results(tmp_path / "pool") == expected
+    for words in ("killed (SIGKILL); its", "nothing was heard of its worker for 4 s; its"):
+        assert any(words in note for note in tally.notes), tally.notes
+    assert sum(worker not in hit and len(job.saved) > 0 for worker, job in watched.jobs) >= 2
+
+
+def slow_chunks() -> None:
+    slow(0.3)
+
+
+def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -> None:
+    """One kills its worker, one hangs, one is too large, one is wrong; all share a stack."""
+    odd = [RunSpec(PROBLEM, "sgd", {}, seed, 100, OPTIONS) for seed in (1001, 1002, 1003, 1004)]
+    odd = [RunSpec(s.problem, s.method, s.hyper, s.seed, 100, CHUNKS) for s in odd]
+    specs = [*(RunSpec(PROBLEM, "upgd", {}, s, 100, CHUNKS) for s in range(4)), *odd]
+    with closing(LocalPool(2, at_start=misbehave)) as local:
+        tally = driven(tmp_path, specs, local, retries=1, stall=6.0)
+    assert states(tmp_path) == {"done": 4, "failed": 4}
+    with Ledger.open(tmp_path) as ledger:
+        errors = [str(ledger.get(spec.key).error) for spec in odd]
+    assert "killed (SIGKILL), 2 times without progress" in errors[0]
+    assert "made no step for 6 s, 2 times without progress" in errors[1]
+    assert errors[2] == "out of memory, alone, 2 times"
+    assert errors[3] == "ZeroDivisionError: odd"
+    assert tally.failed == 4
+    assert len(tally.errors) == 4
+
+
+CHUNKS = {**OPTIONS, "restart": True}
+
+
+def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
+    specs = small(160, steps=400)
+    expected = alone(tmp_path / "alone", specs)
+    with Ledger.open(tmp_path / "both") as ledger:
+        ledger.add(specs)
+        command = [sys.executable, "-m", "upgd.cli", "resume", str(tmp_path / "both")]
+        other = subprocess.Popen([*command, "--workers", "2", "--quiet"])
+        try:
+            deadline = time.monotonic() + 60
+            while not ledger.counts()["done"] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            tally = drive(ledger, pool)
+            assert other.wait(60) == 0
+        finally:
+            other.kill()
+            other.wait()
+    assert results(tmp_path / "both") == expected
+    assert 0 < tally.done < 160  # each had its part
+    check_tables(tmp_path / "both")
+
+
+# ------------------------------------------------------------------------------ interrupts
+COMMAND = ["run", PROBLEM, "upgd", "--hidden", "9-7", "--task-length", "50", "--restart"]
+COMMAND += ["--seeds", "4", "--steps", "3e4", "--quiet", "--workers", "2"]
+
+
+def newer(folder: Path, begun: float) -> bool:
+    return any(file.stat().st_mtime > begun for file in folder.glob("checkpoints/*.npz"))
+
+
+def interrupted(folder: Path, pause: float, times: int) -> tuple[int, str]:
+    """Begin a study, and press Ctrl-C once there is a new checkpoint."""
+    begun = time.time()
+    command = [sys.executable, "-m", "upgd.cli", *COMMAND, "--checkpoint-seconds", "0.3"]
+    process = subprocess.Popen(
+        [*command, "--study", str(folder)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not newer(folder, begun) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for _ in range(times):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            time.sleep(pause)
+        _, said = process.communicate(timeout=60)
+        return process.returncode, said
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_interrupt_saves_and_gives_back_and_a_second_one_stops_at_once(
+    tmp_path: Path, pool: LocalPool
+) -> None:
+    for times in (2, 1):
+        code, said = interrupted(tmp_path, 0.05, times)
+        assert code == 130, said
+        assert "Traceback" not in said
+        assert states(tmp_path) == {"pending": 4}
+        with Ledger.open(tmp_path) as ledger:
+            assert ledger.leases() == []
+            specs = [run.spec for run in ledger.runs()]
+        check_tables(tmp_path)
+    assert len(list((tmp_path / "checkpoints").glob("*.npz"))) == 4  # all were saved
+    watched = Watched(pool)
+    assert driven(tmp_path, [], watched).done == 4
+    assert all(len(job.saved) == len(job.specs) for _, job in watched.jobs)
+    assert results(tmp_path) == alone(tmp_path / "alone", specs)
+
+
+# ------------------------------------------------------------------------ simulated workers
+class Timed:
+    """A ledger and a pool on one clock."""
+
+    def __init__(self, folder: Path, count: int, **options: Any) -> None:
+        self.pool = SimulatedPool(seconds=lambda job: 100.0, **options)
+        self.ledger = Ledger.open(folder, now=self.pool.clock)
+        self.ledger.add(small(count))
+
+    def drive(self, **options: Any) -> Tally:
+        with self.ledger as ledger:
+            tally = drive(ledger, self.pool, clock=self.pool.clock, **options)
+            self.counts = {state: n for state, n in ledger.counts().items() if n}
+        return tally
+
+
+def fate_of(seed: int, fate: Fate) -> Callable[[int, Job], Fate]:
+    """What becomes of jobs with this run."""
+    return lambda worker, job: fate if any(s.seed == seed for s in job.specs) else Fate()
+
+
+def test_a_run_that_always_kills_its_worker_is_cornered(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 16, workers=2, fate=fate_of(5, Fate("dies", 0.3)))
+    tally = timed.drive()
+    assert timed.counts == {"done": 15, "failed": 1}
+    sizes = [len(job.specs) for job in timed.pool.jobs if any(s.seed == 5 for s in job.specs)]
+    assert sizes == [8, 8, 4, 1]
+    assert "4 times without progress" in tally.errors[0]
+
+
+def test_progress_forgives(tmp_path: Path) -> None:
+    """A worker that dies again and again, but later each time, gets its runs done."""
+    timed = Timed(tmp_path, 8, workers=1, pause=10.0)
+    jobs = timed.pool.jobs
+    timed.pool.fate = lambda worker, job: Fate("dies", 0.4) if len(jobs) < 4 else Fate()
+    assert timed.drive(retries=1).failed == 0
+    assert timed.counts == {"done": 8}
+    assert {len(job.specs) for job in jobs} == {8}
+    assert len(jobs) == 4
+
+
+def test_out_of_memory_halves_and_later_stacks_are_smaller(tmp_path: Path) -> None:
+    def fate(worker: int, job: Job) -> Fate:
+        return Fate("memory", 0.1) if len(job.specs) > 4 else Fate()
+
+    timed = Timed(tmp_path, 40, workers=1, fate=fate)
+    tally = timed.drive()
+    assert timed.counts == {"done": 40}
+    assert sum(len(job.specs) > 4 for job in timed.pool.jobs) <= 3
+    assert sum("out of memory" in note for note in tally.notes) <= 3
+
+
+def test_hung_workers_are_noticed_in_time(tmp_path: Path) -> None:
+    hung: list[int] = []
+
+    def fate(worker: int, job: Job) -> Fate:
+        if hung:
+            return Fate()
+        hung.append(worker)
+        return Fate("hangs", 0.5)
+
+    timed = Timed(tmp_path, 8, workers=1, fate=fate)
+    timed.drive(silence=20.0)
+    assert timed.counts == {"done": 8}
+    # Begin, hang at half time, be noticed, begin anew (there was no checkpoint), finish.
+    assert timed.pool.clock.now <= 10 + 50 + 20 + 10 + 100 + 5
+
+
+def test_claims_are_kept_while_runs_take_long(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 8, workers=1)
+    timed.pool.seconds = lambda job: 10_000.0
+    assert timed.drive(lease_seconds=60.0).done == 8
+
+
+def test_runs_that_another_took_are_dropped(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 8, workers=1)
+    timed.pool.seconds = lambda job: 1000.0
+
+    def steal(worker: int, event: Any) -> None:
+        if isinstance(event, Told) and not stolen:
+            with Ledger.open(tmp_path, now=timed.pool.clock) as other:
+                [lease, *_] = other.leases()
+                other.evict(lease.owner)
+                stolen.extend(other.claim("thief", 1e6, limit=3))
+
+    stolen: list[Any] = []
+    watched = Watched(timed.pool, steal)
+    with timed.ledger as ledger:
+        tally = drive(ledger, watched, clock=timed.pool.clock, lease_seconds=60.0)
+        assert ledger.counts()["running"] == 3
+    assert tally.lost == 8
+    assert tally.done == 5  # given back by the thief's eviction, and claimed again
+
+
+def test_a_worker_with_another_upgd_is_refused(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 2, workers=1)
+    events = timed.pool.events
+    old = Ready(Room(1, 1 << 30), ("0.0.1", 1))
+    timed.pool.events = lambda timeout: [(w, old) for w, _ in events(timeout)]  # type: ignore[method-assign]
+    with pytest.raises(StudyError, match="install the same"):
+        timed.drive()
+
+
+def test_workers_that_never_begin_end_the_work(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 2, workers=1, starting=1e6)
+    with pytest.raises(StudyError, match="no worker came up"):
+        timed.drive()
+    timed = Timed(tmp_path, 2, workers=1)
+    events = timed.pool.events
+    gone = Died("its worker ended with exit code 1")
+    timed.pool.events = lambda timeout: [(w, gone) for w, _ in events(timeout)] or [(0, gone)]  # type: ignore[method-assign]
+    with pytest.raises(StudyError, match="before they begin"):
+        timed.drive()
+
+
+def test_a_driver_that_stopped_for_a_while_blames_no_worker(tmp_path: Path) -> None:
+    timed = Timed(tmp_path, 8, workers=1)
+
+    def sleep(worker: int, event: Any) -> None:
+        if isinstance(event, Told) and event.step == 50:
+            timed.pool.clock.now += 1000.0
+
+    with timed.ledger as ledger:
+        drive(ledger, Watched(timed.pool, sleep), clock=timed.pool.clock, silence=20.0)
+    assert len(timed.pool.jobs) == 1
+
+
+@pytest.mark.parametrize("on", ["", "cluster", "ray:/host"])
+def test_pools_that_do_not_exist(on: str) -> None:
+    with pytest.raises(ValueError, match="--on is local, ray or ray://host:port"):
+        make_pool(on, 1)
