@@ -91,7 +91,15 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_function("document.querySelector('.plot').data")
+        self.until("document.querySelector('.plot').data")
+
+    def until(self, condition: str) -> None:
+        """Wait for something; the page's policy keeps the driver's own way of waiting out."""
+        for _ in range(200):
+            if self.page.evaluate(f"Boolean({condition})"):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(condition)
 
     def traces(self, number: int = 0) -> list[dict[str, Any]]:
         """The traces of a figure as plotly has them."""
@@ -117,7 +125,8 @@ class Opened:
         self.page.evaluate(
             "is => document.querySelectorAll('details').forEach(d => { d.open = is; })", is_open
         )
-        self.page.wait_for_timeout(100)
+        if is_open:
+            self.until("[...document.querySelectorAll('.plot')].every(plot => plot.data)")
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +313,7 @@ def test_a_phone_scrolls_in_one_direction(opened: Opened) -> None:
     opened.open_all(True)
     too_wide = """[...document.querySelectorAll('button, p, h1, h2, h3, .plot, .plot svg')].filter(
         e => e.getBoundingClientRect().right > 375.5)"""
-    opened.page.wait_for_function(f"{too_wide}.length === 0")  # figures follow in a moment
+    opened.until(f"{too_wide}.length === 0")  # figures follow in a moment
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 375
     opened.page.set_viewport_size(before)
 
