@@ -221,6 +221,10 @@ def test_buttons_show_and_hide_lines(opened: Opened) -> None:
     assert opened.drawn() == {*everything, ("seed", 0), ("seed", 1)}
     seeds.click()
     assert opened.drawn() == everything
+    offered = "[...document.querySelectorAll('.plot')[0].querySelectorAll('.modebar-btn')]"
+    titles = opened.page.evaluate(f"{offered}.map(button => button.dataset.title)")
+    assert len(titles) == 6  # to zoom, move and save; none that leads out of the page
+    assert not any(re.search("cloud|share|link|edit", title, re.I) for title in titles)
     others = opened.traces(3)  # in another section
     assert others[0]["kind"] == "band"
     assert all(t["visible"] == (t["kind"] != "seed") for t in others)

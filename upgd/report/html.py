@@ -327,7 +327,7 @@ def _numbers(section: Section, metric: str) -> str:
         "Mean ± standard error over the seeds that are done; the change is from the "
         f"{early} to the {late} of the run, with its 95% interval over seeds."
     )
-    return f'{_table(_title(metric), header, rows)}\n<p class="soft">{told}</p>'
+    return f'{_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: Numbers) -> list[str]:
@@ -411,12 +411,12 @@ def _failures(sections: Sequence[Section]) -> str:
     if not lost:
         return ""
     rows = [
-        [arm.name, section.problem, str(run.spec.seed), run.state, _reason(run)]
+        [arm.name, str(run.spec.seed), run.state, _reason(run), section.problem]
         for section, arm, run in lost[:ROWS]
     ]
-    header = ["method", "problem", "seed", "state", "reason"]
-    caption = "Runs that failed or diverged; they are in no mean" + _cut(len(lost), "runs")
-    table = _table(caption, header, rows, "text", long={4})
+    header = ["method", "seed", "state", "reason", "problem"]
+    caption = "Runs that are in no mean" + _cut(len(lost), "runs")
+    table = _table(caption, header, rows, "text", long={3})
     return f"<section><h2>What went wrong</h2>\n{table}</section>"
 
 
@@ -432,7 +432,7 @@ def _provenance(sections: Sequence[Section]) -> str:
     header = ["method", "problem", "steps", "hyperparameters", "options", "seeds", "rules"]
     header += ["engine", "device", "versions", "machine", "time of a run", "begun", "ended"]
     caption = "Specifications, and where they were run" + _cut(len(rows), "rows")
-    table = _table(caption, header, rows[:ROWS], "text", long={3, 5, 9})
+    table = _table(caption, header, rows[:ROWS], "text", long={3, 9})
     results = [r.result for s in sections for arm in s.arms for r in arm.runs if r.result]
     work = _times(results)
     when = f", from {work[1]} to {work[2]}" if "–" not in work else ""
@@ -450,7 +450,7 @@ def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
         ways.setdefault(_way(run), []).append(run)
     for way, runs in ways.items():
         results = [run.result for run in runs if run.result is not None]
-        seeds = ", ".join(str(run.spec.seed) for run in sorted(runs, key=lambda r: r.spec.seed))
+        seeds = _ranges(run.spec.seed for run in runs)
         hyper = " ".join(f"{name}={value:g}" for name, value in arm.setting.hyper)
         options = " ".join(f"{name}={value}" for name, value in arm.setting.options)
         spec = [arm.setting.method, section.problem, str(section.steps), hyper, options or "–"]
@@ -514,6 +514,23 @@ def _cut(count: int, what: str) -> str:
 
 def _title(metric: str) -> str:
     return metric.replace("_", " ").capitalize()
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers, those that follow each other as a range.
+
+    Example:
+        >>> _ranges([3, 0, 1, 2, 7, 9, 10])
+        '0–3, 7, 9, 10'
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    told = (f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in found)
+    return ", ".join(told)
 
 
 def _count(number: int) -> str:

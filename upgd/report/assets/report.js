@@ -98,7 +98,8 @@
   function settings(figure) {
     return {
       responsive: true, displaylogo: false, scrollZoom: false,
-      modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+      // By name: none that leads elsewhere.
+      modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
       toImageButtonOptions: { format: "svg", filename: figure.file },
     };
   }
