@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ if os.name == "nt":
     pytest.skip("needs signals", allow_module_level=True)
 
 from tests.killing import results
+from tests.ledgers import CrashError, crash_at, raise_crash
 from tests.pools import OPTIONS, PROBLEM, Watched, kill_process, misbehave, slow, small, states
 from tests.test_kills import check_tables
-from upgd.study import Ledger, RunSpec, StudyError
+from tests.test_ledger_disks import no_file_larger_than
+from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.backlog import Room
 from upgd.study.driver import drive
 from upgd.study.jobs import Died, Job, Kept, Ready, Told
@@ -193,6 +196,69 @@ def test_an_interrupt_saves_and_gives_back_and_a_second_one_stops_at_once(
     assert results(tmp_path) == alone(tmp_path / "alone", specs)
 
 
+# ------------------------------------------------------------------------------------ disks
+@pytest.mark.parametrize("room", [0, 20_000])
+def test_a_full_disk_ends_the_work_and_it_goes_on_once_there_is_space(
+    tmp_path: Path, pool: LocalPool, room: int
+) -> None:
+    """Ledger and checkpoints cannot grow: one line, what was done stays done, and resumes."""
+    specs = small(12, steps=300, restart=True)
+    with Ledger.open(tmp_path / "full") as ledger:
+        ledger.add(specs)
+        begun = Watched(pool)
+        with no_file_larger_than(room), pytest.raises(StudyError) as caught:
+            drive(ledger, begun, checkpoint_seconds=0.0)
+        assert "\n" not in str(caught.value)
+        assert "the disk is full or failing" in str(caught.value) or "cannot write" in str(
+            caught.value
+        )
+        with no_file_larger_than(room), Ledger.open(tmp_path / "full", read_only=True) as reader:
+            assert sum(reader.counts().values()) == 12
+            assert len(list(reader.runs())) == 12
+    tally = driven(tmp_path / "full", [], pool)
+    assert tally.failed == 0
+    assert states(tmp_path / "full") == {"done": 12}
+    assert results(tmp_path / "full") == alone(tmp_path / "alone", specs)
+
+
+def test_a_folder_that_becomes_read_only(pool: LocalPool) -> None:
+    """As a user who is not root, for whom permissions count."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Ledger.open(folder) as ledger:
+            ledger.add(small(4))
+        with read_only(folder):
+            with pytest.raises(LedgerError, match="cannot be opened or written") as caught:
+                Ledger.open(folder)
+            assert "\n" not in str(caught.value)
+            with Ledger.open(folder, read_only=True) as ledger:
+                assert ledger.counts()["pending"] == 4
+                with pytest.raises(StudyError, match="cannot keep checkpoints") as caught:
+                    drive(ledger, pool)
+                assert "\n" not in str(caught.value)
+        assert driven(folder, [], pool).done == 4
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    root = os.geteuid() == 0
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+    if root:
+        os.seteuid(65534)
+    try:
+        if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            pytest.skip("temporary folders are private here")
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+
+
 # ------------------------------------------------------------------------ simulated workers
 class Timed:
     """A ledger and a pool on one clock."""
@@ -243,6 +309,44 @@ def test_out_of_memory_halves_and_later_stacks_are_smaller(tmp_path: Path) -> No
     assert timed.counts == {"done": 40}
     assert sum(len(job.specs) > 4 for job in timed.pool.jobs) <= 3
     assert sum("out of memory" in note for note in tally.notes) <= 3
+
+
+def test_a_driver_that_dies_at_any_kind_of_write_is_followed_by_one_that_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def study(folder: Path) -> Timed:
+        """With checkpoints, a run that fails, and one that kills its worker."""
+        timed = Timed(folder, 6, workers=2, pause=20.0)
+
+        def fate(worker: int, job: Job) -> Fate:
+            seeds = [spec.seed for spec in job.specs]
+            bad = Fate("fails", 0.1) if seeds == [4] else Fate("dies", 0.5)
+            return bad if 4 in seeds else Fate()
+
+        timed.pool.fate = fate
+        return timed
+
+    names: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("upgd.study.crash.point", names.append)
+        study(tmp_path / "whole").drive()
+    expected = results(tmp_path / "whole")
+    assert [state for _, state, _, _ in expected.values()].count("failed") == 1
+    writes = {name.split(":")[0] for name in names}
+    assert {"claim", "settle", "hear", "fail", "write", "forget"} <= writes
+    first = {name: number for number, name in reversed(list(enumerate(names)))}
+    last = {name: number for number, name in enumerate(names)}
+    for number in sorted({*first.values(), *last.values()}):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr("upgd.study.crash.point", crash_at(number, raise_crash))
+            with suppress(CrashError):
+                study(folder).drive()
+        study(folder).drive()
+        assert results(folder) == expected
+        check_tables(folder)
+        left = {file.stem for file in (folder / "checkpoints").glob("*.npz")}
+        assert left <= {key for key, (_, state, _, _) in expected.items() if state == "failed"}
 
 
 def test_hung_workers_are_noticed_in_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ that has a row here is tested, timed, listed and documented.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,8 +62,11 @@ class Row:
     @property
     def defaults(self) -> dict[str, Any]:
         """The default value of each hyperparameter, as the constructor has it."""
-        parameters = inspect.signature(self.optimizer.__init__).parameters
-        return {name: parameters[name].default for name in self.method.hyper}
+        return {name: self._parameters[name].default for name in self.method.hyper}
+
+    @functools.cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.optimizer.__init__).parameters
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ PATIENCE = 30.0
 """Seconds for interrupted workers to save their runs."""
 TURN = 1.0
 """Seconds between looks at the workers."""
-LOOK = 5.0
+LOOK = 30.0
 """Seconds between looks at the ledger for runs that others have given back."""
 
 

@@ -69,6 +69,8 @@ class SimulatedPool:
     points: int = 10
     worked: float = 0.0
     """Seconds of work so far, of all workers; lost work included."""
+    lost: float = 0.0
+    """Of them, those behind the last checkpoint of a job that did not end well."""
     told: int = 0
     """Events so far."""
     jobs: list[Job] = field(default_factory=list)
@@ -98,7 +100,9 @@ class SimulatedPool:
         if fate.how == "well":
             self._at(until, worker, END, job)
             return
-        for i in range(1, 1 + (int(until / self.pause) if self.pause < math.inf else 0)):
+        saves = int(until / self.pause)
+        self.lost += until - (saves * self.pause if saves else 0.0)
+        for i in range(1, 1 + saves):
             step = _reached(job, first, i * self.pause, whole)
             for spec in job.specs:
                 self._at(i * self.pause, worker, Kept(spec.key, _checkpoint(spec, step)))
