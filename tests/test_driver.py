@@ -428,3 +428,10 @@ def test_a_driver_that_stopped_for_a_while_blames_no_worker(tmp_path: Path) -> N
 def test_pools_that_do_not_exist(on: str) -> None:
     with pytest.raises(ValueError, match="--on is local, ray or ray://host:port"):
         make_pool(on, 1)
+
+
+def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "upgd.study.ray_pool", raising=False)
+    with pytest.raises(ImportError, match=r"Ray is not installed; pip install 'upgd\[ray\]'"):
+        make_pool("ray", 1)

@@ -83,11 +83,12 @@ def run(
         ).items()
         for seed in seed_list(seeds)
     ]
-    check_device(device)
+    here = device if on == "local" else "cpu"  # a driver needs no GPU
+    check_device(here)
     if row.dataset is not None:
         check(row.dataset, data_dir)  # a wrong file is found before anything starts
     for spec in {s.method: s for s in specs}.values():
-        _check_length(spec, prepare(spec, data_dir, device).setting)
+        _check_length(spec, prepare(spec, data_dir, here).setting)
     folder = study if study is not None else Path("studies") / row.name
     if dry_run:
         known = _known(folder)
@@ -121,7 +122,7 @@ def resume(
     """Finish what a study has begun."""
     with Ledger.open(study, create=False) as ledger:
         if retry:
-            check_device(device)
+            check_device(device if on == "local" else "cpu")
             ledger.retry_failed()
         how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
         tally = do_work(ledger, None, how)
