@@ -57,6 +57,7 @@ def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> No
         raise ValueError(
             "no method has complete sets with several values of a hyperparameter: nothing to draw"
         )
+    found = {label: ranking for label, ranking in found.items() if varied([ranking])}
     plt = pyplot()
     columns = 2 if len(names) in (2, 4) else min(3, len(names))
     rows = -(-len(names) // columns)
