@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,18 @@ from upgd.cli.outlook import (
     whole_amount,
 )
 from upgd.cli.run import _check_length
-from upgd.cli.working import CHECKPOINT, DATA_DIR, DEVICE, ENGINE, QUIET, Work, do_work, end
+from upgd.cli.working import (
+    CHECKPOINT,
+    DATA_DIR,
+    DEVICE,
+    ENGINE,
+    ON,
+    QUIET,
+    WORKERS,
+    Work,
+    do_work,
+    end,
+)
 from upgd.paper.grids import sets as all_sets
 from upgd.streams import check
 from upgd.streams import get as get_problem
@@ -89,6 +101,8 @@ def sweep(
     quiet: QUIET = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result for scripts.")] = False,
     checkpoint_seconds: CHECKPOINT = None,
+    on: ON = "local",
+    workers: WORKERS = 1,
 ) -> None:
     """Try many sets of hyperparameters, and show each method's best.
 
@@ -112,10 +126,11 @@ def sweep(
         whole("steps", steps) if steps else row.steps,
         options,
     )
-    check_device(device)
+    here = device if on == "local" else "cpu"  # a driver needs no GPU
+    check_device(here)
     if row.dataset is not None:
         check(row.dataset, data_dir)  # a wrong file is found before anything starts
-    points = {name: _steps_per_point(plan, name, data_dir, device) for name in names}
+    points = {name: _steps_per_point(plan, name, data_dir, here) for name in names}
     folder = study if study is not None else Path("studies") / row.name
     spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
     if search:
@@ -126,6 +141,8 @@ def sweep(
         engine=engine,
         quiet=quiet,
         checkpoint_seconds=checkpoint_seconds,
+        on=on,
+        workers=workers,
     )
     if dry_run:
         known = known_runs(folder, plan)
@@ -134,7 +151,7 @@ def sweep(
             amount = halving_amount(plan, known, halving, points[names[0]])
         elif search:
             amount = search_amount(plan, known, spaces, search)
-        show_outlook(folder, plan, how, known, amount, as_json)
+        show_outlook(folder, plan, replace(how, device=here), known, amount, as_json)
         return
     say = _silent if quiet else _say
     with Ledger.open(folder) as ledger:
@@ -247,7 +264,7 @@ def _search(
 ) -> Tally:
     """Propose, run, and again, until every method has so many sets."""
     tally = Tally()
-    fill = at_a_time(how.device) // (len(plan.seeds) * len(spaces))
+    fill = how.workers * at_a_time(how.device) // (len(plan.seeds) * len(spaces))
     together = max(1, min(fill, sets // ROUNDS))
     while chosen := searches.next_sets(ledger, plan, spaces, sets, together):
         tally = tally + _settle(ledger, plan.specs(sets=chosen), how)
