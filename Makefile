@@ -29,6 +29,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/curvature_cost.py
 	$(BIN)/python benchmarks/curvature_quality.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/scheduler.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

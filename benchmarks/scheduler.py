@@ -240,6 +240,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     found = overhead(given.seconds, given.rounds) if given.rounds else {}
+    print("\n".join(_overhead_lines(found)) if found else "", flush=True)
     rows: list[Simulated] = []
     few, many = given.workers // 10, given.workers
     for runs, workers in ((given.runs // 10, few), (given.runs, few), (given.runs, many)):

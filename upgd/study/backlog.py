@@ -91,15 +91,15 @@ class Backlog:
             raise ValueError(f"engine is one of {', '.join(ENGINES)}; got {engine!r}")
         self._ledger, self._where, self._device = ledger, where, device
         self._engine, self._once = engine, once
-        self._groups: dict[Any, Group] = {}
+        self._groups: deque[Group] = deque()
         self._tried: set[str] = set()
 
     def __bool__(self) -> bool:
-        return any(group.specs for group in self._groups.values())
+        return self.group() is not None
 
     def read(self) -> None:
         """Read from the ledger what is left to do."""
-        self._groups = {}
+        groups: dict[Any, Group] = {}
         suspects = self._ledger.suspects()
         for spec in self._ledger.claimable(self._where):
             if spec.key in self._tried:
@@ -113,20 +113,18 @@ class Backlog:
             engine = "eager" if key is None else "batched"
             if key is None or spec.key in suspects:  # so that it does not take others along
                 key = (spec.key, key)
-            group = self._groups.setdefault(key, Group(key, engine, deque()))
+            group = groups.setdefault(key, Group(key, engine, deque()))
             group.specs.append(spec)
             group.total += 1
             if self._once:
                 self._tried.add(spec.key)
+        self._groups = deque(groups.values())
 
     def group(self) -> Group | None:
         """The group of the oldest run that was not taken yet."""
-        while self._groups:
-            first = next(iter(self._groups))
-            if self._groups[first].specs:
-                return self._groups[first]
-            del self._groups[first]
-        return None
+        while self._groups and not self._groups[0].specs:
+            self._groups.popleft()
+        return self._groups[0] if self._groups else None
 
 
 def stack_key(spec: RunSpec, device: str) -> Any:

@@ -147,6 +147,8 @@ class _Hand:
     stepped: float = 0.0
     step: int = -1
     rate: float = 0.0
+    most: int | None = None
+    """Runs in its stacks, after more were too many for its memory."""
     batch: _Batch | None = None
     left: dict[str, Claim] = field(default_factory=dict)
     """Runs of its job that have no result yet."""
@@ -178,8 +180,6 @@ class _Driver:
     """How often in a row a run was tried in vain."""
     results: list[tuple[Claim, Result]] = field(default_factory=list)
     kept: dict[str, Claim] = field(default_factory=dict)
-    most: int | None = None
-    """Runs in a stack, after more were too many for the memory."""
     rate: float = 0.0
     stillborn: int = 0
     unfit: int = 0
@@ -244,28 +244,28 @@ class _Driver:
                     return
             worker = self.idle[0]
             hand = self.hands[worker]
-            batch = self.again.popleft() if self.again else self._claim(hand.room)
-            if batch is not None and self.most and len(batch.claims) > self.most:
-                self._again(batch, -(-len(batch.claims) // self.most))
+            batch = self.again.popleft() if self.again else self._claim(hand)
+            if batch is not None and hand.most and len(batch.claims) > hand.most:
+                self._again(batch, -(-len(batch.claims) // hand.most))
             elif batch is not None:
                 self.idle.popleft()
                 self._start(worker, hand, batch)
 
-    def _claim(self, room: Room) -> _Batch | None:
+    def _claim(self, hand: _Hand) -> _Batch | None:
         """Claim runs that can share a stack; none if others were faster."""
         group = self.backlog.group()
         if group is None:
             return None
-        specs = group.take(self._size(group, room))
+        specs = group.take(self._size(group, hand))
         keys = [spec.key for spec in specs]
         claims = self.ledger.claim(self.owner, self.lease_seconds, len(keys), {"key": keys})
         self.held |= {claim.spec.key: claim for claim in claims}
         return _Batch(claims, group.engine) if claims else None
 
-    def _size(self, group: Group, room: Room) -> int:
+    def _size(self, group: Group, hand: _Hand) -> int:
         """As many as pay and fit, but so that every worker gets some."""
-        size, why = stack_size(group, self.means.data_dir, self.means.device, room)
-        size = min(size, self.most or size)
+        size, why = stack_size(group, self.means.data_dir, self.means.device, hand.room)
+        size = min(size, hand.most or size)
         if why and len(group.specs) > size and group.key not in self.said:
             self.said.add(group.key)
             self._say(f"{len(group.specs)} runs: {size} at a time on each worker{why}")
@@ -397,7 +397,7 @@ class _Driver:
         if self.stopping or not left.claims:
             return
         if event.cause == "memory":
-            self._out_of_memory(left, hand.kept)
+            self._out_of_memory(hand, left)
         elif len(left.claims) > 1:  # one that is wrong must not take the others along
             self._again(left, 2)
         else:
@@ -412,14 +412,14 @@ class _Driver:
         self.since = self.clock()
         self._say(f"a worker is left out: {reason}")
 
-    def _out_of_memory(self, left: _Batch, kept: bool) -> None:
+    def _out_of_memory(self, hand: _Hand, left: _Batch) -> None:
         count = len(left.claims)
         if count > 1:
             half = -(-count // 2)
-            self.most = min(half, self.most or half)
+            hand.most = min(half, hand.most or half)
             self._say(f"out of memory: {count} runs go on, {half} at a time")
             self._again(left, 2)
-        elif not kept and self._count(left.claims[0]) > self.retries:
+        elif not hand.kept and self._count(left.claims[0]) > self.retries:
             self._fail(left.claims[0], f"out of memory, alone, {self.retries + 1} times")
         else:
             self._again(left, 1)
