@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ class Watched:
 def kill_process(pool: LocalPool, worker: int, how: int = signal.SIGKILL) -> None:
     """Send a worker's process a signal."""
     os.kill(pool._hands[worker].process.pid, how)
+
+
+def processes_of(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ProcessLookupError, ValueError):
+            if os.getsid(int(folder.name)) == session and "Z" not in (folder / "stat").read_text():
+                found.append(int(folder.name))
+    return found
 
 
 def states(folder: Path) -> dict[str, int]:

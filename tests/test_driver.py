@@ -21,7 +21,17 @@ if os.name == "nt":
 
 from tests.killing import results
 from tests.ledgers import CrashError, crash_at, raise_crash
-from tests.pools import OPTIONS, PROBLEM, Watched, kill_process, misbehave, slow, small, states
+from tests.pools import (
+    OPTIONS,
+    PROBLEM,
+    Watched,
+    kill_process,
+    misbehave,
+    processes_of,
+    slow,
+    small,
+    states,
+)
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
@@ -146,15 +156,15 @@ def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
 
 # ------------------------------------------------------------------------------ interrupts
 COMMAND = ["run", PROBLEM, "upgd", "--hidden", "9-7", "--task-length", "50", "--restart"]
-COMMAND += ["--seeds", "4", "--steps", "3e4", "--quiet", "--workers", "2"]
+COMMAND += ["--seeds", "4", "--steps", "4e4", "--quiet", "--workers", "2"]
 
 
 def newer(folder: Path, begun: float) -> bool:
     return any(file.stat().st_mtime > begun for file in folder.glob("checkpoints/*.npz"))
 
 
-def interrupted(folder: Path, pause: float, times: int) -> tuple[int, str]:
-    """Begin a study, and press Ctrl-C once there is a new checkpoint."""
+def signalled(folder: Path, *signals: int) -> tuple[int, str]:
+    """Begin a study, and send signals once there is a new checkpoint."""
     begun = time.time()
     command = [sys.executable, "-m", "upgd.cli", *COMMAND, "--checkpoint-seconds", "0.3"]
     process = subprocess.Popen(
@@ -167,32 +177,41 @@ def interrupted(folder: Path, pause: float, times: int) -> tuple[int, str]:
         deadline = time.monotonic() + 60
         while not newer(folder, begun) and time.monotonic() < deadline:
             time.sleep(0.02)
-        for _ in range(times):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            time.sleep(pause)
+        for number in signals:
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)  # as a terminal does
+            else:
+                process.send_signal(number)
+            time.sleep(0.05)
         _, said = process.communicate(timeout=60)
+        while processes_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not processes_of(process.pid)  # workers end with their driver
         return process.returncode, said
     finally:
         process.kill()
         process.wait()
 
 
-def test_an_interrupt_saves_and_gives_back_and_a_second_one_stops_at_once(
-    tmp_path: Path, pool: LocalPool
-) -> None:
-    for times in (2, 1):
-        code, said = interrupted(tmp_path, 0.05, times)
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool) -> None:
+    """The first interrupt saves and gives back, a second one stops at once."""
+    for signals in ([signal.SIGINT], [signal.SIGINT, signal.SIGINT]):
+        code, said = signalled(tmp_path, *signals)
         assert code == 130, said
         assert "Traceback" not in said
         assert states(tmp_path) == {"pending": 4}
-        with Ledger.open(tmp_path) as ledger:
-            assert ledger.leases() == []
-            specs = [run.spec for run in ledger.runs()]
+        assert len(list((tmp_path / "checkpoints").glob("*.npz"))) == 4  # all were saved
         check_tables(tmp_path)
-    assert len(list((tmp_path / "checkpoints").glob("*.npz"))) == 4  # all were saved
+    code, _ = signalled(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert states(tmp_path)["running"]
     watched = Watched(pool)
-    assert driven(tmp_path, [], watched).done == 4
+    driven(tmp_path, [], watched)
+    assert states(tmp_path) == {"done": 4}
     assert all(len(job.saved) == len(job.specs) for _, job in watched.jobs)
+    with Ledger.open(tmp_path) as ledger:
+        specs = [run.spec for run in ledger.runs()]
     assert results(tmp_path) == alone(tmp_path / "alone", specs)
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("ray")
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 from tests.killing import results
-from tests.pools import small, states
+from tests.pools import processes_of, small, states
 from tests.test_driver import alone, driven
 from tests.test_kills import check_tables
 from upgd.study import Ledger, StudyError
@@ -35,15 +35,6 @@ def workers_of(session: int) -> list[int]:
             if os.getsid(int(folder.name)) == session:
                 name = (folder / "cmdline").read_bytes()
                 found += [int(folder.name)] if b"ray::_Servant" in name else []
-    return found
-
-
-def processes_of(session: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ProcessLookupError, ValueError):
-            if os.getsid(int(folder.name)) == session and "Z" not in (folder / "stat").read_text():
-                found.append(int(folder.name))
     return found
 
 
