@@ -67,8 +67,6 @@ def has_dense_path(device: str) -> bool:
 def longest_chunk(problem: Problem, setting: Setting, stream: Any, steps: int) -> int:
     """How many steps are taken at a time at most."""
     longest = min(LONGEST_CHUNK, steps)
-    if setting.stride:  # diagnostics of the weights follow the step that is measured
-        longest = min(longest, setting.stride)
     if problem.task_length and _ends_at_tasks(setting, stream):
         longest = min(longest, problem.task_length)
     return longest
@@ -180,7 +178,7 @@ class BatchedRun:
         chunk = self._chunk(start, stop)
         self._fetch_ahead(stop)
         self.stack.advance(chunk)
-        if self.stride and (stop - 1) % self.stride == 0:
+        if self.settings[0].weighs(stop - 1):
             self._weigh(stop - 1)
         count = self.settings[0].held_out
         if count and length and stop % length == 0:
@@ -198,8 +196,8 @@ class BatchedRun:
             if at_tasks:
                 assert length is not None
                 end = min(end, (start // length + 1) * length)
-            if self.stride:
-                end = min(end, -(-start // self.stride) * self.stride + 1)
+            if self.stride:  # diagnostics of the weights follow the step that is measured
+                end = min(end, setting.next_weighing(start) + 1)
             yield start, end
             start = end
 
@@ -250,7 +248,7 @@ class BatchedRun:
             norms += [torch.stack([one.abs().sum(), one.norm()]) for one in wide]
         both = torch.stack(norms).cpu().numpy()
         for run, place in self._place.items():
-            self.weighed[run, step // self.window] += (*both[place], ranks[place])
+            self.weighed[run, step // self.window] = (*both[place], ranks[place])
 
     def _in_order(self, weights: Tensor) -> Tensor:
         """Weights [..., size] of a stack in the order of a network's parameters."""
@@ -291,7 +289,7 @@ class BatchedRun:
             with np.errstate(invalid="ignore", divide="ignore"):
                 measured = sums[:, COLUMNS.index("measured"), None]
                 means = sums[:, 3:7] / measured
-                weights = self.weighed[run, :closed] / measured
+                weights = np.where(measured > 0, self.weighed[run, :closed], np.nan)
             found |= {name: means[:, i] for i, name in enumerate(COLUMNS[3:7])}
             if self.problem.activation != "relu":
                 found["zero_activations"] = np.full(closed, np.nan)

@@ -47,7 +47,8 @@ class Setting:
         batch: Samples per step.
         restart: Begin every task with a fresh network and optimizer.
         held_out: After each task's last update, predict so many held-out samples of it.
-        stride: Take diagnostics every so many steps; 0 for never.
+        stride: Take diagnostics every so many steps, those of the weights the first time in each
+            window, since weights change slowly and ranks are expensive; 0 for never.
     """
 
     method: str
@@ -58,6 +59,35 @@ class Setting:
     restart: bool = False
     held_out: int = 0
     stride: int = 0
+
+    def measures(self, step: int) -> bool:
+        """Whether diagnostics are taken at this step."""
+        return self.stride > 0 and step % self.stride == 0
+
+    def weighs(self, step: int) -> bool:
+        """Whether those of the weights are, too.
+
+        Example:
+            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
+            >>> [step for step in range(30) if setting.weighs(step)]
+            [0, 12, 20]
+        """
+        steps = self.window // self.batch
+        return self.measures(step) and (step == 0 or (step - self.stride) // steps != step // steps)
+
+    def next_weighing(self, step: int) -> int:
+        """The first step from `step` on at which weights are measured.
+
+        Example:
+            >>> Setting("sgd", {}, seed=0, window=10, stride=4).next_weighing(1)
+            12
+        """
+        steps = self.window // self.batch
+        first = -(-step // self.stride) * self.stride
+        if self.weighs(first):
+            return first
+        window = (first // steps + 1) * steps
+        return -(-window // self.stride) * self.stride
 
 
 class Divergence(ArithmeticError):  # noqa: N818 - it is a result, not a mistake
@@ -156,7 +186,7 @@ class EagerRun:
         if setting.restart and task_step and step and step % task_step == 0:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
-        measured = setting.stride > 0 and step % setting.stride == 0
+        measured = setting.measures(step)
         with _zero_shares(self.model, measured) as zeros:
             output = self.model(x)
         losses = self._losses(output, y)
@@ -180,7 +210,7 @@ class EagerRun:
         with torch.no_grad():
             after = self._losses(self.model(x), y)
         before = losses.detach().cpu().numpy()
-        if measured:
+        if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
             values["effective_rank"] = mean_effective_rank(self.model)

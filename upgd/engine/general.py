@@ -156,17 +156,22 @@ class GeneralStack:
     def advance(self, chunk: Chunk) -> None:
         """Learn from a chunk of samples."""
         self._feed(chunk)
-        left = chunk.steps
-        last = self.step + chunk.steps - 1
-        measured = self.stride > 0 and last % self.stride == 0
-        left -= measured
-        if self.device.type == "cuda" and left:
-            left = self._replay(left)
-        for _ in range(left):
+        end = self.step + chunk.steps
+        while self.step < end:
+            measured = -(-self.step // self.stride) * self.stride if self.stride else end
+            self._go(min(measured, end) - self.step)
+            self.step = min(measured, end)
+            if self.step < end:
+                self._learn(measured=True)
+                self.step += 1
+
+    def _go(self, steps: int) -> None:
+        """So many steps without diagnostics."""
+        if self.device.type == "cuda":
+            while steps:
+                steps = self._replay(steps)
+        for _ in range(steps):
             self._learn()
-        if measured:
-            self._learn(measured=True)
-        self.step += chunk.steps
 
     def _feed(self, chunk: Chunk) -> None:
         order = self.order
