@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +147,31 @@ def test_divergence_ends_a_run_and_not_the_study(tmp_path: Path) -> None:
         runs = list(ledger.runs())
         assert [run.state for run in runs] == ["diverged", "diverged"]
         assert all(run.result.diverged_at < 4000 for run in runs)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_script_s_background_job_can_be_terminated(tmp_path: Path) -> None:
+    """Shells start such jobs with SIGINT ignored."""
+    command = (
+        *(sys.executable, "-m", "upgd.cli", "run", "label-permuted-digits", "sgd"),
+        *("--seeds", "1", "--steps", "1e7", "--engine", "eager", "--study", str(tmp_path / "s")),
+    )
+    job = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            if (tmp_path / "s").exists():
+                with Ledger.open(tmp_path / "s", create=False, read_only=True) as ledger:
+                    if ledger.counts()["running"]:
+                        break
+        job.terminate()
+        assert job.wait(30) == 130
+    finally:
+        job.kill()
+    with Ledger.open(tmp_path / "s", create=False, read_only=True) as ledger:
+        assert ledger.counts()["pending"] == 1

@@ -16,6 +16,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from upgd.cli.app import err, printable
+from upgd.cli.numbers import clock, short
 from upgd.study import Ledger
 from upgd.study.backlog import ENGINES
 from upgd.study.driver import drive
@@ -104,11 +105,17 @@ def _terminated_as_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a script's background jobs
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def _note(text: str) -> None:
@@ -214,12 +221,12 @@ class _Done:
 
     def pace(self, progress: RunProgress) -> str:
         """Learner-steps per second, the share of the roofline, and the time left at this pace."""
-        found = [f"{_short(progress.rate)} steps/s"]
+        found = [f"{short(progress.rate)} steps/s"]
         if progress.share is not None:
             found.append(f"{progress.share:.0%} of the roofline")
         if progress.rate > 0:
             left = max(0.0, self.total - self.runs) * progress.spec.steps / progress.rate
-            found.append(f"{_clock(left)} left")
+            found.append(f"{clock(left)} left")
         return ", ".join(found)
 
 
@@ -227,16 +234,3 @@ def _what(progress: RunProgress) -> str:
     if progress.others:
         return f"{1 + len(progress.others)} runs at step {progress.step}"
     return f"{progress.spec.method} seed {progress.spec.seed}"
-
-
-def _short(number: float) -> str:
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if number >= 10 * unit:
-            return f"{number / unit:.0f}{name}"
-    return f"{number:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
