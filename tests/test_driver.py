@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -28,7 +29,7 @@ from tests.pools import (
     kill_process,
     misbehave,
     processes_of,
-    slow,
+    slow_chunks,
     small,
     states,
 )
@@ -37,7 +38,7 @@ from tests.test_ledger_disks import no_file_larger_than
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.backlog import Room
 from upgd.study.driver import drive
-from upgd.study.jobs import Died, Job, Kept, Ready, Told
+from upgd.study.jobs import Died, Finished, Job, Kept, Ready, Told
 from upgd.study.pools import LocalPool, make_pool
 from upgd.study.simulated import Fate, SimulatedPool
 from upgd.study.sinks import Tally
@@ -105,11 +106,7 @@ def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_pat
     assert results(tmp_path / "pool") == expected
     for words in ("killed (SIGKILL); its", "nothing was heard of its worker for 4 s; its"):
         assert any(words in note for note in tally.notes), tally.notes
-    assert sum(worker not in hit and len(job.saved) > 0 for worker, job in watched.jobs) >= 2
-
-
-def slow_chunks() -> None:
-    slow(0.3)
+    assert sum(len(job.saved) > 0 for _, job in watched.jobs) >= 2
 
 
 def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -> None:
@@ -134,29 +131,37 @@ CHUNKS = {**OPTIONS, "restart": True}
 
 
 def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
-    specs = small(160, steps=400)
+    """``tests/test_sweep.py`` has the same with two commands."""
+    specs = small(80, steps=200, restart=True)
     expected = alone(tmp_path / "alone", specs)
+
+    def other() -> None:
+        with Ledger.open(tmp_path / "both") as ledger, closing(LocalPool(1)) as second:
+            tallies.append(drive(ledger, Watched(second, begin)))
+
+    def begin(worker: int, event: Any) -> None:
+        if isinstance(event, Finished):
+            begun.set()
+
+    tallies: list[Tally] = []
+    begun = threading.Event()
     with Ledger.open(tmp_path / "both") as ledger:
         ledger.add(specs)
-        command = [sys.executable, "-m", "upgd.cli", "resume", str(tmp_path / "both")]
-        other = subprocess.Popen([*command, "--workers", "2", "--quiet"])
-        try:
-            deadline = time.monotonic() + 60
-            while not ledger.counts()["done"] and time.monotonic() < deadline:
-                time.sleep(0.02)
-            tally = drive(ledger, pool)
-            assert other.wait(60) == 0
-        finally:
-            other.kill()
-            other.wait()
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert begun.wait(60)
+        tallies.append(drive(ledger, pool))
+        thread.join()
     assert results(tmp_path / "both") == expected
-    assert 0 < tally.done < 160  # each had its part
+    assert sorted(tally.done > 0 for tally in tallies) == [True, True]  # each had its part
+    assert sum(tally.done for tally in tallies) == 80
     check_tables(tmp_path / "both")
 
 
 # ------------------------------------------------------------------------------ interrupts
 COMMAND = ["run", PROBLEM, "upgd", "--hidden", "9-7", "--task-length", "50", "--restart"]
-COMMAND += ["--seeds", "4", "--steps", "4e4", "--quiet", "--workers", "2"]
+COMMAND += ["--seeds", "4", "--steps", "1500", "--quiet", "--workers", "2"]
+COMMAND += ["--checkpoint-seconds", "0.3"]
 
 
 def newer(folder: Path, begun: float) -> bool:
@@ -166,9 +171,8 @@ def newer(folder: Path, begun: float) -> bool:
 def signalled(folder: Path, *signals: int) -> tuple[int, str]:
     """Begin a study, and send signals once there is a new checkpoint."""
     begun = time.time()
-    command = [sys.executable, "-m", "upgd.cli", *COMMAND, "--checkpoint-seconds", "0.3"]
     process = subprocess.Popen(
-        [*command, "--study", str(folder)],
+        [sys.executable, "-m", "tests.pools", *COMMAND, "--study", str(folder)],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -194,7 +198,8 @@ def signalled(folder: Path, *signals: int) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool) -> None:
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool, kill: bool) -> None:
     """The first interrupt saves and gives back, a second one stops at once."""
     for signals in ([signal.SIGINT], [signal.SIGINT, signal.SIGINT]):
         code, said = signalled(tmp_path, *signals)
@@ -203,9 +208,10 @@ def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool) -> No
         assert states(tmp_path) == {"pending": 4}
         assert len(list((tmp_path / "checkpoints").glob("*.npz"))) == 4  # all were saved
         check_tables(tmp_path)
-    code, _ = signalled(tmp_path, signal.SIGKILL)
-    assert code == -signal.SIGKILL
-    assert states(tmp_path)["running"]
+    if kill:
+        code, _ = signalled(tmp_path, signal.SIGKILL)
+        assert code == -signal.SIGKILL
+        assert states(tmp_path)["running"]
     watched = Watched(pool)
     driven(tmp_path, [], watched)
     assert states(tmp_path) == {"done": 4}
