@@ -75,9 +75,9 @@ class Experiment:
         """The runs by arm; `scale` shortens them to whole windows, `seeds` are the first ones.
 
         Example:
-            >>> runs = EXPERIMENTS["input-permuted-mnist"].specs(scale=0.01, seeds=2)
+            >>> runs = EXPERIMENTS["input-permuted-mnist"].specs(scale=0.1, seeds=2)
             >>> len(runs), runs["upgd"][0].steps
-            (10, 10000)
+            (10, 100000)
         """
         steps = self.length(scale)
         count = self.seeds if seeds is None else seeds
