@@ -60,12 +60,11 @@ def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) ->
         ledger.add(specs)
     command = [sys.executable, "-m", "upgd.cli", "resume", str(study), "--on", "ray"]
     command += ["--workers", "2", "--checkpoint-seconds", "0.2"]
+    expected = alone(tmp_path / "alone", specs)
+    second = None
     with open(tmp_path / "said", "w") as said:
         driver = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-    second = None
     try:
-        second = RayPool(None, 2)  # for the driver that will follow; it takes a while to come up
-        expected = alone(tmp_path / "alone", specs)
         killed: set[int] = set()
         for part in (20, 60):
             wait_for(lambda part=part: states(study).get("done", 0) >= part)  # type: ignore[misc]
@@ -81,6 +80,7 @@ def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) ->
         assert left["done"] < 200
         check_tables(study)
         assert (tmp_path / "said").read_text().count("runs go on from their checkpoints") == 2
+        second = RayPool(None, 2)
         tally = driven(study, [], second)
     finally:
         for process in processes_of(driver.pid):
