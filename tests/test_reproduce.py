@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from upgd.cli import app
 from upgd.paper import claims, experiments, figures, results
+from upgd.paper.drawing import COLOURS, draw
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.sets import METHODS
-from upgd.report.paper import COLOURS, draw
 from upgd.study import Ledger, StudyError
 
 NAMES = ("sgdw", "upgd")

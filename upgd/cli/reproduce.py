@@ -23,10 +23,10 @@ from upgd.cli.working import (
     do_work,
     end,
 )
+from upgd.paper.drawing import draw
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.results import collect, write
-from upgd.report.paper import draw
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec, forecast

@@ -88,7 +88,7 @@ def run(
     if row.dataset is not None:
         check(row.dataset, data_dir)  # a wrong file is found before anything starts
     for spec in {s.method: s for s in specs}.values():
-        _check_length(spec, prepare(spec, data_dir, here).setting)
+        check_length(spec, prepare(spec, data_dir, here).setting)
     folder = study if study is not None else Path("studies") / row.name
     if dry_run:
         known = _known(folder)
@@ -131,7 +131,7 @@ def resume(
     end(tally)
 
 
-def _check_length(spec: RunSpec, setting: Setting) -> None:
+def check_length(spec: RunSpec, setting: Setting) -> None:
     """A run without a whole window would have no result."""
     if spec.steps * setting.batch < setting.window:
         samples = f" of {setting.batch} samples" if setting.batch > 1 else ""

@@ -22,7 +22,7 @@ from upgd.cli.outlook import (
     show_outlook,
     whole_amount,
 )
-from upgd.cli.run import _check_length
+from upgd.cli.run import check_length
 from upgd.cli.working import (
     CHECKPOINT,
     DATA_DIR,
@@ -190,7 +190,7 @@ def _steps_per_point(plan: Sweep, method: str, data_dir: Path | None, device: st
     """How many steps a window has; a set that cannot be run is a mistake."""
     first = plan.specs(sets={method: plan.hypers()[method][:1]})[0]
     setting = prepare(first, data_dir, device).setting
-    _check_length(first, setting)
+    check_length(first, setting)
     return max(1, setting.window // setting.batch)
 
 
