@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from upgd import curvature
+from upgd.timing import measure
 
 GOAL = 2.2
 METHODS = ["hesscale", "ggn", "hutchinson"]
@@ -72,16 +72,6 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], None
     return {"gradient": gradient, **{name: with_curvature(name) for name in METHODS}}
 
 
-def seconds(step: Callable[[], None], repeats: int, device: str) -> float:
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    wait()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    wait()
-    return (time.perf_counter() - start) / repeats
-
-
 def time_table(device: str, rounds: int, target: float) -> list[str]:
     lines = [
         "| network | gradient, ms | " + " | ".join(f"{name} ÷ gradient" for name in METHODS) + " |",
@@ -90,14 +80,7 @@ def time_table(device: str, rounds: int, target: float) -> list[str]:
     verdicts = []
     for name, (model, x, y) in cases(device).items():
         candidates = steps(model, x, y)
-        repeats = {}
-        for key, step in candidates.items():
-            seconds(step, 2, device)
-            repeats[key] = max(1, min(200, round(target / seconds(step, 2, device))))
-        times = {key: [] for key in candidates}
-        for _ in range(rounds):
-            for key, step in candidates.items():
-                times[key].append(seconds(step, repeats[key], device))
+        times = measure(candidates, device, rounds, target)
         ratios = {
             key: statistics.median(
                 a / b for a, b in zip(times[key], times["gradient"], strict=True)

@@ -30,7 +30,6 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,12 @@ import torch
 from torch import nn
 
 from upgd.optim.registry import METHODS
+from upgd.timing import Call as Step
+from upgd.timing import measure
 
-Step = Callable[[], Any]
 NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
 BATCH = 100
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
-BUSY = False  # whether others use the machine: then one thread's own time counts
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
 
 
@@ -120,32 +119,6 @@ def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> St
         opt.step()
 
     return step
-
-
-def seconds(step: Step, repeats: int, device: str) -> float:
-    synchronise = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    clock = time.process_time if BUSY else time.perf_counter
-    synchronise()
-    start = clock()
-    for _ in range(repeats):
-        step()
-    synchronise()
-    return (clock() - start) / repeats
-
-
-def measure(
-    steps: dict[str, Step], device: str, rounds: int, target: float
-) -> dict[str, list[float]]:
-    """Seconds per step of each optimizer in each round."""
-    repeats = {}
-    for name, step in steps.items():
-        seconds(step, 3, device)
-        repeats[name] = max(1, min(200, round(target / seconds(step, 3, device))))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(seconds(step, repeats[name], device))
-    return times
 
 
 def ratio(times: dict[str, list[float]], name: str, peer: str) -> float:
@@ -248,8 +221,8 @@ def main() -> None:
         readme()
         return
     if args.busy:
-        globals()["BUSY"] = True
         torch.set_num_threads(1)
+    clock = time.process_time if args.busy else time.perf_counter
 
     pages, raw = [], {}
     for name in NETWORKS if args.network == "all" else [args.network]:
@@ -261,6 +234,7 @@ def main() -> None:
             args.device,
             args.rounds,
             args.target,
+            clock,
         )
         raw[name] = times
         sizes = "-".join(map(str, NETWORKS[name]))

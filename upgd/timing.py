@@ -1,0 +1,63 @@
+"""How long calls take: side by side, in rounds, so that a slow moment slows down all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+
+def seconds(
+    call: Call, repeats: int, device: str, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds per call; on CUDA until its work is done.
+
+    Example:
+        >>> seconds(lambda: None, 3, "cpu") >= 0
+        True
+    """
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.synchronize(device)
+    start = clock()
+    for _ in range(repeats):
+        call()
+    if cuda:
+        torch.cuda.synchronize(device)
+    return (clock() - start) / repeats
+
+
+def measure(
+    calls: Mapping[str, Call],
+    device: str,
+    rounds: int,
+    target: float,
+    clock: Callable[[], float] = time.perf_counter,
+    on_round: Callable[[int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds per call of each in each round; compare within a round.
+
+    Args:
+        calls: By name.
+        device: Where their work is done.
+        rounds: How many times all of them take turns.
+        target: Seconds for each in each round.
+        clock: What is read.
+        on_round: Told how many rounds are over.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        seconds(call, 3, device, clock)
+        once = max(seconds(call, 3, device, clock), 1e-9)
+        repeats[name] = max(1, min(200, round(target / once)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name, call in calls.items():
+            times[name].append(seconds(call, repeats[name], device, clock))
+        if on_round is not None:
+            on_round(number + 1)
+    return times
