@@ -13,14 +13,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
-from upgd.study import Ledger
+from upgd.study import Ledger, Run
 from upgd.study.files import write_atomically
 
 Array = NDArray[np.float64]
@@ -61,23 +61,59 @@ class Results:
         return tuple(dict.fromkeys(arm for arms in self.series.values() for arm in arms))
 
 
-def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
-    """What a ledger has of an experiment, from its longest runs; None if it has nothing.
+class Found(NamedTuple):
+    """A run of an experiment, done or diverged, and the ledger that has it."""
+
+    arm: str
+    run: Run
+    ledger: Ledger
+
+
+def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
+    """What ledgers have of an experiment: its longest runs, one per arm and seed.
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
-    measure (:data:`MEASURING`) do not matter: a run without them lacks those series.
+    measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
+    more of them is preferred.
     """
     known = {
         _learner(arm.method, arm.hyper, {**experiment.options, **arm.options}): arm.name
         for arm in reversed(experiment.arms)  # of twins the first stays
     }
-    found: dict[int, dict[str, tuple[str, int]]] = {}
-    for run in ledger.runs(problem=experiment.problem, state="done"):
-        spec = run.spec
-        arm = known.get(_learner(spec.method, spec.hyper, spec.options))
-        if arm is not None:
-            found.setdefault(spec.steps, {})[run.key] = arm, spec.seed
-    return _read(ledger, experiment.name, found[max(found)]) if found else None
+    found: dict[int, dict[tuple[str, int], Found]] = {}
+    for ledger in ledgers:
+        for run in ledger.runs(problem=experiment.problem):
+            spec = run.spec
+            arm = known.get(_learner(spec.method, spec.hyper, spec.options))
+            if arm is None or run.result is None:
+                continue
+            same = found.setdefault(spec.steps, {})
+            other = same.get((arm, spec.seed))
+            if other is None or len(spec.options) > len(other.run.spec.options):
+                same[arm, spec.seed] = Found(arm, run, ledger)
+    done = [n for n, runs in found.items() if any(f.run.state == "done" for f in runs.values())]
+    return list(found[max(done)].values()) if done else []
+
+
+def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
+    """The results of what :func:`find` finds in a ledger; None if there is nothing."""
+    return gather(find([ledger], experiment), experiment.name)
+
+
+def gather(found: Iterable[Found], name: str) -> Results | None:
+    """The series of the runs that are done; None if there are none."""
+    runs: dict[Ledger, dict[str, tuple[str, int]]] = {}
+    for arm, run, ledger in found:
+        if run.state == "done":
+            runs.setdefault(ledger, {})[run.key] = arm, run.spec.seed
+    series: dict[str, dict[str, dict[int, Array]]] = {}
+    window = 0
+    for ledger, some in runs.items():
+        for kept in ledger.each_series(keys=list(some)):
+            arm, seed = some[kept.key]
+            series.setdefault(kept.metric, {}).setdefault(arm, {})[seed] = kept.values.astype(float)
+            window = kept.window if kept.metric != "offline_accuracy" else window or kept.window
+    return Results(name, window, series) if runs else None
 
 
 def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]) -> Any:
@@ -85,16 +121,6 @@ def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]
     rest = {name: value for name, value in options.items() if name not in MEASURING}
     numbers = {name: float(value) for name, value in hyper.items()}
     return method, tuple(sorted(numbers.items())), tuple(sorted(rest.items()))
-
-
-def _read(ledger: Ledger, name: str, runs: Mapping[str, tuple[str, int]]) -> Results:
-    series: dict[str, dict[str, dict[int, Array]]] = {}
-    window = 0
-    for kept in ledger.each_series(keys=list(runs)):
-        arm, seed = runs[kept.key]
-        series.setdefault(kept.metric, {}).setdefault(arm, {})[seed] = kept.values.astype(float)
-        window = kept.window if kept.metric != "offline_accuracy" else window or kept.window
-    return Results(name, window, series)
 
 
 # ------------------------------------------------------------------------------ tables

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-import upgd
 from upgd import metrics
 from upgd.study.files import Checkpoint
 from upgd.study.records import Result, Series
 from upgd.study.sinks import Sink
 from upgd.study.spec import RunSpec, Scalar
+from upgd.study.versions import all_versions, versions
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
@@ -133,7 +132,7 @@ class Keeper:
         return Result(
             engine=self.engine,
             device=self.device,
-            versions=versions(),
+            versions=all_versions(self.device),
             host={"machine": platform.machine(), "system": platform.system(), **host},
             started=self._started,
             finished=time.time(),
@@ -159,13 +158,3 @@ def summarise(
         if len(series.get("plasticity", ())) >= 8:
             found["loss_of_plasticity"] = metrics.loss_of_plasticity(series["plasticity"], window)
     return found
-
-
-def versions() -> dict[str, str]:
-    """What a result may depend on."""
-    return {
-        "upgd": upgd.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

@@ -1,0 +1,234 @@
+"""Where committed numbers come from: ``provenance.json``, beside every table of results.
+
+It says what ran, on which data, with which versions, where, for how long, and how to get it again.
+It names no host and no path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from upgd.paper.experiments import Experiment
+from upgd.paper.figures import FIGURES
+from upgd.paper.results import Found
+from upgd.streams import DataNotFoundError, check
+from upgd.streams import get as get_problem
+from upgd.study import Run, write_atomically
+
+NAME = "provenance.json"
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that were run in the same way.
+
+    Attributes:
+        device: Its name.
+        engine: What ran them.
+        versions: Of libraries, and upgd's commit if it is known.
+        runs: How many.
+        seconds: Of work; runs that advanced side by side share them.
+        began: The day on which the first began.
+        ended: The day on which the last ended.
+        dtype: The type of the weights.
+        rules: The version of the update rules; 0 where that does not apply.
+    """
+
+    device: str
+    engine: str
+    versions: Mapping[str, str]
+    runs: int
+    seconds: float
+    began: str
+    ended: str
+    dtype: str = "float32"
+    rules: int = 0
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a table comes from.
+
+    Attributes:
+        experiment: What was run.
+        command: What gives it again.
+        steps: Of each run.
+        seeds: By arm, those that are done.
+        learner_steps: Steps of all runs.
+        seconds: Of work.
+        parts: How runs were run, oldest first.
+        problem: On which problem, if it is one of the table.
+        options: Of all runs.
+        data: Name, samples and checksum by split; None where none are needed.
+        diverged: By arm, seeds whose loss was not finite.
+    """
+
+    experiment: str
+    command: str
+    steps: int
+    seeds: Mapping[str, Sequence[int]]
+    learner_steps: int
+    seconds: float
+    parts: Sequence[Part]
+    problem: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
+    diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """How many are done."""
+        return sum(map(len, self.seeds.values()))
+
+    def write(self, folder: Path) -> None:
+        """Put it beside a table."""
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False, sort_keys=True)
+        write_atomically(folder / NAME, f"{text}\n".encode())
+
+
+def read(folder: Path) -> Provenance | None:
+    """What lies beside a table, if it is there.
+
+    Raises:
+        ValueError: It is not one of these files.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        parts = [Part(**part) for part in content.pop("parts")]
+        return Provenance(parts=parts, **content)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} does not say where a table comes from: {error}") from None
+
+
+def describe(
+    found: Sequence[Found], experiment: Experiment, data: Mapping[str, Any] | None
+) -> Provenance:
+    """Where an experiment's runs come from, which may be several days and machines."""
+    alike: dict[str, list[Run]] = {}
+    for each in found:
+        alike.setdefault(_way(each.run), []).append(each.run)
+    parts = sorted((_part(runs) for runs in alike.values()), key=lambda part: part.began)
+    steps = found[0].run.spec.steps
+    return Provenance(
+        experiment.name,
+        command(found, experiment),
+        steps,
+        _seeds(each for each in found if each.run.state == "done"),
+        sum(_taken(each.run) for each in found),
+        round(sum(part.seconds for part in parts), 1),
+        parts,
+        experiment.problem,
+        _common(each.run.spec.options for each in found),
+        data,
+        _seeds(each for each in found if each.run.state == "diverged"),
+    )
+
+
+def command(found: Sequence[Found], experiment: Experiment) -> str:
+    """What gives these results again: the first figure that needs them, at their scale."""
+    figures = [figure.name for figure in FIGURES.values() if experiment.name in figure.experiments]
+    words = ["upgd reproduce", figures[0] if figures else "all"]
+    steps = found[0].run.spec.steps
+    if steps != experiment.steps:
+        words.append(f"--scale {steps / experiment.steps:g}")
+    seeds = len({each.run.spec.seed for each in found})
+    if seeds != experiment.seeds:
+        words.append(f"--seeds {seeds}")
+    results = [each.run.result for each in found if each.run.result is not None]
+    if any(result.device != CPU for result in results):
+        words.append("--device cuda")
+    if all(result.engine == "eager" for result in results):
+        words.append("--engine eager")
+    return " ".join(words)
+
+
+def data_facts(problem: str, data_dir: Path | None) -> dict[str, Any] | None:
+    """What a problem learns from, as the check of the data knows it; None if it needs no data.
+
+    Raises:
+        DataNotFoundError: They are not there.
+    """
+    name = get_problem(problem).dataset
+    if name is None:
+        return None
+    facts = check(name, data_dir)
+    samples = {each.split: each.samples for each in facts}
+    return {
+        "name": name,
+        "samples": samples,
+        "sha256": {each.split: each.checksum for each in facts},
+    }
+
+
+def known_data(
+    problem: str, data_dir: Path | None, before: Provenance | None
+) -> dict[str, Any] | None:
+    """The same; where the data are not there any more, what was known before, or the name alone."""
+    try:
+        return data_facts(problem, data_dir)
+    except DataNotFoundError:
+        if before is not None and before.data is not None:
+            return dict(before.data)
+        return {"name": get_problem(problem).dataset}
+
+
+def day(seconds: float) -> str:
+    """The date of a time in seconds since 1970.
+
+    Example:
+        >>> day(1e9)
+        '2001-09-09'
+    """
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d")
+
+
+def _way(run: Run) -> str:
+    assert run.result is not None
+    result = run.result
+    facts = (result.device, result.host.get("machine"), result.engine, result.dtype)
+    return json.dumps([*facts, dict(result.versions), run.spec.rules], sort_keys=True)
+
+
+def _part(runs: Sequence[Run]) -> Part:
+    results = [run.result for run in runs if run.result is not None]
+    first = results[0]
+    machine = first.host.get("machine")
+    return Part(
+        f"{first.device} ({machine})" if first.device == CPU and machine else first.device,
+        first.engine,
+        dict(first.versions),
+        len(runs),
+        round(sum(r.wall / int(r.host.get("runs_in_stack") or 1) for r in results), 1),
+        day(min(result.started for result in results)),
+        day(max(result.finished for result in results)),
+        first.dtype,
+        runs[0].spec.rules,
+    )
+
+
+def _taken(run: Run) -> int:
+    """The steps of a run; one that diverged took fewer."""
+    assert run.result is not None
+    return run.spec.steps if run.result.diverged_at is None else run.result.diverged_at
+
+
+def _seeds(found: Iterable[Found]) -> dict[str, list[int]]:
+    seeds: dict[str, list[int]] = {}
+    for each in found:
+        seeds.setdefault(each.arm, []).append(each.run.spec.seed)
+    return {arm: sorted(some) for arm, some in seeds.items()}
+
+
+def _common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those that all have."""
+    first, *rest = options
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}

@@ -1,0 +1,66 @@
+"""What a result may depend on besides its specification."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import upgd
+
+
+def versions() -> dict[str, str]:
+    """What must be the same for a continued run to be the uninterrupted one.
+
+    Example:
+        >>> sorted(versions())
+        ['numpy', 'python', 'torch', 'upgd']
+    """
+    return {
+        "upgd": upgd.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def all_versions(device: str) -> dict[str, str]:
+    """The same with a device's compiler if it was used, and the commit if this is a clone."""
+    found = versions()
+    compiler = "numba" if device.startswith("cpu") else "triton"
+    if compiler in sys.modules:
+        found[compiler] = str(getattr(sys.modules[compiler], "__version__", "unknown"))
+    if commit():
+        found["commit"] = commit()
+    return found
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that this package is at, marked where files differ from it; empty if unknown."""
+    root = Path(upgd.__file__).parents[1]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    return _said([*command, "--exclude=*"])
+
+
+@functools.cache
+def processor() -> str:
+    """What kind of CPU this is."""
+    names = [line for line in _said(["lscpu"]).splitlines() if line.startswith("Model name:")]
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+def _said(command: list[str]) -> str:
+    """What a program prints; nothing if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
