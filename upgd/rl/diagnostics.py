@@ -1,0 +1,76 @@
+"""What is measured of an agent's networks after an iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from upgd.metrics import norms
+from upgd.rl.network import Network
+
+SATURATED = 0.99
+DEAD = 0.01
+SAMPLES = 256
+
+
+def explained_variance(values: NDArray[Any], returns: NDArray[Any]) -> float:
+    """The share of the returns' variance that the values foresaw; NaN where there is none."""
+    wide = returns.astype(np.float64)
+    variance = float(wide.var())
+    return float(1 - (wide - values).var() / variance) if variance > 0 else float("nan")
+
+
+@torch.no_grad()
+def diagnose(
+    network: Network,
+    weights: NDArray[Any],
+    gradients: NDArray[Any],
+    utility: NDArray[Any] | None,
+    observations: NDArray[Any],
+) -> dict[str, float]:
+    """Norms and hidden units of policy and value network, by name.
+
+    ``…_weight_l1``, ``_l2`` are norms of the parameters; ``…_gradient_l0``, ``_l1``, ``_l2`` of the
+    last minibatch's gradient, after clipping; ``…_utility_l1``, ``_l2`` of the bias-corrected
+    utilities, where there are any. ``…_saturated`` is the share of hidden activations beyond ±0.99,
+    ``…_dead_units`` the share of hidden units whose output has a standard deviation below 0.01 over
+    the observations: they tell the rest of the network nothing.
+
+    Args:
+        network: Which networks.
+        weights: The agent's parameters, [size].
+        gradients: Of its last minibatch, [size].
+        utility: Of its parameters, [size], if its method has one.
+        observations: Normalised, [T, observations]; :data:`SAMPLES` of them are looked at.
+    """
+    found: dict[str, float] = {}
+    flat = torch.from_numpy(weights)
+    views, border = network.views(flat), 2 * len(network.hidden) + 2
+    layers = {"policy": views[:border], "value": views[border + 1 :]}
+    stride = max(1, len(observations) // SAMPLES)
+    x = torch.from_numpy(np.ascontiguousarray(observations[::stride]))
+    for part, where in network.parts.items():
+        size = norms([flat[where]])
+        slope = norms([torch.from_numpy(gradients[where])])
+        found |= {f"{part}_weight_l1": size.l1, f"{part}_weight_l2": size.l2}
+        found |= {f"{part}_gradient_{name}": value for name, value in slope._asdict().items()}
+        if utility is not None:
+            worth = norms([torch.from_numpy(utility[where])])
+            found |= {f"{part}_utility_l1": worth.l1, f"{part}_utility_l2": worth.l2}
+        units = _hidden(layers[part], x)
+        found[f"{part}_saturated"] = float((units.abs() > SATURATED).double().mean())
+        found[f"{part}_dead_units"] = float((units.std(0) < DEAD).double().mean())
+    return found
+
+
+def _hidden(layers: list[Tensor], x: Tensor) -> Tensor:
+    """The outputs of all hidden units, [samples, units]."""
+    outputs = []
+    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+        x = torch.addmm(bias, x, weight.T).tanh()
+        outputs.append(x)
+    return torch.cat(outputs, 1)

@@ -1,0 +1,213 @@
+"""Environments: finding one by name, stepping it with few layers between, saving where it stands.
+
+An environment is gymnasium's own, without wrappers: time limits, episode statistics and
+normalisation cost more there than the simulation's own bookkeeping. What the wrappers would do is
+done here and in :mod:`upgd.rl.rollouts`, and tests hold both against each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+_MISSING = 'reinforcement learning needs {}: pip install "upgd[rl]"'
+_DERIVED = re.compile(
+    r"^(x|ximat$|geom_x|site_x|cam_x|light_x|c(inert|vel|acc|rb|dof|dof_dot|frc_ext|frc_int)$|"
+    r"subtree_|qfrc_|qacc|actuator_|act_dot$|sensordata$|energy$)"
+)
+"""What MuJoCo derives from its state at the beginning of a step, and environments read after it."""
+
+
+class RLError(ValueError):
+    """An experiment cannot be run as asked; the message is one line for people."""
+
+
+class MissingExtraError(RLError, ImportError):
+    """A package of the extra ``rl`` is not installed."""
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+        import numba  # noqa: F401
+    except ImportError as error:
+        missing = (error.name or "gymnasium").split(".")[0]
+        raise MissingExtraError(_MISSING.format(missing)) from error
+    return gymnasium
+
+
+def environment_id(name: str) -> str:
+    """The full name of an environment; without a version, the newest that is installed.
+
+    Raises:
+        RLError: There is no such environment.
+        MissingExtraError: gymnasium is not installed.
+    """
+    known = _gymnasium().registry
+    if name in known:
+        return name
+    versions = {i: int(i.rpartition("-v")[2]) for i in known if i.rpartition("-v")[0] == name}
+    if versions:
+        return str(max(versions, key=lambda i: versions[i]))
+    stems = {str(i).rpartition("-v")[0]: str(i) for i in known}
+    by_case = {stem.lower(): stem for stem in stems}
+    stem = name.rpartition("-v")[0] or name
+    close = difflib.get_close_matches(stem.lower(), by_case, n=1)
+    hint = f"; did you mean {by_case[close[0]]!r}?" if close else ""
+    raise RLError(f"unknown environment {name!r}{hint}")
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What an agent must know of its environment.
+
+    Attributes:
+        name: With its version.
+        observations, actions: Sizes.
+        low, high: Bounds of actions.
+        limit: Steps after which an episode is cut off; 0 for never.
+    """
+
+    name: str
+    observations: int
+    actions: int
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    limit: int
+
+
+def make(name: str) -> tuple[Any, Spaces]:
+    """An environment without wrappers, and its spaces.
+
+    Raises:
+        RLError: It does not exist, cannot be made, or is not one of continuous control.
+    """
+    gymnasium, full = _gymnasium(), environment_id(name)
+    try:
+        _quieten()
+        wrapped = gymnasium.make(full)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingExtraError(_MISSING.format("mujoco")) from error
+    except Exception as error:  # environments raise what they like
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RLError(f"environment {full!r} cannot be made: {reason}") from error
+    env, box = wrapped.unwrapped, gymnasium.spaces.Box
+    if not isinstance(env.action_space, box) or len(env.action_space.shape) != 1:
+        raise RLError(
+            f"environment {full!r} has actions {env.action_space}; PPO here is for continuous "
+            "control, whose actions are a vector of real numbers"
+        )
+    if not isinstance(env.observation_space, box):
+        raise RLError(
+            f"environment {full!r} has observations {env.observation_space}; "
+            "they must be arrays of real numbers"
+        )
+    low, high = (np.asarray(b, np.float64) for b in (env.action_space.low, env.action_space.high))
+    size = int(np.prod(env.observation_space.shape))
+    limit = int(wrapped.spec.max_episode_steps or 0)
+    return env, Spaces(full, size, len(low), low, high, limit)
+
+
+def _quieten() -> None:
+    """Have MuJoCo's warnings logged, not written to a file of whatever folder this is."""
+    try:
+        import mujoco
+    except ImportError:  # not every environment needs it
+        return
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_note)
+
+
+def _note(text: str) -> None:
+    _log.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
+
+
+class Simulation:
+    """One environment with its time limit, in a state that can be saved.
+
+    Each episode begins with a seed of its own, so that an episode is a function of that seed and
+    of the actions.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.env, self.spaces = make(name)
+        self.elapsed = 0
+
+    def reset(self, seed: int) -> NDArray[np.float64]:
+        """Begin an episode; gives its first observation."""
+        self.elapsed = 0
+        observation, _ = self.env.reset(seed=seed)
+        return np.asarray(observation, np.float64).ravel()
+
+    def step(self, action: NDArray[Any]) -> tuple[NDArray[np.float64], float, bool, bool]:
+        """Act; gives observation, reward, whether the episode terminated and whether it ended."""
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        self.elapsed += 1
+        ended = terminated or truncated or self.elapsed == self.spaces.limit
+        return (
+            np.asarray(observation, np.float64).ravel(),
+            float(reward),
+            bool(terminated),
+            bool(ended),
+        )
+
+    # ---------------------------------------------------------------------- checkpoints
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Everything that the rest of the episode depends on: arrays, and what fits into JSON."""
+        meta = {"elapsed": self.elapsed, "random": self.env.np_random.bit_generator.state}
+        if hasattr(self.env, "data") and hasattr(self.env, "model"):
+            return self._simulator_state(), meta
+        if getattr(self.env, "state", None) is None:
+            raise RLError(f"the state of environment {self.spaces.name!r} cannot be saved")
+        meta["kind"] = "tuple" if isinstance(self.env.state, tuple) else "array"
+        return {"state": np.array(self.env.state, np.float64)}, meta
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state` returned."""
+        self.env.reset(seed=0)
+        self.elapsed = int(meta["elapsed"])
+        self.env.np_random.bit_generator.state = meta["random"]
+        if "integration" in arrays:
+            self._restore_simulator(arrays)
+        else:
+            state = np.array(arrays["state"])
+            self.env.state = tuple(map(float, state)) if meta["kind"] == "tuple" else state
+
+    def _simulator_state(self) -> dict[str, NDArray[Any]]:
+        import mujoco
+
+        model, data = self.env.model, self.env.data
+        kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        state = np.zeros(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, data, state, kind)
+        derived = [getattr(data, name).ravel() for name in _derived(data)]
+        return {"integration": state, "derived": np.concatenate(derived)}
+
+    def _restore_simulator(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        import mujoco
+
+        model, data = self.env.model, self.env.data
+        kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_setState(model, data, np.array(arrays["integration"]), kind)
+        at = 0
+        for name in _derived(data):  # of the last step's beginning, which no call gives again
+            array = getattr(data, name)
+            array[...] = arrays["derived"][at : at + array.size].reshape(array.shape)
+            at += array.size
+
+
+def _derived(data: Any) -> list[str]:
+    names = [name for name in sorted(dir(data)) if _DERIVED.match(name)]
+    return [
+        name
+        for name in names
+        if isinstance(getattr(data, name), np.ndarray) and getattr(data, name).dtype == np.float64
+    ]

@@ -1,0 +1,163 @@
+"""An actor: an environment, its normalisers, and the steps that a policy takes in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.rl.environments import Simulation
+from upgd.rl.network import Network
+
+if TYPE_CHECKING:
+    from upgd.rl.ppo import Settings
+
+
+class Episode(NamedTuple):
+    """An episode that ended: after which step of the agent, its return and length."""
+
+    step: int
+    reward: float
+    length: int
+
+
+class Trajectory(NamedTuple):
+    """What an agent met in T steps; entries T of the last three belong to what comes next.
+
+    Attributes:
+        observations: Normalised, [T + 1, observations].
+        actions: As drawn, before clipping, [T, actions].
+        log_probabilities: Of the actions, [T].
+        rewards: Normalised, [T].
+        values: Of the observations, [T + 1].
+        ends: Whether an episode ended just before the observation, [T + 1].
+    """
+
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    log_probabilities: NDArray[Any]
+    rewards: NDArray[Any]
+    values: NDArray[Any]
+    ends: NDArray[Any]
+
+
+def trajectory_shapes(network: Network, steps: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a trajectory's arrays."""
+    return {
+        "observations": (steps + 1, network.observations),
+        "actions": (steps, network.actions),
+        "log_probabilities": (steps,),
+        "rewards": (steps,),
+        "values": (steps + 1,),
+        "ends": (steps + 1,),
+    }
+
+
+@dataclass
+class Rollout:
+    """What the steps of one iteration have to tell: episodes, and why the agent must stop."""
+
+    episodes: list[Episode]
+    failure: str | None = None
+
+
+class Actor:
+    """An environment and what an agent keeps of it between iterations.
+
+    Args:
+        environment: Its name.
+        seed: Of the agent: determines its actions and how episodes begin.
+        settings: PPO's.
+        trajectory: Where steps are written.
+    """
+
+    def __init__(
+        self, environment: str, seed: int, settings: Settings, trajectory: Trajectory
+    ) -> None:
+        from upgd.rl import kernels
+
+        self.kernels, self.settings, self.seed = kernels, settings, seed
+        self.simulation = Simulation(environment)
+        self.spaces = self.simulation.spaces
+        self.network = Network(self.spaces.observations, self.spaces.actions, settings.hidden)
+        self.trajectory = trajectory
+        table, _, _, size = self.network.workspace(1)
+        self._layers, self._work = table, np.zeros(size, trajectory.actions.dtype)
+        count = self.spaces.observations
+        self.normalisers = np.zeros(kernels.NORMALISERS + 2 * count)
+        self.normalisers[[kernels.COUNT, kernels.RETURN_COUNT]] = 1e-4
+        self.normalisers[kernels.RETURN_VAR] = 1
+        self.normalisers[kernels.NORMALISERS + count :] = 1
+        self.step, self.episode, self.reward = 0, 0, 0.0
+        self._begin(-1)
+        trajectory.ends[-1] = 0
+
+    def _begin(self, row: int) -> None:
+        """Begin an episode, whose first observation goes into a row of the trajectory."""
+        kernels = self.kernels
+        raw = self.simulation.reset(int(kernels.reset_seed(self.seed, self.episode)))
+        self.episode += 1
+        self.reward = 0.0
+        kernels.count_observation(self.normalisers, raw)
+        out = self.trajectory.observations[row]
+        clip = self.settings.clip_observations
+        kernels.normalise_observation(self.normalisers, raw, clip, out)
+
+    def rollout(self, weights: NDArray[Any]) -> Rollout:
+        """Act for an iteration's steps with a policy."""
+        kernels, settings, simulation = self.kernels, self.settings, self.simulation
+        observations, actions, log_probabilities, rewards, values, ends = self.trajectory
+        network, normalisers, steps = self.network, self.normalisers, len(rewards)
+        deviations = weights[network.deviations_at : network.deviations_at + network.actions]
+        kernels.pack(self._layers, weights, self._work)
+        told = Rollout([])
+        observations[0], ends[0] = observations[-1], ends[-1]
+        clipped = np.zeros(network.actions)
+        for t in range(steps):
+            log_probabilities[t], values[t] = kernels.act(
+                *(self._layers, self._work, deviations, observations[t]),
+                *(self.spaces.low, self.spaces.high, self.seed, self.step, actions[t], clipped),
+            )
+            raw, reward, terminated, ended = simulation.step(clipped)
+            self.step += 1
+            self.reward += reward
+            sound = kernels.receive(
+                *(normalisers, raw, reward, terminated, settings.gamma),
+                *(settings.clip_observations, settings.clip_rewards),
+                *(observations[t + 1], rewards, t),
+            )
+            if not sound:
+                what = "an observation" if math.isfinite(reward) else f"the reward {reward}"
+                told.failure = f"{self.spaces.name} gave {what} that is not finite"
+                told.failure += f" at step {self.step}"
+                return told
+            ends[t + 1] = ended
+            if ended:
+                told.episodes.append(Episode(self.step, self.reward, simulation.elapsed))
+                self._begin(t + 1)
+        values[steps] = kernels.value(self._layers, self._work, observations[steps])
+        return told
+
+    # ---------------------------------------------------------------------- checkpoints
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Everything that further steps depend on: arrays, and what fits into JSON."""
+        arrays, meta = self.simulation.state()
+        found = {f"environment/{name}": array for name, array in arrays.items()}
+        found["normalisers"] = self.normalisers.copy()
+        found["observation"] = self.trajectory.observations[-1].copy()
+        meta |= {"step": self.step, "episode": self.episode, "reward": self.reward}
+        return found, meta | {"ended": float(self.trajectory.ends[-1])}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state` returned."""
+        own = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("environment/")}
+        self.simulation.restore(own, meta)
+        self.normalisers[:] = arrays["normalisers"]
+        self.trajectory.observations[-1] = arrays["observation"]
+        self.trajectory.ends[-1] = meta["ended"]
+        self.step, self.episode = int(meta["step"]), int(meta["episode"])
+        self.reward = float(meta["reward"])

@@ -1,0 +1,332 @@
+"""Shares of a group of agents, in this process or each in a process of its own.
+
+A share holds some agents' environments. Where agents learn on the CPU it holds all the rest of
+them too, and an iteration is one message there and one back. Where they learn as a stack, steps are
+written to memory that all processes see, and policies are read from it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.engine.dense import Learner
+from upgd.rl.compiled import CompiledPPO
+from upgd.rl.diagnostics import diagnose, explained_variance
+from upgd.rl.environments import RLError, Spaces
+from upgd.rl.network import Network
+from upgd.rl.ppo import MEASURES, Settings, trajectory
+from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, trajectory_shapes
+
+State = tuple[dict[str, NDArray[Any]], dict[str, Any]]
+
+
+@dataclass
+class Record:
+    """What one agent has to tell of an iteration.
+
+    Attributes:
+        step: Steps in its environment so far.
+        episodes: Those that ended in this iteration.
+        values: Losses, measures and diagnostics by name.
+        failure: Why the agent has stopped for good, if it has; its neighbours go on.
+        seconds: Processor-bound time of its rollout and of its update.
+    """
+
+    step: int
+    episodes: list[Episode]
+    values: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a share is made of.
+
+    Attributes:
+        spaces: Of the environment, with its name.
+        learners: The share's.
+        numbers: Their numbers in the group.
+        settings: PPO's.
+        iterations: Of the whole run.
+        dtype: Of the arithmetic.
+        memory: Where all processes see steps and policies, if agents do not learn here.
+    """
+
+    spaces: Spaces
+    learners: tuple[Learner, ...]
+    numbers: tuple[int, ...]
+    settings: Settings
+    iterations: int
+    dtype: str
+    memory: SharedArrays | None
+
+
+class SharedArrays:
+    """Arrays in memory that processes share.
+
+    Args:
+        shapes: Of the arrays, by name.
+        dtype: Of all of them.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+        self.shapes, self.dtype = dict(shapes), np.dtype(dtype)
+        total = sum(int(np.prod(shape)) for shape in shapes.values()) * self.dtype.itemsize
+        # A file in memory: the usual folder for these is small in containers.
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("upgd")
+            self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        else:
+            self._file, self.path = tempfile.mkstemp(prefix="upgd-")
+        os.ftruncate(self._file, max(total, 1))
+        self._map(self._file)
+
+    def _map(self, file: int) -> None:
+        memory, at = mmap.mmap(file, 0), 0
+        self.arrays: dict[str, NDArray[Any]] = {}
+        for name, shape in self.shapes.items():
+            count = int(np.prod(shape))
+            array = np.frombuffer(memory, self.dtype, count, at).reshape(shape)
+            self.arrays[name] = array
+            at += count * self.dtype.itemsize
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"shapes": self.shapes, "dtype": self.dtype, "path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._file = os.open(self.path, os.O_RDWR)
+        self._map(self._file)
+
+    def close(self) -> None:
+        """Let go of the file; arrays stay as long as they are used."""
+        with suppress(OSError):
+            os.close(self._file)
+        if not self.path.startswith("/proc/"):
+            with suppress(OSError):
+                os.unlink(self.path)
+
+
+def memory_shapes(network: Network, settings: Settings, agents: int) -> dict[str, tuple[int, ...]]:
+    """What agents that learn as a stack share."""
+    shapes = trajectory_shapes(network, settings.steps)
+    return {"weights": (agents, network.size)} | {
+        name: (agents, *shape) for name, shape in shapes.items()
+    }
+
+
+# ------------------------------------------------------------------------------- a share
+class Share:
+    """Some agents of a group: their environments and, where they learn here, all of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, settings, spaces = plan, plan.settings, plan.spaces
+        self.network = Network(spaces.observations, spaces.actions, settings.hidden)
+        self.actors: list[Actor] = []
+        self.agents: list[CompiledPPO] = []
+        self.failures: list[str | None] = [None] * len(plan.learners)
+        for number, learner in zip(plan.numbers, plan.learners, strict=True):
+            if plan.memory is None:
+                room = trajectory(self.network, settings, plan.dtype)
+                self.agents.append(CompiledPPO(self.network, learner, settings, plan.dtype))
+            else:
+                arrays = plan.memory.arrays
+                room = Trajectory(**{name: arrays[name][number] for name in Trajectory._fields})
+            self.actors.append(Actor(spaces.name, learner.seed, settings, room))
+
+    def rollout(self) -> list[tuple[Rollout, float]]:
+        """Act for an iteration with the policies in shared memory; and how long it took."""
+        assert self.plan.memory is not None
+        weights, told = self.plan.memory.arrays["weights"], []
+        for place, number in enumerate(self.plan.numbers):
+            start = time.perf_counter()
+            rollout = Rollout([], self.failures[place])
+            if rollout.failure is None:
+                rollout = self.actors[place].rollout(weights[number])
+                self.failures[place] = rollout.failure
+            told.append((rollout, time.perf_counter() - start))
+        return told
+
+    def stop(self, place: int, reason: str) -> None:
+        """An agent does not go on."""
+        self.failures[place] = reason
+
+    def iterate(self, iteration: int) -> list[Record]:
+        """Act and learn, one agent after the other."""
+        return [self._iterate(place, iteration) for place in range(len(self.actors))]
+
+    def _iterate(self, place: int, iteration: int) -> Record:
+        actor, agent, settings = self.actors[place], self.agents[place], self.plan.settings
+        if (failure := self.failures[place]) is not None:
+            return Record(actor.step, [], failure=failure)
+        start = time.perf_counter()
+        rollout = actor.rollout(agent.weights)
+        middle = time.perf_counter()
+        record = Record(actor.step, rollout.episodes, failure=rollout.failure)
+        if record.failure is None:
+            share = settings.share_of_step_size(iteration, self.plan.iterations)
+            measures, plasticity = agent.learn(actor.trajectory, iteration, share)
+            record.values = dict(zip(MEASURES, map(float, measures), strict=True))
+            record.values["value_plasticity"] = plasticity
+            values = actor.trajectory.values[:-1]
+            record.values["explained_variance"] = explained_variance(values, agent.returns)
+            if not np.isfinite(agent.weights).all():
+                record.failure = diverged(actor.step)
+            elif measured(settings, iteration):
+                record.values |= diagnose(
+                    *(self.network, agent.weights, agent.gradients, agent.utility),
+                    actor.trajectory.observations[:-1],
+                )
+        self.failures[place] = record.failure
+        record.seconds = (middle - start, time.perf_counter() - middle)
+        return record
+
+    # ---------------------------------------------------------------------- checkpoints
+    def states(self) -> list[State]:
+        """Everything that the agents' further iterations depend on."""
+        found = []
+        for place, actor in enumerate(self.actors):
+            arrays, meta = actor.state()
+            if self.agents:
+                agent = self.agents[place]
+                arrays |= {"weights": agent.weights.copy(), "states": agent.states.copy()}
+                meta["updates"] = agent.updates
+            found.append((arrays, meta | {"failure": self.failures[place]}))
+        return found
+
+    def restore(self, states: Sequence[State]) -> None:
+        """Continue from what :meth:`states` returned."""
+        for place, (arrays, meta) in enumerate(states):
+            self.actors[place].restore(arrays, meta)
+            self.failures[place] = meta["failure"]
+            if self.agents:
+                agent = self.agents[place]
+                agent.weights[:], agent.states[:] = arrays["weights"], arrays["states"]
+                agent.updates = int(meta["updates"])
+
+
+def diverged(step: int) -> str:
+    """Why an agent stops whose parameters are not finite."""
+    return f"diverged at step {step}: its parameters are not finite"
+
+
+def measured(settings: Settings, iteration: int) -> bool:
+    """Whether networks are looked at after an iteration."""
+    return settings.measure_every > 0 and iteration % settings.measure_every == 0
+
+
+# ---------------------------------------------------------------------------- processes
+class Workers:
+    """Shares of a group; a single one is here, several are processes."""
+
+    def __init__(self, plans: Sequence[Plan], processes: bool) -> None:
+        self._share = None if processes else Share(plans[0])
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+        if not processes:
+            return
+        context = multiprocessing.get_context("spawn")
+        try:
+            for plan in plans:
+                here, there = context.Pipe()
+                process = context.Process(target=_serve, args=(there, plan), daemon=True)
+                with _one_thread():
+                    process.start()
+                there.close()
+                self._pipes.append(here)
+                self._processes.append(process)
+            self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every share, each with its own arguments, at the same time."""
+        if self._share is not None:
+            return [getattr(self._share, name)(*arguments[0])]
+        for pipe, own in zip(self._pipes, arguments, strict=True):
+            try:
+                pipe.send((name, own))
+            except OSError as error:
+                raise RuntimeError("a worker of this group of agents has died") from error
+        return self._receive()
+
+    def _receive(self) -> list[Any]:
+        answers = []
+        for pipe in self._pipes:
+            try:
+                answers.append(pipe.recv())
+            except (EOFError, OSError) as error:
+                raise RuntimeError("a worker of this group of agents has died") from error
+        for wrong, _ in answers:
+            if wrong is not None:
+                raise wrong
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        """End all processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._pipes, self._processes = [], []
+
+
+class _one_thread:  # noqa: N801 - used like a function
+    """Processes that begin here take one thread each for what libraries would spread."""
+
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+    def __enter__(self) -> None:
+        self.old = {name: os.environ.get(name) for name in self.names}
+        os.environ.update(dict.fromkeys(self.names, "1"))
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.old.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _serve(pipe: Any, plan: Plan) -> None:
+    """A worker's process: does what it is told until nobody tells it anything."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the group's process sees to the end
+    try:
+        share = Share(plan)
+    except Exception as error:
+        pipe.send((_plain(error), None))
+        return
+    pipe.send((None, None))
+    with suppress(EOFError, OSError):
+        while True:
+            name, arguments = pipe.recv()
+            try:
+                answer = getattr(share, name)(*arguments)
+            except Exception as error:
+                pipe.send((_plain(error), None))
+            else:
+                pipe.send((None, answer))
+
+
+def _plain(error: Exception) -> Exception:
+    """An error that travels between processes."""
+    if isinstance(error, RLError):
+        return RLError(str(error))
+    return RuntimeError(f"a worker failed: {type(error).__name__}: {error}")
