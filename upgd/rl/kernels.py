@@ -240,8 +240,7 @@ def normalise_observation(normalisers, raw, clip, out):
     for i in range(size):
         sound = sound and math.isfinite(raw[i])
         mean, var = normalisers[NORMALISERS + i], normalisers[NORMALISERS + size + i]
-        value = np.float64(np.float32((raw[i] - mean) / math.sqrt(var + EPSILON)))
-        out[i] = min(max(value, -clip), clip)
+        out[i] = min(max((raw[i] - mean) / math.sqrt(var + EPSILON), -clip), clip)
     return sound
 
 
