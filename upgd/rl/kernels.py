@@ -438,7 +438,8 @@ def gradient(
         error = new - target
         kept = old + min(max(new - old, -clip), clip) - target if clip_values else error
         value_total += 0.5 * max(error * error, kept * kept)
-        slope = 0.0 if error * error < kept * kept else value_weight * error / count
+        held = abs(new - old) > clip and error * error < kept * kept
+        slope = 0.0 if held else value_weight * error / count
         work[d_out] = real(slope)
 
     _backward(layers[: last + 1], work, gradients, count, scratch, zeros)
