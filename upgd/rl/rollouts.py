@@ -65,6 +65,17 @@ class Rollout:
     failure: str | None = None
 
 
+def fresh_normalisers(observations: int) -> NDArray[np.float64]:
+    """Running means and variances that have seen nothing yet, of returns and observations."""
+    from upgd.rl import kernels
+
+    found = np.zeros(kernels.NORMALISERS + 2 * observations)
+    found[[kernels.COUNT, kernels.RETURN_COUNT]] = 1e-4  # a little, to divide by
+    found[kernels.RETURN_VAR] = 1
+    found[kernels.NORMALISERS + observations :] = 1
+    return found
+
+
 class Actor:
     """An environment and what an agent keeps of it between iterations.
 
@@ -87,11 +98,7 @@ class Actor:
         self.trajectory = trajectory
         table, _, _, size = self.network.workspace(1)
         self._layers, self._work = table, np.zeros(size, trajectory.actions.dtype)
-        count = self.spaces.observations
-        self.normalisers = np.zeros(kernels.NORMALISERS + 2 * count)
-        self.normalisers[[kernels.COUNT, kernels.RETURN_COUNT]] = 1e-4
-        self.normalisers[kernels.RETURN_VAR] = 1
-        self.normalisers[kernels.NORMALISERS + count :] = 1
+        self.normalisers = fresh_normalisers(self.spaces.observations)
         self.step, self.episode, self.reward = 0, 0, 0.0
         self._begin(-1)
         trajectory.ends[-1] = 0
