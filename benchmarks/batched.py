@@ -145,7 +145,7 @@ def rate(stack: Any, features: int, permute: bool = True) -> float:
     def some() -> None:
         if DEVICE == "cuda":
             for _ in range(REPEATS):
-                assert stack._replay(STEPS) == 0
+                stack._replay(STEPS)
         else:
             for i in range(STEPS):
                 stack._learn(i) if isinstance(stack, CudaStack) else stack._learn()

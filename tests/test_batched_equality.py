@@ -2,7 +2,8 @@
 
 In float64 to 1e-9. In float32 to ten times what the order of sums alone does to an eager run: the
 yardstick is a second eager run of the same network with its inputs, units and classes in another
-order. It has the same weights, perturbations and samples, and its sums add the same numbers.
+order. It has the same weights, perturbations and samples, and its sums add the same numbers. Both
+run on the device of the stack: devices round differently in more than their sums.
 
 Perturbations are drawn for all steps at once, since one at a time they would take most of the time.
 """
@@ -108,13 +109,14 @@ def samples(seed: int) -> Samples:
 
 
 @cache
-def eager(name: str, seed: int, dtype: torch.dtype) -> Trace:
-    noise = Drawn(torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1))
-    return plain(learner(name, seed), samples(seed), STEPS, SIZES, dtype=dtype, noise=noise)
+def eager(name: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> Trace:
+    noise = Drawn(torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1).to(device))
+    run = learner(name, seed), samples(seed), STEPS, SIZES
+    return plain(*run, dtype=dtype, device=device, noise=noise)
 
 
 @cache
-def reordered(name: str, seed: int, dtype: torch.dtype) -> Trace:
+def reordered(name: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> Trace:
     """The same run with inputs, units and classes in another order."""
     generator = torch.Generator().manual_seed(7)
     orders = [torch.randperm(size, generator=generator) for size in SIZES]
@@ -126,7 +128,11 @@ def reordered(name: str, seed: int, dtype: torch.dtype) -> Trace:
     own = samples(seed)
     turned = Samples(own.x[:, orders[0].numpy()], orders[-1].argsort().numpy()[own.y])
     trace = plain(
-        *(learner(name, seed), turned, STEPS), dtype=dtype, model=model, noise=Drawn(table)
+        *(learner(name, seed), turned, STEPS),
+        dtype=dtype,
+        device=device,
+        model=model,
+        noise=Drawn(table.to(device)),
     )
     weights = np.empty_like(trace.weights)
     weights[places.numpy()] = trace.weights
@@ -255,8 +261,9 @@ def test_single_precision(
     name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]
 ) -> None:
     """And with a step size that is off by a ten thousandth they are not equal."""
-    traces = {seed: eager(name, seed, torch.float32) for seed in seeds}
-    others = {seed: reordered(name, seed, torch.float32) for seed in seeds}
+    device = path.split("-")[0]
+    traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
+    others = {seed: reordered(name, seed, torch.float32, device) for seed in seeds}
     yardstick = largest(traces, {seed: other[:2] for seed, other in others.items()})
     runs = batched(path, torch.float32, seeds, names)
     right, wrong = (

@@ -196,16 +196,16 @@ def effective_rank(matrix: Tensor) -> float:
         (4.0, 1.0)
     """
     rows = matrix.detach().double().reshape(matrix.shape[0], -1)
-    return _effective_rank(torch.linalg.svdvals(rows))
+    return float(_effective_ranks(torch.linalg.svdvals(rows)))
 
 
 @torch.no_grad()
 def effective_ranks(matrices: Tensor) -> list[float]:
     """:func:`effective_rank` of each of R matrices [R, ...], none of which affects another's.
 
-    On CPU they are the same numbers. On CUDA matrices are decomposed :data:`AT_A_TIME` at a time
-    by a faster way where it converges; the ranks agree to 1e-5 of their size. A matrix that is not
-    finite has rank NaN.
+    On CPU they are the same numbers. On CUDA singular values come from the products of rows,
+    :data:`AT_A_TIME` matrices at a time, which is faster; the ranks agree to 1e-5 of their size. A
+    matrix that is not finite has rank NaN.
 
     Example:
         >>> import torch
@@ -219,32 +219,30 @@ def effective_ranks(matrices: Tensor) -> list[float]:
         finite = rows.isfinite().flatten(1).all(1)
         other = torch.eye(*rows.shape[1:], dtype=rows.dtype, device=rows.device)
         rows = torch.where(finite[:, None, None], rows, other)
-        values = _on_cuda(rows) if rows.is_cuda else torch.linalg.svdvals(rows)
-        each = zip(values.cpu(), finite.tolist(), strict=True)
-        found += [_effective_rank(one) if is_finite else math.nan for one, is_finite in each]
+        values = _from_products(rows) if rows.is_cuda else torch.linalg.svdvals(rows)
+        found += _effective_ranks(values).where(finite, math.nan).tolist()
     return found
 
 
-def _on_cuda(rows: Tensor) -> Tensor:
-    """Singular values of matrices [R, ...]; what comes out of one depends on no other."""
+def _from_products(rows: Tensor) -> Tensor:
+    """Singular values of matrices [R, ...]; what comes out of one depends on no other.
+
+    Those below 1e-8 of the greatest are lost in rounding; they hardly count in an entropy.
+    """
     # Always as many, since the way they are computed depends on their number.
     filled = torch.cat([rows, rows[-1:].expand(AT_A_TIME - len(rows), -1, -1)])
-    try:
-        found: Tensor = torch.linalg.svdvals(filled, driver="gesvda")[: len(rows)]
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a nearly singular one fails all
-        if len(rows) > 1:
-            return torch.cat([_on_cuda(one) for one in rows.split(1)])
-        found = torch.linalg.svdvals(rows)
-    return found
+    if filled.shape[1] > filled.shape[2]:
+        filled = filled.mT
+    squares = torch.linalg.eigvalsh(filled @ filled.mT)[: len(rows)]
+    return squares.clamp(min=0).sqrt().flip(-1)
 
 
-def _effective_rank(singular_values: Tensor) -> float:
-    total = singular_values.sum()
-    if not total > 0:
-        return 0.0
-    shares = singular_values / total
-    shares = shares[shares > 1e-12]
-    return round(float((-(shares * shares.log()).sum()).exp()), 12)
+def _effective_ranks(singular_values: Tensor) -> Tensor:
+    total = singular_values.sum(-1, keepdim=True)
+    shares = torch.where(total > 0, singular_values / total, 0)
+    shares = torch.where(shares > 1e-12, shares, 0)
+    ranks = (-torch.special.xlogy(shares, shares).sum(-1)).exp().round(decimals=12)
+    return torch.where(total[..., 0] > 0, ranks, 0)
 
 
 def mean_effective_rank(model: nn.Module) -> float:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import functional_call
 
 from upgd.engine import roofline
 from upgd.engine.dense import COLUMNS, Learner
@@ -180,10 +181,8 @@ class BatchedRun:
         self.stack.advance(chunk)
         if self.settings[0].weighs(stop - 1):
             self._weigh(stop - 1)
-        count = self.settings[0].held_out
-        if count and length and stop % length == 0:
-            for run, stream in enumerate(self.streams):
-                self.offline[run].append(self._held_out(run, stream, stop // length - 1, count))
+        if self.settings[0].held_out and length and stop % length == 0:
+            self._hold_out(stop // length - 1)
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         length, setting = self.problem.task_length, self.settings[0]
@@ -218,18 +217,6 @@ class BatchedRun:
             self._ahead = following, self._pool.submit(self.feed.chunk, begin, end - begin)
 
     # ------------------------------------------------------------------------- measuring
-    def network(self, run: int) -> torch.nn.Module:
-        """A run's network as it stands."""
-        model = build(self.problem.network, 0, self.problem.activation)
-        weights = self._in_order(torch.as_tensor(self.stack.weights[self._place[run]]))
-        model.to(weights.device, weights.dtype)
-        at = 0
-        with torch.no_grad():
-            for p in model.parameters():
-                p.copy_(weights[at : at + p.numel()].view(p.shape))
-                at += p.numel()
-        return model
-
     def _weigh(self, step: int) -> None:
         """Norms and rank of the weights; the gradient's are summed up by the stack."""
         ranks: list[float] = []
@@ -254,20 +241,47 @@ class BatchedRun:
         """Weights [..., size] of a stack in the order of a network's parameters."""
         if self.kind == "general":
             return weights
-        return weights[..., torch.from_numpy(self.stack.layout.places).to(weights.device)]
+        return weights[..., self._places.to(weights.device)]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return torch.from_numpy(self.stack.layout.places).to(self.device)
+
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        """A network of this problem, to be called with the weights of a run."""
+        return build(self.problem.network, 0, self.problem.activation)
 
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
-        model = build(self.problem.network, 0, self.problem.activation)
-        return [tuple(p.shape) for p in model.parameters()]
+        return [tuple(p.shape) for p in self._model.parameters()]
 
     @torch.no_grad()
-    def _held_out(self, run: int, stream: Any, task: int, count: int) -> float:
-        model = self.network(run)
-        p = next(model.parameters())
-        x, y = stream.held_out(task, count)
-        found = model(torch.from_numpy(x).to(p)).argmax(1).cpu().numpy()
-        return float((found == y).mean())
+    def _hold_out(self, task: int) -> None:
+        """Accuracy of every run on held-out samples of a task.
+
+        Networks are called one by one: a product of many could round differently for another stack.
+        """
+        names = [name for name, _ in self._model.named_parameters()]
+        samples: dict[int, tuple[Tensor, Tensor]] = {}
+        right: list[Tensor] = []
+        for run, stream in enumerate(self.streams):
+            weights = self._in_order(torch.as_tensor(self.stack.weights[self._place[run]]))
+            if stream.seed not in samples:
+                x, y = stream.held_out(task, self.settings[0].held_out)
+                samples[stream.seed] = (
+                    torch.from_numpy(x).to(weights),
+                    torch.from_numpy(y).to(weights.device),
+                )
+            x, y = samples[stream.seed]
+            parts = weights.split([math.prod(shape) for shape in self._shapes])
+            own = {
+                name: part.view(shape)
+                for name, part, shape in zip(names, parts, self._shapes, strict=True)
+            }
+            right.append((functional_call(self._model, own, (x,)).argmax(1) == y).double().mean())
+        for known, share in zip(self.offline, torch.stack(right).tolist(), strict=True):
+            known.append(share)
 
     def diverged_at(self, run: int) -> int | None:
         """The step at which a run's loss or gradient was not finite, if it came to that."""

@@ -147,12 +147,12 @@ class CudaStack(DenseStack):
         """Learn from a chunk of samples, the last of which is only looked at beforehand."""
         self._feed(chunk)
         self._begin()
-        left = chunk.steps
         if self.device.type == "cuda":
-            left = self._replay(left)
-        for offset in range(left):
-            self._learn(offset)
-        self.clock[0] += left
+            self._replay(chunk.steps)
+        else:
+            for offset in range(chunk.steps):
+                self._learn(offset)
+            self.clock[0] += chunk.steps
         self._sample(0, forward=False)
         self.step += chunk.steps
 
@@ -209,14 +209,14 @@ class CudaStack(DenseStack):
                 num_warps=self.tuning.warps,
             )
 
-    def _replay(self, steps: int) -> int:
-        """Run whole graphs; returns what is left."""
-        size = min(GRAPH_STEPS, steps)
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        for _ in range(steps // size):
-            self._graphs[size].replay()
-        return steps % size
+    def _replay(self, steps: int) -> None:
+        """Run graphs of many steps, then of one."""
+        for size in (GRAPH_STEPS, 1):
+            if steps >= size and size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+            for _ in range(steps // size):
+                self._graphs[size].replay()
+            steps %= size
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         saved = [tensor.clone() for tensor in self._changing()]
