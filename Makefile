@@ -1,10 +1,10 @@
-# make demo | test | slow | check | format | bench; each works on a fresh clone.
+# make demo | test | slow | check | format | bench | results; each works on a fresh clone.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test slow check format bench clean
+.PHONY: demo test slow check format bench results clean
 
 demo: $(INSTALLED)
 	$(BIN)/upgd demo
@@ -30,6 +30,9 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/curvature_quality.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/scheduler.py
+
+results: $(INSTALLED)
+	$(BIN)/upgd results docs/results --page README.md --page docs/paper.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

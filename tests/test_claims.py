@@ -226,11 +226,3 @@ def test_findings_read_well() -> None:
     finding = Finding("UPGD-W holds", Interval(-0.0004, -0.001, 0.0002), YES)
     assert str(finding) == "UPGD-W holds: 0.0 points [−0.1, 0.0], holds"
     assert str(Finding("x", None, UNKNOWN)) == "x: -, not enough data"
-
-
-def test_the_page_of_results_shows_what_the_command_prints() -> None:
-    from upgd.cli.claims import table
-
-    folder = Path(__file__).parents[1] / "docs" / "results"
-    page = (folder / "README.md").read_text()
-    assert "\n".join(table(claims.judge([folder]))) in page, "upgd claims docs/results --markdown"

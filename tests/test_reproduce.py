@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from upgd.cli import app
 from upgd.paper import claims, experiments, figures, results
-from upgd.paper.drawing import COLOURS, draw
+from upgd.paper.drawing import COLOURS, draw, missing
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.sets import METHODS
@@ -84,7 +84,7 @@ def test_a_plan_runs_nothing(tiny: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("fig9", "unknown figure 'fig9'"), ("fig2", "upgd.paper.utility_quality")],
+    [("fig9", "unknown figure 'fig9'"), ("tme", "did you mean 'time'?")],
 )
 def test_mistakes_are_told_in_one_line(name: str, says: str) -> None:
     told = run("reproduce", name)
@@ -139,6 +139,12 @@ def test_a_figure_says_what_it_lacks(tmp_path: Path) -> None:
     lacking = draw(figure, {some.name: part}, tmp_path / "x.png")
     assert "label-permuted-cifar10" in lacking
     assert "label-permuted-emnist: pgd" in lacking
+    only = {"accuracy": some.series["accuracy"]}
+    [lacks, *_] = missing(
+        figures.FIGURES["statistics-emnist"],
+        {some.name: results.Results(some.name, some.window, only)},
+    )
+    assert lacks == "label-permuted-emnist: plasticity"
 
 
 def test_every_arm_has_a_colour() -> None:

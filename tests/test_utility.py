@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import upgd
 from upgd import utility
-from upgd.paper import utility_quality
+from upgd.paper import provenance, utility_quality
+from upgd.paper.measuring import How
 from upgd.utility import (
     approximate,
     feature_utility,
@@ -409,24 +410,19 @@ def test_claim_one_can_hold_and_fail(tmp_path: Any) -> None:
         assert loaded.undefined[key].tolist() == [0, 1, 2, 3]
 
 
-def test_the_command_writes_figures_and_says_bad_arguments(tmp_path: Any, capsys: Any) -> None:
-    utility_quality.main(
-        ["--seeds", "2", "--steps", "50", "--activations", "relu", "--output", str(tmp_path)]
-    )
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {
-        "figure2.png",
-        "figure2_appendix.png",
-        "README.md",
-        "correlations.csv.gz",
-    }
-    text = (tmp_path / "README.md").read_text()
-    assert "Claim 1" in text
-    (tmp_path / "README.md").unlink()
-    utility_quality.main(["--redraw", "--output", str(tmp_path)])
-    assert (tmp_path / "README.md").exists()
-    with pytest.raises(SystemExit):
-        utility_quality.main(["--redraw", "--output", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit):
-        utility_quality.main(["--seeds", "1"])
-    assert "at least 2 seeds" in capsys.readouterr().err
+def test_it_is_measured_drawn_and_told(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(utility_quality, "ACTIVATIONS", {"relu": torch.nn.ReLU})
+    how = How(scale=1e-9, seeds=1)
+    assert utility_quality.size(how) == (2, 50)
+    assert utility_quality.size(How()) == (30, 2000)
+    assert "2 seeds of 50 steps" in utility_quality.plan(how)
+    told: list[str] = []
+    utility_quality.measure(how, tmp_path, told.append)
+    assert told == [f"ReLU, {of}s: 50 steps of 2 seeds done" for of in ("weight", "feature")]
+    known = provenance.read(tmp_path)
+    assert known is not None
+    assert (known.steps, known.runs, known.learner_steps) == (50, 4, 200)
+    drawn = utility_quality.draw(tmp_path, tmp_path, ["png"])
+    assert [path.stem for path in drawn] == list(utility_quality.pictures(tmp_path))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert any("Claim 1" in line for line in utility_quality.page(tmp_path))

@@ -15,6 +15,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     demo,
     report,
     reproduce,
+    results,
     run,
     show,
     sweep,

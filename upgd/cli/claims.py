@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out
-from upgd.paper.claims import NO, YES, Judged, judge, shown
+from upgd.paper.claims import NO, YES, Judged, judge, shown, sure, table
 
 STYLES = {YES: "green", NO: "red"}
 
@@ -40,25 +40,12 @@ def claims(
         _print(found, details)
 
 
-def table(found: list[Judged]) -> list[str]:
-    """The claims as lines of Markdown."""
-    lines = ["| | claim | statements that hold | verdict |", "|---:|---|---:|---|"]
-    for claim in found:
-        lines.append(f"| {claim.number} | {claim.text} | {_count(claim)} | {claim.verdict} |")
-    return lines
-
-
-def _count(claim: Judged) -> str:
-    sure = sum(finding.verdict == YES for finding in claim.findings)
-    return f"{sure} of {len(claim.findings)}" if claim.findings else "-"
-
-
 def _print(found: list[Judged], details: bool) -> None:
     grid = Table("", "claim", "holds", "verdict")
     for claim in found:
         style = STYLES.get(claim.verdict, "yellow")
         verdict = f"[{style}]{claim.verdict}[/{style}]"
-        grid.add_row(str(claim.number), claim.text, _count(claim), verdict, end_section=details)
+        grid.add_row(str(claim.number), claim.text, sure(claim), verdict, end_section=details)
         for finding in claim.findings if details else ():
             style = STYLES.get(finding.verdict, "yellow")
             line = f"  {finding.statement}: {shown(finding)}".replace("[", r"\[")

@@ -21,7 +21,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -178,6 +178,31 @@ def _change(curve: Array) -> float:
     return float(np.nanmean(late) - np.nanmean(early))
 
 
+def mean_over(results: Results | None, arm: str, metric: str, tasks: range) -> Interval | None:
+    """The mean of some tasks."""
+    part = slice(tasks.start, tasks.stop)
+    return _over_seeds(results, arm, metric, lambda curve: float(np.nanmean(curve[part])))
+
+
+def forgotten(results: Results | None, arm: str) -> Interval | None:
+    """Forgetting; None if the runs are too short."""
+    try:
+        return _over_seeds(results, arm, "accuracy", forgetting)
+    except ValueError:
+        return None
+
+
+def plasticity_lost(results: Results | None, arm: str) -> Interval | None:
+    """Loss of plasticity; None if the runs are too short."""
+    if results is None:
+        return None
+    lost = partial(loss_of_plasticity, window=results.task_window)
+    try:
+        return _over_seeds(results, arm, "plasticity", lost)
+    except ValueError:
+        return None
+
+
 def relative_change(results: Results | None, arm: str, metric: str) -> Interval | None:
     """The same as a share of what it was."""
 
@@ -314,18 +339,6 @@ def most(
     return Finding(f"{statement} (methods, of {len(verdicts)})", known, verdict, points=False)
 
 
-def _plasticity_lost(results: Results | None, method: str) -> Interval | None:
-    if results is None:
-        return None
-    window = results.window
-    try:
-        return _over_seeds(
-            results, method, "plasticity", lambda curve: loss_of_plasticity(curve, window)
-        )
-    except ValueError:  # too short
-        return None
-
-
 # --------------------------------------------------------------------------------- claims
 def _input_permuted(all_: All) -> list[Finding]:
     results = all_.get("input-permuted-mnist")
@@ -377,7 +390,7 @@ def _cifar(all_: All) -> list[Finding]:
     results = all_.get("label-permuted-cifar10")
     top = _over_seeds(results, "adamw", "accuracy", lambda curve: float(np.max(_smooth(curve, 20))))
     in_range = worst([above(top, 0.40), below(top, 0.45)])
-    lost = [_plasticity_lost(results, method) for method in METHODS]
+    lost = [plasticity_lost(results, method) for method in METHODS]
     return [
         *[improves(results, arm) for arm in (*STABLE, "s-rwalk", "upgd")],
         Finding("AdamW tops out slightly above 40% (between 40 and 45)", top, in_range),
@@ -406,7 +419,7 @@ def _label_permuted(name: str, shrink: Callable[..., Finding]) -> Callable[[All]
         rest = [m for m in METHODS if m not in (*better, "s-rwalk", "shrink-and-perturb")]
         found += [decays(results, arm) for arm in rest]
         found.append(shrink(results, "shrink-and-perturb"))
-        lost = [_plasticity_lost(results, method) for method in METHODS]
+        lost = [plasticity_lost(results, method) for method in METHODS]
         found.append(most("loss of plasticity", lost, rising))
         return [*found, competitive(results)]
 
@@ -506,6 +519,12 @@ def _figure_1(all_: All) -> list[Finding]:
 
 
 def _theorems(_: All) -> list[Finding]:
+    return list(_proved())
+
+
+@cache
+def _proved() -> tuple[Finding, ...]:
+    """What does not depend on runs."""
     from torch import nn
 
     from upgd.paper import theorems
@@ -522,10 +541,10 @@ def _theorems(_: All) -> list[Finding]:
         average, bound = theorems.bounded(protect)
         text = f"{name}'s averaged squared gradient obeys its bound (share of it)"
         found.append((text, average / bound, average < bound))
-    return [
+    return tuple(
         Finding(text, Interval(value, value, value), YES if right else NO, points=False)
         for text, value, right in found
-    ]
+    )
 
 
 def _ppo(_: All) -> list[Finding]:
@@ -612,7 +631,11 @@ class Judged(NamedTuple):
 def judge(places: Iterable[str | os.PathLike[str]]) -> list[Judged]:
     """All fourteen, from studies' folders or folders of tables."""
     folders = [Path(place) for place in places]
-    results = load(folders)
+    return judge_results(load(folders), folders)
+
+
+def judge_results(results: All, folders: Iterable[Path]) -> list[Judged]:
+    """The same from results that are loaded; the first claim's are found in the folders."""
     found = [_utility_quality(folders)]
     for claim in CLAIMS:
         findings = claim.check(results)
@@ -636,3 +659,17 @@ def _utility_quality(places: Iterable[Path]) -> Judged:
         ]
     text = "Second-order utility has the highest rank correlation with true utility throughout"
     return Judged(1, text, findings, worst(f.verdict for f in findings))
+
+
+def table(found: Iterable[Judged]) -> list[str]:
+    """Claims as lines of Markdown."""
+    lines = ["| | claim | statements that hold | verdict |", "|---:|---|---:|---|"]
+    for claim in found:
+        lines.append(f"| {claim.number} | {claim.text} | {sure(claim)} | {claim.verdict} |")
+    return lines
+
+
+def sure(claim: Judged) -> str:
+    """How many of a claim's statements hold."""
+    number = sum(finding.verdict == YES for finding in claim.findings)
+    return f"{number} of {len(claim.findings)}" if claim.findings else "-"

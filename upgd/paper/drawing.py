@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.paper.claims import forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, MAIN, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
 from upgd.paper.results import Results
@@ -29,16 +30,41 @@ SIZE = (3.6, 2.9)
 FEW = 2
 
 
-def draw(figure: Figure, results: Mapping[str, Results], path: Path) -> list[str]:
+def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
     """Draw a figure; returns what it lacks.
 
     Args:
         figure: Which.
         results: By experiment.
-        path: Where it is written, atomically; the suffix chooses the format.
+        paths: Where it is written, atomically; suffixes choose formats.
 
     Raises:
         StudyError: There is nothing to draw, matplotlib is missing, or it cannot write that format.
+    """
+    lacking = missing(figure, results)
+    if not can_draw(figure, results):
+        raise StudyError(f"nothing to draw for {figure.name}: there is no {lacking[0]}")
+    columns = min(figure.columns, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    heat = any(panel.kind == "heat" for panel in figure.panels)
+    size = (
+        (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
+    )
+    picture, grid = canvas(rows, columns, (size[0], size[1] + 0.45))
+    for axes, panel in zip(grid.flat, figure.panels, strict=False):
+        _panel(axes, panel, results)
+    for axes in grid.flat[len(figure.panels) :]:
+        axes.set_visible(False)
+    _legend(picture, grid)
+    save(picture, paths)
+    return lacking
+
+
+def canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A picture of so many inches, and its axes.
+
+    Raises:
+        StudyError: matplotlib is missing.
     """
     try:
         import matplotlib
@@ -47,50 +73,62 @@ def draw(figure: Figure, results: Mapping[str, Results], path: Path) -> list[str
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    missing = _missing(figure, results)
-    if not any(name in results for name in figure.experiments):
-        raise StudyError(f"nothing to draw for {figure.name}: no run of {missing[0]} is done")
-    columns = min(figure.columns, len(figure.panels))
-    rows = -(-len(figure.panels) // columns)
-    heat = any(panel.kind == "heat" for panel in figure.panels)
-    size = (
-        (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
-    )
-    picture, grid = plt.subplots(
-        *(rows, columns), figsize=(size[0], size[1] + 0.45), layout="constrained", squeeze=False
-    )
-    for axes, panel in zip(grid.flat, figure.panels, strict=False):
-        _panel(axes, panel, results)
-    for axes in grid.flat[len(figure.panels) :]:
-        axes.set_visible(False)
-    _legend(picture, grid)
-    content = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
-        try:
-            kind = path.suffix[1:].lower() or "png"
-            stamp = {"Date": None} if kind == "svg" else {}
-            picture.savefig(content, dpi=150, format=kind, metadata=stamp)
-        except ValueError as error:
-            raise StudyError(f"cannot write {path}: {error}") from None
-        finally:
-            plt.close(picture)
-    write_atomically(path, content.getvalue())
-    return missing
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
 
 
-def _missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
-    """Experiments and arms that have no results."""
+def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
+    """Write a picture, atomically and each time the same; suffixes choose formats.
+
+    Raises:
+        StudyError: There is no such format.
+    """
+    import matplotlib
+    from matplotlib import pyplot as plt
+
+    try:
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
+            for path in paths:
+                content = io.BytesIO()
+                kind = path.suffix[1:].lower() or "png"
+                stamp = {"Date": None} if kind == "svg" else {}
+                picture.savefig(content, dpi=150, format=kind, metadata=stamp)
+                write_atomically(path, content.getvalue())
+    except ValueError as error:
+        raise StudyError(f"cannot write {path}: {error}") from None
+    finally:
+        plt.close(picture)
+    return list(paths)
+
+
+def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
+    """Experiments, their metrics and their arms that have no results."""
     found: list[str] = []
     for panel in figure.panels:
-        for name in MAIN if panel.kind == "heat" else (panel.experiment,):
-            twins = EXPERIMENTS[name].twins()
-            wanted = [twins.get(arm, arm) for arm in panel.arms]
-            there = results[name].arms if name in results else ()
-            if not there:
+        for name, metric in _needs(panel):
+            there = results[name].series.get(metric, {}) if name in results else {}
+            if name not in results:
                 found.append(name)
+            elif not there:
+                found.append(f"{name}: {metric}")
             else:
-                found += [f"{name}: {arm}" for arm in wanted if arm not in there]
+                twins = EXPERIMENTS[name].twins()
+                found += [f"{name}: {a}" for a in panel.arms if twins.get(a, a) not in there]
     return list(dict.fromkeys(found))
+
+
+def can_draw(figure: Figure, results: Mapping[str, Results]) -> bool:
+    """Whether there is anything to draw."""
+    needs = [need for panel in figure.panels for need in _needs(panel)]
+    return any(name in results and metric in results[name].series for name, metric in needs)
+
+
+def _needs(panel: Panel) -> list[tuple[str, str]]:
+    """The experiments and metrics that a panel is drawn from."""
+    if panel.kind == "heat":
+        metric = "accuracy" if panel.metric == "forgetting" else "plasticity"
+        return [(name, metric) for name in MAIN]
+    both = ("plasticity", "accuracy") if panel.kind == "scatter" else (panel.metric, panel.dashed)
+    return [(panel.experiment, metric) for metric in both if metric]
 
 
 def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
@@ -100,9 +138,10 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     found = results.get(panel.experiment)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, fontsize=10)
-    if found is None:
-        axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes)
-        axes.set(xticks=[], yticks=[])
+    if found is None or panel.metric not in found.series:
+        why = "not run" if found is None else "not measured"
+        axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[], ylabel=AXES.get(panel.metric, panel.metric))
         return
     {"curves": _curves, "tasks": _closer, "scatter": _scatter}[panel.kind](axes, panel, found)
 
@@ -199,19 +238,8 @@ def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
 
 
 def _overall(results: Results | None, method: str, metric: str) -> float:
-    if results is None:
-        return float("nan")
-    of = "accuracy" if metric == "forgetting" else "plasticity"
-    curves = results.of(method, of)
-    try:
-        if metric == "forgetting":
-            values = [metrics.forgetting(curve) for curve in curves.values()]
-        else:
-            window = results.window
-            values = [metrics.loss_of_plasticity(curve, window) for curve in curves.values()]
-    except ValueError:  # too short
-        return float("nan")
-    return float(np.mean(values)) if values else float("nan")
+    found = (forgotten if metric == "forgetting" else plasticity_lost)(results, method)
+    return float("nan") if found is None else found.estimate
 
 
 def _arms(panel: Panel) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The paper's figures, as data: which experiments, which arms, which metric, in which layout.
 
-Only figures whose hyperparameters are known are here; Figure 2 is computed by
-:mod:`upgd.paper.utility_quality`.
+Only figures whose hyperparameters are known are here; those that need no study, such as Figure 2,
+are in :mod:`upgd.paper.measured`.
 """
 
 from __future__ import annotations

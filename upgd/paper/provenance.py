@@ -22,6 +22,7 @@ from upgd.study import Run, write_atomically
 
 NAME = "provenance.json"
 CPU = "cpu"
+_SEEDS = ("seeds", "diverged")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ class Provenance:
 
     def write(self, folder: Path) -> None:
         """Put it beside a table."""
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=False, sort_keys=True)
+        content = asdict(self)
+        for name in _SEEDS:
+            content[name] = {arm: ranges(seeds) for arm, seeds in content[name].items()}
+        text = json.dumps(content, indent=1, ensure_ascii=False)
         write_atomically(folder / NAME, f"{text}\n".encode())
 
 
@@ -103,9 +107,11 @@ def read(folder: Path) -> Provenance | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        parts = [Part(**part) for part in content.pop("parts")]
-        return Provenance(parts=parts, **content)
-    except (TypeError, KeyError, ValueError) as error:
+        content["parts"] = [Part(**part) for part in content["parts"]]
+        for name in _SEEDS:
+            content[name] = {arm: from_ranges(text) for arm, text in content[name].items()}
+        return Provenance(**content)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} does not say where a table comes from: {error}") from None
 
 
@@ -179,6 +185,28 @@ def known_data(
         if before is not None and before.data is not None:
             return dict(before.data)
         return {"name": get_problem(problem).dataset}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in few characters.
+
+    Example:
+        >>> ranges([3, 0, 1, 2, 7]), from_ranges("0-3,7")
+        ('0-3,7', [0, 1, 2, 3, 7])
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in found)
+
+
+def from_ranges(text: str) -> list[int]:
+    """What :func:`ranges` wrote."""
+    pairs = (part.partition("-") for part in text.split(",") if part)
+    return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
 
 
 def day(seconds: float) -> str:

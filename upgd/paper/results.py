@@ -50,10 +50,15 @@ class Results:
 
     def by_task(self, arm: str, metric: str) -> Mapping[int, Array]:
         """The same with a value per task, where windows are shorter than tasks."""
-        options = EXPERIMENTS[self.name].options if self.name in EXPERIMENTS else {}
-        factor = int(options.get("task_length", 0)) // self.window
+        factor = self.task_window // self.window
         found = self.of(arm, metric)
         return {seed: rewindow(x, factor) for seed, x in found.items()} if factor > 1 else found
+
+    @property
+    def task_window(self) -> int:
+        """Samples per value of :meth:`by_task`: a task, or a window that is longer."""
+        options = EXPERIMENTS[self.name].options if self.name in EXPERIMENTS else {}
+        return max(self.window, int(options.get("task_length", 0)))
 
     @property
     def arms(self) -> tuple[str, ...]:

@@ -4,22 +4,17 @@ An SGD learner sees one sample at a time: five inputs from U[-½, ½], the targe
 of them. Before every update, the true utility of every weight (network 5-50-1) or feature
 (5-50-50-1) is compared with its approximations by Spearman's rank correlation, over the whole
 network and within layers, in float64. All seeds learn side by side in stacked tensors; a seed's
-result does not depend on its neighbours.
-
-    python -m upgd.paper.utility_quality --output docs/results/utility_quality
+result does not depend on its neighbours. ``upgd reproduce fig2`` runs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
-import importlib.util
 import io
 import itertools
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -30,7 +25,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from upgd import curvature
+from upgd.paper.drawing import canvas, save
+from upgd.paper.measuring import How, Say, note
+from upgd.study import write_atomically
+from upgd.study.versions import processor
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
+
+NAME = "fig2"
+CAPTION = "Quality of the approximated utilities, and the appendix version of it."
+TABLE = "correlations.csv.gz"
+SEEDS, STEPS = 30, 2000
+PACE = (0.05, 0.005)
+"""Seconds of a step with one activation, and for each seed, on two cores."""
 
 Of: TypeAlias = Literal["weight", "feature"]
 Activation: TypeAlias = Literal["relu", "leaky_relu", "tanh"]
@@ -195,7 +201,7 @@ class Results:
         for key, values in self.series.items():
             for seed, undefined, row in zip(self.seeds, self.undefined[key], values, strict=True):
                 writer.writerow([*key, seed, undefined, *[f"{value:.3f}" for value in row]])
-        path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+        write_atomically(path, gzip.compress(text.getvalue().encode(), mtime=0))
 
     @classmethod
     def load(cls, path: Path) -> Results:
@@ -212,26 +218,16 @@ class Results:
         return results
 
 
-def collect(activations: list[str], seeds: list[int], steps: int) -> Results:
+def collect(
+    activations: Sequence[str], seeds: list[int], steps: int, say: Say | None = None
+) -> Results:
     """Run everything, saying how far it is."""
     results = Results(seeds)
-    parts = [(activation, of) for activation in activations for of in get_args(Of)]
-    started = time.monotonic()
-    for number, (activation, of) in enumerate(parts):
+    for activation, of in itertools.product(activations, get_args(Of)):
         rows: dict[tuple[str, str], list[Tensor]] = {}
-        for step, row in enumerate(run(activation, of, seeds, steps)):
+        for row in run(activation, of, seeds, steps):
             for key, value in row.items():
                 rows.setdefault(key, []).append(value)
-            if (sys.stderr.isatty() and step % 20 == 0) or step + 1 == steps:
-                done = (number + (step + 1) / steps) / len(parts)
-                left = (time.monotonic() - started) * (1 - done) / done
-                print(
-                    f"\r{NAMES[activation]}, {of}s: step {step + 1} of {steps}; "
-                    f"{100 * done:.0f}% of all, {left:.0f} s left   ",
-                    end="" if sys.stderr.isatty() else "\n",
-                    file=sys.stderr,
-                    flush=True,
-                )
         for (kind, scope), values in rows.items():
             every = torch.stack(values, 1).numpy()  # [seed, step]
             points = every.reshape(len(seeds), -1, POINT)
@@ -241,8 +237,38 @@ def collect(activations: list[str], seeds: list[int], steps: int) -> Results:
             name = (activation, of, scope, kind)
             results.series[name] = means
             results.undefined[name] = np.isnan(every).sum(1)
-    print(file=sys.stderr)
+        if say is not None:
+            say(f"{NAMES[activation]}, {of}s: {steps} steps of {len(seeds)} seeds done")
     return results
+
+
+def folder(how: How) -> str:
+    """The same for all devices: it runs on CPU."""
+    return "utility_quality"
+
+
+def size(how: How) -> tuple[int, int]:
+    """How many seeds and steps: two at least, and steps in whole points."""
+    steps = max(5, round(STEPS * how.scale / POINT)) * POINT
+    return max(2, how.seeds or SEEDS), steps
+
+
+def plan(how: How) -> str:
+    """How long it takes."""
+    seeds, steps = size(how)
+    minutes = len(ACTIVATIONS) * steps * (PACE[0] + PACE[1] * seeds) / 60
+    return f"{seeds} seeds of {steps} steps, about {max(1, round(minutes))} minutes on two cores"
+
+
+def measure(how: How, folder: Path, say: Say) -> None:
+    """Run everything and keep it."""
+    began, (seeds, steps) = time.time(), size(how)
+    results = collect(list(ACTIVATIONS), list(range(seeds)), steps, say)
+    results.save(folder / TABLE)
+    arms = {f"{NAMES[a]}, {of}s": list(range(seeds)) for a in ACTIVATIONS for of in get_args(Of)}
+    where = f"{processor()}, {torch.get_num_threads()} threads"
+    total = len(arms) * seeds * steps
+    note(how, NAME, where, "stacked", "float64", steps, arms, total, began).write(folder)
 
 
 # ------------------------------------------------------------------------- the claim
@@ -334,45 +360,56 @@ def _finding(statement: str, per_seed: NDArray[np.float64], judge: Any) -> Findi
 
 
 # ------------------------------------------------------------------------ the figures
-def draw(results: Results, folder: Path) -> list[Path]:
+def title(folder: Path) -> str:
+    """What a table shows."""
+    return "Quality of the approximated utilities"
+
+
+def pictures(folder: Path) -> dict[str, str]:
+    """Figure 2 and its appendix version."""
+    what = "rank correlation with the true utility; bands are standard errors over seeds."
+    return {
+        "fig2": f"Figure 2: {what}",
+        "fig2-appendix": f"Three activations, weights and features, global and local: {what}",
+    }
+
+
+def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     """Figure 2 and its appendix version; mean and standard error over seeds."""
-    import matplotlib
+    results = Results.load(folder / TABLE)
+    drawn = (_figure(results), _appendix(results))
+    return [
+        path
+        for name, picture in zip(pictures(folder), drawn, strict=True)
+        for path in save(picture, [target / f"{name}.{suffix}" for suffix in suffixes])
+    ]
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    plt.rcParams.update({"svg.hashsalt": "upgd", "axes.spines.top": False})
-    plt.rcParams.update({"axes.spines.right": False, "font.size": 9})
-    activations = list(dict.fromkeys(key[0] for key in results.series))
-    paths = []
-    figure, axes = plt.subplots(figsize=(4.2, 3.2), layout="constrained")
-    _panel(axes, results, activations[0], "weight", "global")
+def _figure(results: Results) -> Any:
+    first = next(iter(results.series))[0]
+    picture, [[axes]] = canvas(1, 1, (4.2, 3.2))
+    _panel(axes, results, first, "weight", "global")
     axes.set(xlabel="Time step", ylabel="Spearman correlation")
-    axes.set_title(f"Global weight utility, {NAMES[activations[0]]}")
+    axes.set_title(f"Global weight utility, {NAMES[first]}", fontsize=10)
     axes.legend(fontsize=7, loc="center left", frameon=False, bbox_to_anchor=(0, 0.52))
-    paths.append(folder / "figure2.png")
-    figure.savefig(paths[-1], dpi=200)
-    plt.close(figure)
+    return picture
 
+
+def _appendix(results: Results) -> Any:
+    activations = list(dict.fromkeys(key[0] for key in results.series))
     rows = len(activations)
-    figure, grid = plt.subplots(
-        *(rows, 4), figsize=(11, 2.5 * rows + 0.5), sharex=True, sharey=True, squeeze=False
-    )
+    picture, grid = canvas(rows, 4, (11, 2.5 * rows + 0.5))
     for i, activation in enumerate(activations):
         for j, (of, scope) in enumerate(PANELS):
             _panel(grid[i, j], results, activation, of, scope)
             if i == 0:
-                grid[i, j].set_title(f"{of.capitalize()}, {scope} utility")
+                grid[i, j].set_title(f"{of.capitalize()}, {scope} utility", fontsize=10)
             if i == rows - 1:
                 grid[i, j].set_xlabel("Time step")
         grid[i, 0].set_ylabel(f"{NAMES[activation]}\nSpearman correlation")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    paths.append(folder / "figure2_appendix.png")
-    figure.savefig(paths[-1], dpi=130)
-    plt.close(figure)
-    return paths
+    picture.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    return picture
 
 
 def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) -> None:
@@ -387,26 +424,16 @@ def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) ->
             label = "Outgoing weight magnitude"
         axes.plot(time_steps, mean, color=f"C{colour}", label=label, linewidth=1.2)
         axes.fill_between(time_steps, mean - error, mean + error, color=f"C{colour}", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.set_ylim(-0.25, 1.05)
     axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
 
 
-def page(results: Results) -> str:
-    """The results as a Markdown page."""
-    steps = POINT * next(iter(results.series.values())).shape[1]
-    command = "python -m upgd.paper.utility_quality"
-    if (len(results.seeds), steps) != (30, 2000):
-        command += f" --seeds {len(results.seeds)} --steps {steps}"
+def page(folder: Path) -> list[str]:
+    """What the approximations are worth, and the paper's claim 1 on all panels."""
+    results = Results.load(folder / TABLE)
     lines = [
-        "# Quality of the approximated utilities (Figure 2)",
-        "",
-        f"`{command}`: {len(results.seeds)} seeds, {steps} steps, {POINT}-step means. Lines are "
-        "means over seeds, bands standard errors.",
-        "",
-        "![Figure 2: rank correlation with the true utility](figure2.png)",
-        "",
-        "![The appendix version: three activations, weights and features, global and local]"
-        "(figure2_appendix.png)",
+        f"Lines are {POINT}-step means over seeds, bands standard errors.",
         "",
         "Feature panels have two hidden layers (5-50-50-1). A gate has no magnitude: there, the "
         "magnitude is the sum of a feature's outgoing weights' magnitudes. With one output and one "
@@ -453,42 +480,4 @@ def page(results: Results) -> str:
         total = sum(missing.values())
         lines += ["", f"Undefined correlations (one side constant), left out: {total}, in "]
         lines[-1] += "; ".join(f"{' '.join(key)}: {count}" for key, count in missing.items()) + "."
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run, draw and judge."""
-    parser = argparse.ArgumentParser(
-        prog="python -m upgd.paper.utility_quality", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--seeds", type=int, default=30, help="how many runs (default 30)")
-    parser.add_argument("--steps", type=int, default=2000, help="default 2000")
-    parser.add_argument("--activations", nargs="+", choices=[*ACTIVATIONS], default=[*ACTIVATIONS])
-    parser.add_argument("--output", type=Path, default=Path("utility_quality"), help="a folder")
-    parser.add_argument(
-        "--redraw", action="store_true", help="figures and page from the numbers in that folder"
-    )
-    args = parser.parse_args(arguments)
-    if args.seeds < 2 or args.steps < 5 * POINT or args.steps % POINT:
-        parser.error(f"at least 2 seeds, and steps a multiple of {POINT} from {5 * POINT} on")
-    if importlib.util.find_spec("matplotlib") is None:  # say so before the work, not after it
-        parser.error("the figures need matplotlib: pip install 'upgd[demo]'")
-    numbers = args.output / "correlations.csv.gz"
-    if args.redraw:
-        if not numbers.exists():
-            parser.error(f"there is no {numbers} to draw from; run without --redraw first")
-        results = Results.load(numbers)
-    else:
-        args.output.mkdir(parents=True, exist_ok=True)
-        results = collect(args.activations, list(range(args.seeds)), args.steps)
-        results.save(numbers)
-    paths = draw(results, args.output)
-    text = args.output / "README.md"
-    text.write_text(page(results))
-    for finding in claim(results, next(iter(results.series))[0]):
-        print(finding)
-    print("wrote", *paths, text, numbers)
-
-
-if __name__ == "__main__":
-    main()
+    return lines

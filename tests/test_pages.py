@@ -1,0 +1,201 @@
+"""Pages about results: made of committed numbers alone, and up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from upgd import timing
+from upgd.cli import app
+from upgd.paper import provenance, tables, update_time
+from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.figures import FIGURES
+from upgd.paper.measured import MEASURED, of_folder
+from upgd.paper.measuring import How
+from upgd.paper.pages import BLOCKS, FIGURES_FOLDER, Site, fill, folder_name, heading
+from upgd.paper.results import TABLE, Results, find, gather, write
+from upgd.streams import get as get_problem
+from upgd.study import Ledger, RunSpec
+from upgd.study.records import Result, Series
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "paper.md"]
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return Site(RESULTS)
+
+
+# ------------------------------------------------------------------------ what is committed
+def test_no_page_drifts_from_the_results(site: Site) -> None:
+    for path, text in site.texts(PAGES).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: 'make results' writes it anew"
+
+
+def test_every_picture_is_there(site: Site) -> None:
+    for path, text in site.texts(PAGES).items():
+        for target in re.findall(r"\]\(([^)#]+\.(?:png|md|py))\)", text):
+            assert (path.parent / target).exists(), f"{path}: {target}; 'make results' draws"
+
+
+def test_pages_show_the_claims_that_the_command_prints(site: Site) -> None:
+    table = "\n".join(BLOCKS["claims"](site, ""))
+    for page in (RESULTS / "README.md", ROOT / "README.md"):
+        assert table in page.read_text(encoding="utf-8")
+
+
+def test_every_table_says_where_it_comes_from(site: Site) -> None:
+    assert site.folders
+    for folder in site.folders:
+        known = provenance.read(folder)
+        assert known is not None, folder
+        text = (folder / provenance.NAME).read_text(encoding="utf-8")
+        assert not re.search(r'"/|[A-Z]:\\\\|/home|/work|/root|/tmp', text), folder
+        if of_folder(folder) is None:
+            results = site.results[known.experiment]
+            assert {a: len(s) for a, s in known.seeds.items()} == {
+                arm: len(results.of(arm, next(iter(results.series)))) for arm in results.arms
+            }
+
+
+# ----------------------------------------------------------------------------- from scratch
+def made_up(name: str, tasks: int = 60, seeds: int = 3) -> Results:
+    rng = np.random.default_rng(0)
+    experiment = EXPERIMENTS[name]
+    arms = [arm.name for arm in experiment.arms if arm.name not in experiment.twins()]
+    metrics = ("loss", "plasticity") if name.startswith("toy") else ("accuracy", "plasticity")
+    series = {
+        m: {arm: {s: rng.uniform(0.2, 0.9, tasks) for s in range(seeds)} for arm in arms}
+        for m in metrics
+    }
+    return Results(name, get_problem(experiment.problem).window, series)
+
+
+@pytest.mark.parametrize(
+    "name", ["label-permuted-emnist", "toy-changing-inputs", "ablation-label-permuted-emnist"]
+)
+def test_a_new_table_has_a_page(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / folder_name(name)
+    folder.mkdir()
+    results = made_up(name)
+    write(results, folder / TABLE)
+    (folder / "notes.md").write_text("By hand.\n")
+    texts = Site(tmp_path).texts()
+    page = texts[folder / "README.md"]
+    assert page.startswith("<!-- generated")
+    assert f"# {heading(name)}" in page
+    assert page.endswith("By hand.\n")
+    for arm in EXPERIMENTS[name].arms:
+        assert f"| {arm.title} |" in page
+    assert f"[{folder.name}]({folder.name}/README.md)" in texts[tmp_path / "README.md"]
+    shown = [f.name for f in FIGURES.values() if name in f.experiments]
+    assert any(f"{FIGURES_FOLDER}/{figure}.png" in page for figure in shown)
+
+
+def test_numbers_of_a_table_are_those_of_the_series() -> None:
+    results = made_up("label-permuted-emnist")
+    curves = np.stack(list(results.of("upgd", "accuracy").values()))
+    [row] = [line for line in tables.numbers(results) if line.startswith("| UPGD-W |")]
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert cells[0] == f"{100 * curves.mean():.2f}"
+    change = (curves[:, 40:60].mean(1) - curves[:, 10:30].mean(1)).mean()
+    assert cells[4].split()[0] == f"{100 * change:+.2f}".replace("-", "−")
+    forgotten = (curves[:, :2].mean(1) - curves[:, -2:].mean(1)).mean()
+    assert cells[6].split()[0] == f"{100 * forgotten:+.2f}".replace("-", "−")
+
+
+def test_an_unknown_part_is_a_mistake(tmp_path: Path) -> None:
+    page = tmp_path / "x.md"
+    page.write_text("<!-- weather: generated by upgd results -->\n<!-- /weather -->\n")
+    with pytest.raises(ValueError, match="nothing makes 'weather'"):
+        fill(Site(tmp_path), page)
+
+
+def test_the_command_writes_pages_and_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "toy_changing_sign"
+    folder.mkdir()
+    write(made_up("toy-changing-sign"), folder / TABLE)
+    page = tmp_path / "x.md"
+    page.write_text("# Mine\n\n<!-- grids: generated by upgd results -->\n<!-- /grids -->\n")
+    done = CliRunner().invoke(app, ["results", str(tmp_path), "--page", str(page)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / FIGURES_FOLDER / "toys.png").exists()
+    assert "| UPGD-W |" in page.read_text()
+    again = CliRunner().invoke(app, ["results", str(tmp_path), "--no-figures"])
+    assert again.output == ""
+
+
+# ------------------------------------------------------------------------------- provenance
+def finished(folder: Path, specs: list[RunSpec], when: float, device: str) -> None:
+    with Ledger.open(folder) as ledger:
+        ledger.add(specs)
+        for claim in ledger.claim("me", 60, limit=len(specs)):
+            series = {"accuracy": Series(np.full(4, claim.spec.seed), 5_000)}
+            facts: dict[str, Any] = {"machine": "x", "runs_in_stack": 2}
+            ledger.finish(
+                claim,
+                Result(
+                    *("batched-dense", device), versions={"torch": "2"}, host=facts,
+                    started=when, finished=when + 10, wall=10.0, series=series,
+                ),
+            )  # fmt: skip
+
+
+def test_runs_of_several_days_are_merged(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["input-permuted-mnist"]
+    runs = experiment.specs(scale=0.02, seeds=4)
+    finished(tmp_path / "a", runs["upgd"][:2], 1e9, "NVIDIA H200")
+    finished(tmp_path / "b", runs["upgd"][1:] + runs["sgdw"][:2], 1.1e9, "cpu")
+    folders = (tmp_path / "a", tmp_path / "b")
+    with Ledger.open(folders[0], read_only=True) as a, Ledger.open(folders[1], read_only=True) as b:
+        found = find([a, b], experiment)
+        results = gather(found, experiment.name)
+    assert results is not None
+    assert sorted(results.of("upgd", "accuracy")) == [0, 1, 2, 3]
+    told = provenance.describe(found, experiment, {"name": "mnist"})
+    assert told.seeds == {"upgd": [0, 1, 2, 3], "sgdw": [0, 1]}
+    assert told.learner_steps == 6 * 20_000
+    assert [(part.began, part.runs, part.seconds) for part in told.parts] == [
+        ("2001-09-09", 2, 10.0),
+        ("2004-11-09", 4, 20.0),
+    ]
+    assert told.command == "upgd reproduce fig3 --scale 0.02 --seeds 4 --device cuda"
+    told.write(tmp_path)
+    assert provenance.read(tmp_path) == told
+    (tmp_path / provenance.NAME).write_text(json.dumps({"parts": []}))
+    with pytest.raises(ValueError, match="does not say where"):
+        provenance.read(tmp_path)
+
+
+# ------------------------------------------------------------------------------------- time
+def test_time_of_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_time, "SETTINGS", (update_time.Setting((6, 5, 4), 2),))
+
+    def counted(calls: Any, device: str, rounds: int, target: float) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()  # every method makes an update
+        return {name: [i + 1.0, i + 2.0] for i, name in enumerate(calls)}
+
+    monkeypatch.setattr(timing, "measure", counted)
+    how = How(seeds=2)
+    update_time.measure(how, tmp_path, lambda text: None)
+    [methods] = update_time.load(tmp_path).values()
+    assert list(methods) == [update_time.PEER, *update_time.order()]
+    assert update_time.ratio(methods, "shrink-and-perturb").estimate == pytest.approx((3 + 2) / 2)
+    [path] = update_time.draw(tmp_path, tmp_path, ["svg"])
+    assert "UPGD, 2nd order" in path.read_text()
+    assert "| S&P | 3500.00 |" in "\n".join(update_time.page(tmp_path))
+    assert "20 rounds" not in update_time.plan(how)
+    assert of_folder(tmp_path) is MEASURED["time"]

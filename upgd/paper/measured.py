@@ -1,0 +1,18 @@
+"""The figures that are measured in one go; see :mod:`upgd.paper.measuring`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from upgd.paper import update_time, utility_quality
+from upgd.paper.measuring import Measured
+
+_ALL: tuple[Measured, ...] = (utility_quality, update_time)
+MEASURED: Mapping[str, Measured] = {module.NAME: module for module in _ALL}
+"""By name."""
+
+
+def of_folder(folder: Path) -> Measured | None:
+    """Whose table lies in a folder, if one does."""
+    return next((m for m in MEASURED.values() if (folder / m.TABLE).exists()), None)

@@ -1,0 +1,231 @@
+"""Parts of pages: where a table comes from, what it shows, the paper's own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from upgd.metrics import Interval
+from upgd.paper.claims import change, forgotten, mean_over, parts, plasticity_lost
+from upgd.paper.experiments import EXPERIMENTS, Experiment, title
+from upgd.paper.grids import AXES, OUTSIDE, grid, sets
+from upgd.paper.provenance import Provenance
+from upgd.paper.results import Results
+from upgd.paper.sets import BEST, METHODS
+from upgd.report.verdict import told
+from upgd.streams import DATASETS
+from upgd.streams import get as get_problem
+
+_GREEK = {
+    "lr": "α", "sigma": "σ", "beta_utility": "β_u", "weight_decay": "λ", "kappa": "κ",
+    "beta_importance": "β_I", "beta_weight": "β_w", "beta1": "β₁", "beta2": "β₂", "eps": "ε",
+}  # fmt: skip
+"""The paper's letters."""
+
+
+# ------------------------------------------------------------------------------- sources
+def source(known: Provenance | None) -> list[str]:
+    """What ran, where, and how to get it again."""
+    if known is None:
+        return ["Where these numbers come from is not known.", ""]
+    most = max((len(seeds) for seeds in known.seeds.values()), default=0)
+    fewer = [f"{arm} {len(seeds)}" for arm, seeds in known.seeds.items() if len(seeds) < most]
+    runs = f"{len(known.seeds)} arms, {most} seeds, {spaced(known.steps)} steps each"
+    rows = {
+        "runs": runs + (f" (fewer seeds: {', '.join(fewer)})" if fewer else ""),
+        "options": ", ".join(f"{k} {v}" for k, v in known.options.items()),
+        "data": _data(known.data),
+        "diverged": ", ".join(f"{arm} {len(seeds)}" for arm, seeds in known.diverged.items()),
+    }
+    for part in known.parts:
+        versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
+        rules = f", rules {part.rules}" if part.rules else ""
+        days = part.began if part.began == part.ended else f"{part.began} to {part.ended}"
+        where = f"{part.device}: {part.runs} runs, {duration(part.seconds)} of work, {days}"
+        with_ = f"engine {part.engine}, {part.dtype}{rules}, {versions}"
+        rows["ran on" + " " * (len(rows) - 4)] = f"{where}; {with_}"
+    body = [f"| {name.strip()} | {text} |" for name, text in rows.items() if text]
+    return [f"```\n{known.command}\n```", "", "| | |", "|---|---|", *body, ""]
+
+
+def _data(data: Mapping[str, object] | None) -> str:
+    if data is None:
+        return ""
+    name, samples = str(data["name"]), data.get("samples")
+    if not isinstance(samples, dict):
+        return name
+    told_ = " + ".join(spaced(n) for n in samples.values())
+    published = DATASETS[name].published if name in DATASETS else ()
+    if published and tuple(samples.values()) != published:
+        told_ += f" samples, not the published {' + '.join(map(spaced, published))}"
+    else:
+        told_ += " samples"
+    sums = data.get("sha256")
+    first = (
+        f"; SHA-256 of the training split {sums['train'][:16]}…" if isinstance(sums, dict) else ""
+    )
+    return f"{name}, {told_}{first}"
+
+
+def briefly(known: Provenance | None) -> list[str]:
+    """Runs, steps, devices and time, as cells."""
+    if known is None:
+        return ["-", "-", "-", "-"]
+    devices = ", ".join(dict.fromkeys(part.device for part in known.parts))
+    return [str(known.runs), spaced(known.steps), devices, duration(known.seconds)]
+
+
+def took(known: Provenance) -> str:
+    """The same in words."""
+    devices = ", ".join(dict.fromkeys(part.device for part in known.parts))
+    return f"{known.runs} runs of {spaced(known.steps)} in {duration(known.seconds)} on {devices}"
+
+
+def learner_steps(experiment: Experiment) -> int:
+    """Steps of all runs of an experiment at full scale; arms that are another one are not run."""
+    return (len(experiment.arms) - len(experiment.twins())) * experiment.seeds * experiment.steps
+
+
+def listed(lacking: Iterable[str]) -> str:
+    """What a figure lacks, by experiment.
+
+    Example:
+        >>> listed(["toys: loss", "toys: plasticity", "figure-1"])
+        'toys (loss, plasticity), figure-1'
+    """
+    found: dict[str, list[str]] = {}
+    for each in lacking:
+        name, _, what = each.partition(": ")
+        found.setdefault(name, []).extend([what] if what else [])
+    return ", ".join(f"{n} ({', '.join(some)})" if some else n for n, some in found.items())
+
+
+# ------------------------------------------------------------------------------- numbers
+def numbers(results: Results) -> list[str]:
+    """The table of an experiment's methods."""
+    experiment = EXPERIMENTS[results.name]
+    metric = "accuracy" if "accuracy" in results.series else "loss"
+    tasks = min(len(x) for arm in results.arms for x in results.by_task(arm, metric).values())
+    chosen, unit = parts(tasks), _unit(experiment, results)
+    early, late = (told(part, unit) for part in chosen) if chosen else ("early", "late")
+    first = told(range(min(10, tasks)), unit)
+    header = [f"{metric}, all {unit}s", first, early, late, "change [95%]", "plasticity"]
+    header += ["forgetting", "loss of plasticity"] if unit == "task" else []
+    lines = [f"| method | {' | '.join(header)} |", "|---|" + "---:|" * len(header)]
+    twins, titles = experiment.twins(), {arm.name: arm.title for arm in experiment.arms}
+    for arm in experiment.arms:
+        same = twins.get(arm.name)
+        if (same or arm.name) not in results.arms:
+            continue
+        if same:
+            lines.append(f"| {arm.title} | is {titles[same]} |{' |' * (len(header) - 1)}")
+            continue
+        whole = range(tasks)
+        ranges = [whole, range(min(10, tasks)), *(chosen or ())]
+        cells = [_estimate(mean_over(results, arm.name, metric, some), metric) for some in ranges]
+        cells += [_with_interval(change(results, arm.name, metric), metric)]
+        cells += [_estimate(mean_over(results, arm.name, "plasticity", whole), "plasticity")]
+        if unit == "task":
+            cells += [_with_interval(forgotten(results, arm.name), "accuracy")]
+            cells += [_with_interval(plasticity_lost(results, arm.name), "plasticity")]
+        lines.append(f"| {arm.title} | {' | '.join(cells)} |")
+    hundred = "All numbers but losses are ×100. " if metric == "loss" else "All numbers are ×100. "
+    return [
+        *lines,
+        "",
+        f"{hundred}Means over seeds; change is {late} less {early}, intervals are Student's over "
+        "seeds. Forgetting and loss of plasticity as in the paper; less is better.",
+    ]
+
+
+def _unit(experiment: Experiment, results: Results) -> str:
+    """What a value is the mean of: a task, several of them, or a window where there are none."""
+    problem = get_problem(experiment.problem)
+    length = int(experiment.options.get("task_length", 0)) or problem.task_length
+    if length is None:
+        return "window"
+    return "task" if results.window <= length else "point"
+
+
+def _estimate(found: Interval | None, metric: str) -> str:
+    return "-" if found is None or np.isnan(found.estimate) else _number(found.estimate, metric)
+
+
+def _with_interval(found: Interval | None, metric: str) -> str:
+    if found is None or np.isnan(found.estimate):
+        return "-"
+    value, low, high = (_number(x, metric, "+") for x in found)
+    return value if np.isnan(found.low) else f"{value} [{low}, {high}]"
+
+
+def _number(value: float, metric: str, sign: str = "") -> str:
+    """Shares ×100 with two decimals, losses with four digits.
+
+    Example:
+        >>> _number(0.78123, "accuracy"), _number(-0.0000123, "loss", "+")
+        ('78.12', '−1.23e-05')
+    """
+    text = f"{value:{sign}.4g}" if metric == "loss" else f"{round(100 * value, 2) + 0.0:{sign}.2f}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+# ---------------------------------------------------------------------- the paper's tables
+def grid_table() -> list[str]:
+    """The values that the paper searched, by problem and hyperparameter."""
+    problems: dict[str, list[str]] = {}
+    for problem, axes in AXES.items():
+        problems.setdefault(repr(axes), []).append(problem)
+    names = list(_GREEK)
+    lines = ["| | " + " | ".join(f"`{p[0]}`" for p in problems.values()) + " |"]
+    lines.append("|---|" + "---|" * len(problems))
+    for name in names:
+        cells = [", ".join(f"{v:g}" for v in AXES[p[0]][name]) for p in problems.values()]
+        lines.append(f"| {_GREEK[name]} `{name}` | {' | '.join(cells)} |")
+    counts = {p[0]: {m: len(sets(grid(p[0], m))) for m in METHODS} for p in problems.values()}
+    for method in METHODS:
+        cells = [f"{counts[p][method]} sets" for p in counts]
+        lines.append(f"| {title(method)} | {' | '.join(cells)} |")
+    also = [f"`{p[0]}`: {', '.join(f'`{x}`' for x in p[1:])}" for p in problems.values() if p[1:]]
+    return [*lines, "", f"The same grids: {'; '.join(also)}."]
+
+
+def set_table() -> list[str]:
+    """The sets that the paper prints as best; a star marks values that its grid does not have."""
+    methods = [m for m in METHODS if any(m in known for known in BEST.values())]
+    lines = ["| | " + " | ".join(f"`{p}`" for p in BEST) + " |", "|---|" + "---|" * len(BEST)]
+    for method in methods:
+        cells = [_set(problem, method) for problem in BEST]
+        lines.append(f"| {title(method)} | {' | '.join(cells)} |")
+    return [*lines, "", "\\* not on the printed grid."]
+
+
+def _set(problem: str, method: str) -> str:
+    found = BEST[problem].get(method)
+    if found is None:
+        return "-"
+    star = {name for p, m, name in OUTSIDE if (p, m) == (problem, method)}
+    return ", ".join(f"{_GREEK[k]} {v:g}" + ("\\*" if k in star else "") for k, v in found.items())
+
+
+# ---------------------------------------------------------------------------- for people
+def spaced(number: int) -> str:
+    """A whole number in groups of three.
+
+    Example:
+        >>> spaced(1000000), spaced(200)
+        ('1 000 000', '200')
+    """
+    return f"{number:,}".replace(",", " ")
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    Example:
+        >>> duration(7.3), duration(435), duration(20_000)
+        ('7 s', '7.2 min', '5.6 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,234 @@
+"""The appendix's figure of computational time: how long a single update takes.
+
+An update is what a learner does with a batch: forward pass, backward pass (with curvature where a
+method needs it) and step. Methods take turns on one device, and are compared with PyTorch's SGD
+within a round. The inputs are random numbers of MNIST's shape.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from upgd import timing
+from upgd.metrics import Interval, bootstrap, standard_error
+from upgd.networks import mlp
+from upgd.optim.registry import METHODS as REGISTRY
+from upgd.optim.registry import Row
+from upgd.paper import provenance
+from upgd.paper.drawing import COLOURS, canvas, save
+from upgd.paper.measuring import How, Say, note
+from upgd.paper.sets import METHODS
+from upgd.study import write_atomically
+from upgd.study.versions import processor
+
+NAME = "time"
+CAPTION = "Computational time needed to make a single update."
+TABLE = "times.csv.gz"
+PEER = "SGD (PyTorch)"
+ROUNDS = 20
+TARGET = 0.1
+"""Seconds for each method in each round."""
+TINY_LR = 1e-7  # weights must stay where they are for as long as the timing lasts
+
+
+class Setting(NamedTuple):
+    """What is updated: units per layer, samples in a batch."""
+
+    sizes: tuple[int, ...]
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{'-'.join(map(str, self.sizes))}, batch of {self.batch}"
+
+
+SETTINGS = (
+    Setting((784, 1024, 512, 10), 100),
+    Setting((784, 1024, 512, 10), 1),
+    Setting((784, 4096, 2048, 10), 100),
+)
+"""The paper's, a learner's that sees one sample at a time, and a larger network."""
+
+Times = Mapping[str, Mapping[str, NDArray[np.float64]]]
+"""By setting and method, seconds in each round."""
+
+
+# ------------------------------------------------------------------------- measuring
+def folder(how: How) -> str:
+    """One per kind of device."""
+    return f"update_time_{how.device.partition(':')[0]}"
+
+
+def plan(how: How) -> str:
+    """How long it takes."""
+    calls = len(SETTINGS) * (len(REGISTRY) + 1)
+    least = calls * (how.seeds or ROUNDS) * TARGET * how.scale
+    return f"{calls} kinds of updates, {least / 60:.0f} minutes or more"
+
+
+def measure(how: How, folder: Path, say: Say) -> None:
+    """Time every method; `scale` shortens rounds, `seeds` is how many there are."""
+    began, rounds = time.time(), how.seeds or ROUNDS
+    times: dict[str, dict[str, NDArray[np.float64]]] = {}
+    updates = 0
+    for setting in SETTINGS:
+        calls = dict(_updates(setting, how.device))
+        counted = timing.measure(calls, how.device, rounds, TARGET * how.scale)
+        times[str(setting)] = {name: np.array(values) for name, values in counted.items()}
+        say(f"{setting}: done")
+        updates += rounds * len(calls)
+    write_atomically(folder / TABLE, _pack(times))
+    seeds = {name: list(range(rounds)) for name in next(iter(times.values()))}
+    note(
+        *(how, NAME, _device(how.device), "eager", "float32", rounds, seeds, updates, began)
+    ).write(folder)
+
+
+def _device(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{processor()}, {torch.get_num_threads()} threads"
+
+
+def _updates(setting: Setting, device: str) -> Iterator[tuple[str, timing.Call]]:
+    """Every method's update, each of a network of its own that no other sees."""
+    torch.manual_seed(0)
+    x = torch.randn(setting.batch, setting.sizes[0], device=device)
+    y = torch.randint(setting.sizes[-1], (setting.batch,), device=device)
+    yield PEER, _update(mlp(setting.sizes).to(device), None, x, y)
+    for name in order():
+        yield name, _update(mlp(setting.sizes).to(device), REGISTRY[name], x, y)
+
+
+def _update(model: nn.Module, row: Row | None, x: torch.Tensor, y: torch.Tensor) -> timing.Call:
+    if row is None:
+        sgd = torch.optim.SGD(model.parameters(), lr=TINY_LR)
+
+        def plain() -> None:
+            sgd.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            sgd.step()
+
+        return plain
+    opt = row.make(model, lr=TINY_LR)
+
+    def update() -> None:
+        opt.zero_grad()
+        opt.backward(nn.functional.cross_entropy(model(x), y))
+        opt.step()
+
+    return update
+
+
+def order() -> list[str]:
+    """The paper's ten methods, then the others."""
+    return [*METHODS, *(name for name in REGISTRY if name not in METHODS)]
+
+
+# ----------------------------------------------------------------------------- tables
+def _pack(times: Times) -> bytes:
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["setting", "method", "round", "seconds"])
+    for setting, methods in times.items():
+        for method, values in methods.items():
+            out.writerows([setting, method, i, f"{x:.4g}"] for i, x in enumerate(values))
+    return gzip.compress(text.getvalue().encode(), mtime=0)
+
+
+def load(folder: Path) -> Times:
+    """Read a table."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with gzip.open(folder / TABLE, "rt", newline="") as file:
+        _, *rows = csv.reader(file)
+    for setting, method, _round, seconds in rows:
+        found.setdefault(setting, {}).setdefault(method, []).append(float(seconds))
+    return {
+        setting: {method: np.array(values) for method, values in methods.items()}
+        for setting, methods in found.items()
+    }
+
+
+def ratio(methods: Mapping[str, NDArray[np.float64]], name: str) -> Interval:
+    """Time of an update over that of PyTorch's SGD in the same round."""
+    return bootstrap(methods[name] / methods[PEER])
+
+
+# ------------------------------------------------------------------------ what is told
+def title(folder: Path) -> str:
+    """What a table shows."""
+    return f"Computational time of an update on {_where(folder)}"
+
+
+def _where(folder: Path) -> str:
+    known = provenance.read(folder)
+    return known.parts[0].device if known else folder.name.rpartition("_")[2]
+
+
+def _title(name: str) -> str:
+    return REGISTRY[name].title if name in REGISTRY else name
+
+
+def pictures(folder: Path) -> dict[str, str]:
+    """One picture."""
+    kind = folder.name.rpartition("_")[2]
+    return {f"{NAME}-{kind}": f"{title(folder)}; bars are standard errors."}
+
+
+def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Milliseconds of an update, a bar per method and a panel per setting."""
+    times = load(folder)
+    names = list(next(iter(times.values())))
+    picture, grid = canvas(1, len(times), (3.4 * len(times) + 1.4, 0.19 * len(names) + 1))
+    for axes, (setting, methods) in zip(grid.flat, times.items(), strict=True):
+        _bars(axes, setting, methods)
+    for axes in grid.flat[1:]:
+        axes.set_yticklabels([])
+    [name] = pictures(folder)
+    paths = [target / f"{name}.{suffix}" for suffix in suffixes]
+    return save(picture, paths)
+
+
+def _bars(axes: Any, setting: str, methods: Mapping[str, NDArray[np.float64]]) -> None:
+    means = [1e3 * values.mean() for values in methods.values()]
+    errors = [1e3 * float(standard_error(values)) for values in methods.values()]
+    colours = [COLOURS.get(name, "#b8c4cc") for name in methods]
+    places = np.arange(len(means))
+    axes.barh(places, means, xerr=errors, color=colours, height=0.75, error_kw={"linewidth": 1})
+    axes.set_yticks(places, [_title(name) for name in methods], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(means[0], color="0.6", linewidth=0.7, linestyle=":")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(setting, fontsize=9)
+    axes.set(xlabel="Milliseconds of an update", ylim=(len(means) - 0.4, -0.6))
+
+
+def page(folder: Path) -> list[str]:
+    """The table of times."""
+    times = load(folder)
+    rounds = len(next(iter(next(iter(times.values())).values())))
+    lines = [
+        f"Forward pass, backward pass and step, {rounds} rounds; milliseconds (mean over rounds), "
+        f"and in how many times {PEER}'s in the same round (interquartile mean, 95% interval).",
+        "",
+        "| method | " + " | ".join(f"{setting} | ÷ SGD" for setting in times) + " |",
+        "|---|" + "---:|---:|" * len(times),
+    ]
+    for name in next(iter(times.values())):
+        cells = []
+        for methods in times.values():
+            found = ratio(methods, name)
+            shown = f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
+            cells += [f"{1e3 * methods[name].mean():.2f}", "1" if name == PEER else shown]
+        lines.append(f"| {_title(name)} | {' | '.join(cells)} |")
+    return lines
