@@ -112,9 +112,7 @@ def test_advantages_are_their_definition() -> None:
     expected = plain_gae(list(rewards), list(values), list(ends), settings)
     out = np.zeros((2, 50))
     kernels.advantages_and_returns(rewards, values, ends, 0.99, 0.95, *out)
-    stacked = advantages_and_returns(
-        *(torch.from_numpy(a)[None] for a in (rewards, values, ends)), 0.99, 0.95
-    )
+    stacked = advantages_and_returns(*(a[None] for a in (rewards, values, ends)), 0.99, 0.95)
     for k in range(2):
         np.testing.assert_allclose(out[k], expected[k], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(stacked[k][0], expected[k], rtol=1e-12, atol=1e-12)
@@ -267,8 +265,8 @@ def test_a_stack_keeps_still_in_memory() -> None:
 
     def places() -> list[int]:
         tensors = [stack.weights, stack.gradients, stack.hyper, stack.corrections, stack.clock]
-        tensors += [*stack.states, *stack.params, *stack.trajectory.values(), stack.index]
-        tensors += [stack.advantages, stack.returns, stack.sums, stack.plasticity]
+        tensors += [*stack.states, *stack.params, *stack.fed.values(), stack.index]
+        tensors += [stack.sums, stack.plasticity]
         return [tensor.data_ptr() for tensor in tensors]
 
     with group:

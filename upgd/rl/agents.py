@@ -53,7 +53,8 @@ class AgentGroup:
         iterations: Of the whole run.
         iteration: How many are done.
         step: Steps of each agent so far.
-        seconds: What rollouts and updates took, summed up over agents, and by the clock.
+        seconds: What rollouts and updates took, summed up over all agents' records, and what all
+            of it took by the clock.
 
     Raises:
         RLError: Something is not as it must be; the message says what.
@@ -167,7 +168,7 @@ class AgentGroup:
         host = {
             "weights": stack.weights.cpu().numpy()[back],
             "gradients": stack.gradients.cpu().numpy()[back],
-            "returns": stack.returns.cpu().numpy()[back],
+            "returns": stack.fed["returns"].cpu().numpy()[back],
         }
         seconds = (time.perf_counter() - start) / len(told)
         step, records = self.step + settings.steps, []

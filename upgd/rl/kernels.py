@@ -100,8 +100,9 @@ def _tanh_of(x):
 @njit(**OPTIONS)
 def _squash(values, start, count):
     """tanh in place."""
-    for i in range(start, start + count):
-        values[i] = _tanh(values[i])
+    some = values[start : start + count]  # loops from zero on vectorise
+    for i in range(count):
+        some[i] = _tanh(some[i])
 
 
 @_helper
@@ -208,9 +209,9 @@ def _backward(layers, work, gradient, rows, scratch, zeros):
 @njit(**OPTIONS)
 def _through_tanh(work, d, h, count):
     one = work.dtype.type(1)
+    delta, output = work[d : d + count], work[h : h + count]
     for i in range(count):
-        y = work[h + i]
-        work[d + i] = work[d + i] * (one - y * y)
+        delta[i] = delta[i] * (one - output[i] * output[i])
 
 
 # ------------------------------------------------------------------------------- acting

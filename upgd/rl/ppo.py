@@ -128,8 +128,12 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
 
 # ------------------------------------------------------------------------ mathematics
 def advantages_and_returns(
-    rewards: Tensor, values: Tensor, ends: Tensor, gamma: float, gae_lambda: float
-) -> tuple[Tensor, Tensor]:
+    rewards: NDArray[Any],
+    values: NDArray[Any],
+    ends: NDArray[Any],
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Generalised advantage estimates of agents' steps [S, T], and what values should have been.
 
     Args:
@@ -140,14 +144,15 @@ def advantages_and_returns(
         gamma: Discount of future rewards.
         gae_lambda: Decay of later steps' share.
     """
-    found = torch.zeros_like(rewards)
-    last = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.shape[1])):
-        goes_on = 1 - ends[:, t + 1]
-        delta = rewards[:, t] + gamma * values[:, t + 1] * goes_on - values[:, t]
-        last = delta + gamma * gae_lambda * goes_on * last
-        found[:, t] = last
-    return found, found + values[:, :-1]
+    # Time first: what one step needs lies together.
+    rewards, values, ends = (np.array(a.T, np.float64, order="C") for a in (rewards, values, ends))
+    found = np.zeros_like(rewards)
+    last = np.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        goes_on = 1 - ends[t + 1]
+        delta = rewards[t] + gamma * values[t + 1] * goes_on - values[t]
+        found[t] = last = delta + gamma * gae_lambda * goes_on * last
+    return found.T, (found + values[:-1]).T
 
 
 def run_network(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -265,13 +270,11 @@ class StackedPPO(GeneralStack):
         self._step_sizes = self.hyper[:, 0].clone()
         runs, here = len(self.learners), self.device
         shapes = trajectory_shapes(network, settings.steps)
-        made = {
-            name: torch.zeros(runs, *shape, dtype=dtype, device=here)
-            for name, shape in shapes.items()
+        shapes |= dict.fromkeys(("advantages", "returns"), shapes["rewards"])
+        self.fed = {
+            name: torch.zeros(runs, *shapes[name], dtype=dtype, device=here)
+            for name in Minibatch._fields
         }
-        self.trajectory = made
-        self.advantages = torch.zeros_like(made["rewards"])
-        self.returns = torch.zeros_like(made["rewards"])
         size = (runs, settings.epochs, settings.steps)
         self.index = torch.zeros(size, dtype=torch.int64, device=here)
         self.sums = torch.zeros(runs, len(MEASURES), dtype=torch.float64, device=here)
@@ -291,19 +294,29 @@ class StackedPPO(GeneralStack):
         Returns:
             :data:`MEASURES` [S, …] and plasticity [S] as means over the minibatches.
         """
-        for name, target in self.trajectory.items():
-            target.copy_(torch.from_numpy(trajectories[name][self.order]))
-        self.index.copy_(torch.from_numpy(permutations[self.order]))
+        settings = self.settings
+        rewards, values, ends = (trajectories[name] for name in ("rewards", "values", "ends"))
+        discounts = (settings.gamma, settings.gae_lambda)
+        estimates = advantages_and_returns(rewards, values, ends, *discounts)
+        given = {**trajectories, "advantages": estimates[0], "returns": estimates[1]}
+        for name, target in self.fed.items():
+            target.copy_(torch.from_numpy(self._ordered(given[name])))
+        self.index.copy_(torch.from_numpy(self._ordered(permutations)))
         self.hyper[:, 0] = self._step_sizes * share
         if self.device.type == "cuda":
             self._graph = self._graph or self._recorded()
             self._graph.replay()
         else:
             self._phase()
-        updates = self.settings.epochs * self.settings.minibatches
+        updates = settings.epochs * settings.minibatches
         back = np.argsort(self.order)
         measures = (self.sums / updates).cpu().numpy()[back]
-        return measures, (self.plasticity / self.settings.epochs).cpu().numpy()[back]
+        return measures, (self.plasticity / settings.epochs).cpu().numpy()[back]
+
+    def _ordered(self, array: NDArray[Any]) -> NDArray[Any]:
+        """What is in the order of the agents, in that of the stack."""
+        same = self.order == list(range(len(array)))
+        return np.ascontiguousarray(array if same else array[self.order])
 
     def utility(self, run: int) -> NDArray[Any] | None:
         """The bias-corrected utility of every weight of a run, where its method has one."""
@@ -342,7 +355,6 @@ class StackedPPO(GeneralStack):
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):  # libraries allocate and compile at their first calls
-            self._estimate()
             for last in (False, True):
                 self._minibatch(0, 0, measured=last)
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -356,19 +368,10 @@ class StackedPPO(GeneralStack):
     def _phase(self) -> None:
         self.sums.zero_()
         self.plasticity.zero_()
-        self._estimate()
         last = self.settings.minibatches - 1
         for epoch in range(self.settings.epochs):
             for number in range(self.settings.minibatches):
                 self._minibatch(epoch, number, measured=number == last)
-
-    def _estimate(self) -> None:
-        made, settings = self.trajectory, self.settings
-        found = advantages_and_returns(
-            *(made["rewards"], made["values"], made["ends"], settings.gamma, settings.gae_lambda)
-        )
-        self.advantages.copy_(found[0])
-        self.returns.copy_(found[1])
 
     def _minibatch(self, epoch: int, number: int, measured: bool) -> None:
         """One update of all agents."""
@@ -397,20 +400,14 @@ class StackedPPO(GeneralStack):
                 self.plasticity.add_(progress.clamp(0, 1))
 
     def _gather(self, epoch: int, number: int) -> Minibatch:
-        size, made = self.settings.minibatch, self.trajectory
+        size = self.settings.minibatch
         index = self.index[:, epoch, number * size : (number + 1) * size]
 
         def rows(of: Tensor) -> Tensor:
-            return of.gather(1, index.unsqueeze(2).expand(-1, -1, of.shape[2]))
+            wide = index if of.dim() == 2 else index.unsqueeze(2).expand(-1, -1, of.shape[2])
+            return of.gather(1, wide)
 
-        return Minibatch(
-            rows(made["observations"]),
-            rows(made["actions"]),
-            made["log_probabilities"].gather(1, index),
-            self.advantages.gather(1, index),
-            self.returns.gather(1, index),
-            made["values"].gather(1, index),
-        )
+        return Minibatch(**{name: rows(of) for name, of in self.fed.items()})
 
     def _value_error(self, batch: Minibatch) -> Tensor:
         value = self.params[len(self.params) // 2 + 1 :]

@@ -41,7 +41,8 @@ class Record:
         episodes: Those that ended in this iteration.
         values: Losses, measures and diagnostics by name.
         failure: Why the agent has stopped for good, if it has; its neighbours go on.
-        seconds: Processor-bound time of its rollout and of its update.
+        seconds: Processor time of its rollout and of its update; where agents learn as a stack,
+            its share of the time that the update took by the clock.
     """
 
     step: int
@@ -152,12 +153,12 @@ class Share:
         assert self.plan.memory is not None
         weights, told = self.plan.memory.arrays["weights"], []
         for place, number in enumerate(self.plan.numbers):
-            start = time.perf_counter()
+            start = time.thread_time()
             rollout = Rollout([], self.failures[place])
             if rollout.failure is None:
                 rollout = self.actors[place].rollout(weights[number])
                 self.failures[place] = rollout.failure
-            told.append((rollout, time.perf_counter() - start))
+            told.append((rollout, time.thread_time() - start))
         return told
 
     def stop(self, place: int, reason: str) -> None:
@@ -172,9 +173,9 @@ class Share:
         actor, agent, settings = self.actors[place], self.agents[place], self.plan.settings
         if (failure := self.failures[place]) is not None:
             return Record(actor.step, [], failure=failure)
-        start = time.perf_counter()
+        start = time.thread_time()
         rollout = actor.rollout(agent.weights)
-        middle = time.perf_counter()
+        middle = time.thread_time()
         record = Record(actor.step, rollout.episodes, failure=rollout.failure)
         if record.failure is None:
             share = settings.share_of_step_size(iteration, self.plan.iterations)
@@ -191,7 +192,7 @@ class Share:
                     actor.trajectory.observations[:-1],
                 )
         self.failures[place] = record.failure
-        record.seconds = (middle - start, time.perf_counter() - middle)
+        record.seconds = (middle - start, time.thread_time() - middle)
         return record
 
     # ---------------------------------------------------------------------- checkpoints
