@@ -13,10 +13,12 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+import torch
 from typer.testing import CliRunner
 
+import upgd
 from upgd.cli import app
-from upgd.paper import claims, experiments, figures, results
+from upgd.paper import claims, experiments, figures, provenance, results, utility_quality
 from upgd.paper.drawing import COLOURS, draw, missing
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import Figure, Panel
@@ -74,6 +76,47 @@ def test_a_figure_from_nothing(tiny: None, tmp_path: Path) -> None:
     assert run(*command, "--quiet", "--seeds", "3", "--format", "png").exit_code == 0
     with Ledger.open(tmp_path, create=False, read_only=True) as ledger:
         assert ledger.counts()["done"] == 6
+
+
+def test_tables_of_several_studies(tiny: None, tmp_path: Path) -> None:
+    first, second = (str(tmp_path / name) for name in "ab")
+    tables = tmp_path / "results"
+    folder = tables / "tiny"
+    short = ("reproduce", "figtiny", "--scale", "0.1", "--format", "png", "--results", str(tables))
+    nothing = run(*short, "--no-run", "--study", first)
+    assert nothing.exit_code == 0, nothing.output
+    assert "figtiny lacks tiny" in nothing.output
+    assert run(*short, "--quiet", "--seeds", "1", "--study", first).exit_code == 0
+    planned = run(*short, "--seeds", "2", "--study", second, "--study", first, "--dry-run")
+    assert "2 of 4 runs to do" in planned.output  # the first study has the others
+    both = ("--study", second, "--study", first)
+    assert run(*short, "--quiet", "--seeds", "2", *both).exit_code == 0
+    told = provenance.read(folder)
+    assert told is not None
+    assert told.seeds == {"sgdw": [0, 1], "upgd": [0, 1]}
+    assert told.command == "upgd reproduce figtiny --scale 0.1"
+    assert told.learner_steps == 4 * 400
+    assert told.data is not None
+    assert told.data["samples"] == {"train": 1438, "test": 359}
+    assert told.parts[0].versions["upgd"] == upgd.__version__
+    assert str(tmp_path) not in (folder / "provenance.json").read_text()
+    assert sorted(results.read(folder / "series.csv.gz", "tiny").of("upgd", "accuracy")) == [0, 1]
+    fewer = run(*short, "--no-run", "--study", first)
+    assert "kept" in fewer.output
+    assert provenance.read(folder) == told
+
+
+def test_a_figure_that_is_measured_in_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(utility_quality, "ACTIVATIONS", {"relu": torch.nn.ReLU})
+    command = ("reproduce", "fig2", "--scale", "0.01", "--seeds", "2", "--study", str(tmp_path))
+    assert "has not been measured" in run(*command, "--no-run").output
+    assert "2 seeds of 50 steps" in run(*command, "--dry-run").output
+    first = run(*command, "--format", "png")
+    assert first.exit_code == 0, first.output
+    assert (tmp_path / "fig2.png").exists()
+    assert "remove" in run(*command, "--format", "png").output  # it is not measured again
 
 
 def test_a_plan_runs_nothing(tiny: None, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Provenance:
     Attributes:
         experiment: What was run.
         command: What gives it again.
-        steps: Of each run.
+        steps: Of each run; 0 where it has none.
         seeds: By arm, those that are done.
         learner_steps: Steps of all runs.
         seconds: Of work.

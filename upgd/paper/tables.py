@@ -31,7 +31,8 @@ def source(known: Provenance | None) -> list[str]:
         return ["Where these numbers come from is not known.", ""]
     most = max((len(seeds) for seeds in known.seeds.values()), default=0)
     fewer = [f"{arm} {len(seeds)}" for arm, seeds in known.seeds.items() if len(seeds) < most]
-    runs = f"{len(known.seeds)} arms, {most} seeds, {spaced(known.steps)} steps each"
+    each = f"{most} seeds, {spaced(known.steps)} steps each" if known.steps else f"{most} rounds"
+    runs = f"{len(known.seeds)} arms, {each}"
     rows = {
         "runs": runs + (f" (fewer seeds: {', '.join(fewer)})" if fewer else ""),
         "options": ", ".join(f"{k} {v}" for k, v in known.options.items()),
@@ -73,13 +74,15 @@ def briefly(known: Provenance | None) -> list[str]:
     if known is None:
         return ["-", "-", "-", "-"]
     devices = ", ".join(dict.fromkeys(part.device for part in known.parts))
-    return [str(known.runs), spaced(known.steps), devices, duration(known.seconds)]
+    steps = spaced(known.steps) if known.steps else "-"
+    return [str(known.runs), steps, devices, duration(known.seconds)]
 
 
 def took(known: Provenance) -> str:
     """The same in words."""
     devices = ", ".join(dict.fromkeys(part.device for part in known.parts))
-    return f"{known.runs} runs of {spaced(known.steps)} in {duration(known.seconds)} on {devices}"
+    runs = f"{known.runs} runs of {spaced(known.steps)} in " if known.steps else ""
+    return f"{runs}{duration(known.seconds)} on {devices}"
 
 
 def learner_steps(experiment: Experiment) -> int:
