@@ -132,17 +132,23 @@ def alike(a: Record, b: Record) -> bool:
 
 
 def test_four_agents_are_four_agents_alone_on_any_number_of_workers() -> None:
-    def told(learners: list[Any], workers: int) -> tuple[list[list[Record]], Any]:
-        group = AgentGroup("Hopper", learners, SHORT, steps=640, workers=workers)
-        with group:
-            return [group.iterate() for _ in range(3)], group.weights()
+    def make(learners: list[Any], workers: int) -> AgentGroup:
+        return AgentGroup("Hopper", learners, SHORT, steps=640, workers=workers)
 
-    together, weights = told(FOUR, 0)
-    spread, spread_weights = told(FOUR, 2)
-    assert np.array_equal(weights, spread_weights)
+    with make(FOUR, 0) as group, make(FOUR, 2) as other:
+        together, spread = [group.iterate()], [other.iterate()]
+        other.restore(group.states())  # which must change nothing
+        together += [group.iterate(), group.iterate()]
+        spread += [other.iterate(), other.iterate()]
+        weights = group.weights()
+        assert np.array_equal(weights, other.weights())
+        other._workers._processes[1].kill()
+        with pytest.raises(RuntimeError, match="a worker of this group of agents has died"):
+            other.iterate()
     for i, one in enumerate(FOUR):
-        alone, own = told([one], 0)
-        assert np.array_equal(own[0], weights[i])
+        with make([one], 0) as single:
+            alone = [single.iterate() for _ in range(3)]
+            assert np.array_equal(single.weights()[0], weights[i])
         for records, others, more in zip(alone, together, spread, strict=True):
             assert alike(records[0], others[i])
             assert alike(records[0], more[i])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,28 @@ def diagnose(
         utility: Of its parameters, [size], if its method has one.
         observations: Normalised, [T, observations]; :data:`SAMPLES` of them are looked at.
     """
+    with _one_thread():
+        return _diagnose(network, weights, gradients, utility, observations)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The order of PyTorch's sums depends on how many threads there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _diagnose(
+    network: Network,
+    weights: NDArray[Any],
+    gradients: NDArray[Any],
+    utility: NDArray[Any] | None,
+    observations: NDArray[Any],
+) -> dict[str, float]:
     found: dict[str, float] = {}
     flat = torch.from_numpy(weights)
     views, border = network.views(flat), 2 * len(network.hidden) + 2

@@ -151,6 +151,24 @@ def _column_sums(out, o, a, at, pitch, rows, columns):
 
 
 @_compiled
+def orthonormalise(rows):
+    """Gram and Schmidt's, twice over, in place; libraries' would depend on their threads."""
+    for i in range(len(rows)):
+        for k in range(2 * i):
+            j = k % i
+            share = 0.0
+            for c in range(rows.shape[1]):
+                share += rows[i, c] * rows[j, c]
+            for c in range(rows.shape[1]):
+                rows[i, c] -= share * rows[j, c]
+        square = 0.0
+        for c in range(rows.shape[1]):
+            square += rows[i, c] * rows[i, c]
+        for c in range(rows.shape[1]):
+            rows[i, c] /= math.sqrt(square)
+
+
+@_compiled
 def pack(layers, weights, work):
     """Copy all layers' weights into the workspace: transposed, as they are, and biases."""
     for l in range(len(layers)):

@@ -142,8 +142,9 @@ def _padded(count: int) -> int:
 
 def _orthogonal(rows: int, columns: int, seed: int, number: int) -> NDArray[np.float64]:
     """A matrix with orthonormal rows or columns, whichever are fewer; uniform among them."""
-    shape = (max(rows, columns), min(rows, columns))
-    normals = philox.normal(shape, seed, INITIAL, number, dtype=torch.float64)
-    q, r = np.linalg.qr(normals.numpy())
-    q = q * np.sign(np.diag(r))
-    return np.ascontiguousarray(q if rows >= columns else q.T)
+    from upgd.rl import kernels
+
+    shape = (min(rows, columns), max(rows, columns))
+    found = philox.normal(shape, seed, INITIAL, number, dtype=torch.float64).numpy()
+    kernels.orthonormalise(found)
+    return np.ascontiguousarray(found if rows <= columns else found.T)

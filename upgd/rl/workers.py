@@ -39,7 +39,11 @@ class Record:
     Attributes:
         step: Steps in its environment so far.
         episodes: Those that ended in this iteration.
-        values: Losses, measures and diagnostics by name.
+        values: By name, :data:`upgd.rl.ppo.MEASURES` as means over the iteration's minibatches;
+            ``value_plasticity``, the mean plasticity (:func:`upgd.metrics.sample_plasticity`) of
+            the value network's squared error on each epoch's last minibatch;
+            ``explained_variance`` of the returns; and what
+            :func:`upgd.rl.diagnostics.diagnose` found, where networks were looked at.
         failure: Why the agent has stopped for good, if it has; its neighbours go on.
         seconds: Processor time of its rollout and of its update; where agents learn as a stack,
             its share of the time that the update took by the clock.
