@@ -186,6 +186,31 @@ def test_a_stack_is_the_same_for_any_number_of_agents() -> None:
     np.testing.assert_allclose(weights[0][1], weights[1][0], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_the_update_phase_is_one_graph_and_the_same() -> None:
+    learners = [learner(name, 3 + i) for i, name in enumerate(FIRST_ORDER)]
+    found = []
+    for device in ("cpu", "cuda"):
+        group = AgentGroup(
+            *(PENDULUM, learners, SHORT),
+            steps=640,
+            workers=0,
+            device=device,
+            dtype="float64",
+            stacked=True,
+        )
+        with group:
+            records = [group.iterate() for _ in range(3)]
+            group.restore(group.states())
+            records.append(group.iterate())
+            found.append((group.weights(), records))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    for ours, others in zip(found[0][1], found[1][1], strict=True):
+        for one, other in zip(ours, others, strict=True):
+            assert other.values == pytest.approx(one.values, rel=1e-3, abs=1e-5)
+            assert [e.step for e in one.episodes] == [e.step for e in other.episodes]
+
+
 # ----------------------------------------------------------------------------- resuming
 @pytest.mark.parametrize(
     ("environment", "stacked"),

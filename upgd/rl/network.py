@@ -37,7 +37,7 @@ class Network:
     Example:
         >>> network = Network(3, 1)
         >>> network.shapes[:2], network.size
-        ([(64, 3), (64,)], 8964)
+        ([(64, 3), (64,)], 8963)
     """
 
     observations: int
