@@ -242,6 +242,9 @@ def test_groups_that_will_not_do() -> None:
         AgentGroup("Hopper", [])
     with pytest.raises(RLError, match="1000 steps are not one iteration of 2048"):
         AgentGroup("Hopper", [learner("adam", 0)], steps=1000)
+    if not torch.cuda.is_available():
+        with pytest.raises(RLError, match="there is no device 'cuda' here"):
+            AgentGroup("Hopper", [learner("adam", 0)], device="cuda")
     group = AgentGroup("Pendulum", [learner("adam", 0)], SHORT, steps=320)
     with group, pytest.raises(RLError, match="2 states do not fit 1 agents"):
         group.restore(group.states() * 2)

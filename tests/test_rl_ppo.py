@@ -15,11 +15,14 @@ pytest.importorskip("gymnasium", reason="needs the extra rl")
 pytest.importorskip("mujoco", reason="needs the extra rl")
 pytest.importorskip("numba", reason="needs the extra rl")
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from tests.plain_ppo import PlainPPO, plain_gae, shuffled
 from upgd import AdaUPGD
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS
 from upgd.rl import AgentGroup, Record, Settings, kernels, learner
+from upgd.rl.network import Network
 from upgd.rl.ppo import StackedPPO, advantages_and_returns
 
 SHORT = Settings(steps=64, epochs=2, minibatches=4, entropy_weight=0.01)
@@ -286,6 +289,22 @@ def test_agents_learn_to_balance_a_pole() -> None:
         episodes = [e.reward for iteration in records for e in iteration[i].episodes]
         assert np.mean(episodes[:20]) < 30
         assert np.mean(episodes[-5:]) > 150
+
+
+class NothingToWaitFor(TorchDispatchMode):
+    """Raises where the host would wait for numbers of a device."""
+
+    def __torch_dispatch__(self, call: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        name = call.__name__.split(".")[0]
+        assert name not in ("_local_scalar_dense", "nonzero", "equal", "lift_fresh"), name
+        return call(*given, **(named or {}))
+
+
+def test_an_update_phase_could_be_recorded() -> None:
+    stack = StackedPPO(Network(5, 3), FOUR, SHORT)
+    stack._fused = lambda: None  # as on CUDA, where kernels make the updates
+    with NothingToWaitFor():
+        stack._phase()
 
 
 def test_a_stack_keeps_still_in_memory() -> None:

@@ -1,6 +1,17 @@
 """Reinforcement learning: PPO with any optimizer of the registry, many agents at once.
 
 Needs ``pip install "upgd[rl]"``.
+
+=====================  ===================================================================
+``ppo.py``             the settings and the algorithm, on tensors of many agents
+``compiled.py``        the same for one agent on a core of its own; ``kernels.py`` is compiled
+``network.py``         an agent's parameters, first values, and where they lie
+``environments.py``    environments by name, without wrappers, in states that can be saved
+``rollouts.py``        an agent in its environment: normalising, acting, counting episodes
+``workers.py``         shares of agents in processes, and what they tell of an iteration
+``agents.py``          :class:`AgentGroup`, which everything else uses
+``diagnostics.py``     what is measured of networks
+=====================  ===================================================================
 """
 
 from upgd.rl.agents import AgentGroup

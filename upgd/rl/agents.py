@@ -87,6 +87,8 @@ class AgentGroup:
         if self.iterations < 1:
             raise RLError(f"{steps} steps are not one iteration of {self.settings.steps}")
         self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise RLError(f"there is no device {str(device)!r} here; agents learn on 'cpu' too")
         _, spaces = make(environment)
         self.environment, self.spaces = spaces.name, spaces
         self.network = Network(spaces.observations, spaces.actions, self.settings.hidden)
