@@ -16,6 +16,8 @@ HARDWARE = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") in ("", "0"))
 
 # Triton takes numbers from outside a kernel as constants only in this form.
 _ROUNDS = tl.constexpr(philox.ROUNDS)
+_M0, _M1 = (tl.constexpr(m) for m in philox.MULTIPLIERS)
+_W0, _W1 = (tl.constexpr(w) for w in philox.WEYL)
 _ROUND_EXPONENT = tl.constexpr(philox.ROUND_EXPONENT)
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = (tl.constexpr(c) for c in philox.LOG)
 _S0, _S1, _S2 = (tl.constexpr(c) for c in philox.SIN)
@@ -34,8 +36,14 @@ def box_muller(radius, angle, real: tl.constexpr):
     tail = (((((((_L7 * m + _L6) * m + _L5) * m + _L4) * m + _L3) * m + _L2) * m) + _L1) * m + _L0
     logarithm = (exponent - 32).to(real) * _LN2 + (m + m * m * tail)
     if HARDWARE and real == tl.float32:  # the special function unit's sine and cosine
-        square = tl.maximum(-2.0 * logarithm, 1e-30)
-        length = square * libdevice.rsqrt(square)
+        length = tl.inline_asm_elementwise(
+            "sqrt.approx.ftz.f32 $0, $1;",
+            "=f,f",
+            [tl.maximum(-2.0 * logarithm, 0.0)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
         a = angle.to(tl.int32, bitcast=True).to(real) * _ANGLE
         first, second = libdevice.fast_cosf(a), libdevice.fast_sinf(a)
     else:
@@ -54,10 +62,24 @@ def box_muller(radius, angle, real: tl.constexpr):
 
 
 @triton.jit
+def four_words(seed, c0, c1, c2, c3):
+    """Philox's four words of a counter. Products are taken as 64 bits: one instruction, not two."""
+    key = seed.to(tl.uint64, bitcast=True)
+    k0, k1 = (key & 0xFFFFFFFF).to(tl.uint32), (key >> 32).to(tl.uint32)
+    c0, c1, c2, c3 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
+    for _ in tl.static_range(_ROUNDS):
+        a, b = c0.to(tl.uint64) * _M0, c2.to(tl.uint64) * _M1
+        c0, c2 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, (a >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = b.to(tl.uint32), a.to(tl.uint32)
+        k0, k1 = k0 + _W0, k1 + _W1
+    return c0, c1, c2, c3
+
+
+@triton.jit
 def four_normals(seed, quad, tensor, step, real: tl.constexpr):
     """The four numbers of each quad."""
     low, high = (step & 0xFFFFFFFF).to(tl.uint32), (step >> 32).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, quad, tensor, low, high, _ROUNDS)
+    a, b, c, d = four_words(seed, quad, tensor, low, high)
     z0, z1 = box_muller(a, b, real)
     z2, z3 = box_muller(c, d, real)
     return z0, z1, z2, z3
