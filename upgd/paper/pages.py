@@ -116,7 +116,8 @@ class Site:
             lines += measured.page(folder)
         else:
             results = self.results[experiment_name(folder)]
-            lines = [f"# {heading(results.name)}", "", *source(known), *numbers(results), ""]
+            table_ = numbers(results, known.diverged if known else ())
+            lines = [f"# {heading(results.name)}", "", *source(known), *table_, ""]
             for figure in self.drawn:
                 if results.name in figure.experiments:
                     lines += [*self._figure(figure, ".."), ""]
@@ -125,7 +126,7 @@ class Site:
     def _figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
         lacking = missing(figure, self.results)
-        more = f" Not run: {listed(lacking)}." if lacking else ""
+        more = f" It lacks {listed(lacking)}." if lacking else ""
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
 

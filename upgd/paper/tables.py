@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -105,8 +105,13 @@ def listed(lacking: Iterable[str]) -> str:
 
 
 # ------------------------------------------------------------------------------- numbers
-def numbers(results: Results) -> list[str]:
-    """The table of an experiment's methods."""
+def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
+    """The table of an experiment's methods.
+
+    Args:
+        results: What they measured.
+        diverged: Arms of which a run did; one that is not in the results has no other.
+    """
     experiment = EXPERIMENTS[results.name]
     metric = "accuracy" if "accuracy" in results.series else "loss"
     tasks = min(len(x) for arm in results.arms for x in results.by_task(arm, metric).values())
@@ -119,10 +124,10 @@ def numbers(results: Results) -> list[str]:
     twins, titles = experiment.twins(), {arm.name: arm.title for arm in experiment.arms}
     for arm in experiment.arms:
         same = twins.get(arm.name)
-        if (same or arm.name) not in results.arms:
-            continue
-        if same:
-            lines.append(f"| {arm.title} | is {titles[same]} |{' |' * (len(header) - 1)}")
+        there = (same or arm.name) in results.arms
+        if same or not there:
+            told_ = f"is {titles[same]}" if same else "diverged" if arm.name in diverged else ""
+            lines += [f"| {arm.title} | {told_} |{' |' * (len(header) - 1)}"] if told_ else []
             continue
         whole = range(tasks)
         ranges = [whole, range(min(10, tasks)), *(chosen or ())]
@@ -133,13 +138,18 @@ def numbers(results: Results) -> list[str]:
             cells += [_with_interval(forgotten(results, arm.name), "accuracy")]
             cells += [_with_interval(plasticity_lost(results, arm.name), "plasticity")]
         lines.append(f"| {arm.title} | {' | '.join(cells)} |")
-    hundred = "All numbers but losses are ×100. " if metric == "loss" else "All numbers are ×100. "
-    return [
-        *lines,
-        "",
-        f"{hundred}Means over seeds; change is {late} less {early}, intervals are Student's over "
-        "seeds. Forgetting and loss of plasticity as in the paper; less is better.",
+    notes = [
+        f"Means over seeds; change is {late} less {early}, intervals are Student's over seeds."
     ]
+    notes += [
+        "Losses are as they are, shares ×100." if metric == "loss" else "All numbers are ×100."
+    ]
+    if unit == "task":
+        notes += ["Forgetting and loss of plasticity as in the paper; less is better."]
+    if unit == "point":
+        length = get_problem(experiment.problem).task_length or 1
+        notes += [f"A point is {results.window // length} tasks."]
+    return [*lines, "", " ".join(notes)]
 
 
 def _unit(experiment: Experiment, results: Results) -> str:
