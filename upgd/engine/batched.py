@@ -125,7 +125,7 @@ class BatchedRun:
         self.feed = Feed(self.streams)
         self.offline: list[list[float]] = [[] for _ in settings]
         windows = -(-steps // self.window)
-        self.weighed = np.zeros((len(settings), windows, 3))
+        self.weighed = np.full((len(settings), windows, 3), np.nan)
         self._ahead: tuple[tuple[int, int], Future[Chunk]] | None = None
         self._pool = ThreadPoolExecutor(1)
 
@@ -218,24 +218,22 @@ class BatchedRun:
 
     # ------------------------------------------------------------------------- measuring
     def _weigh(self, step: int) -> None:
-        """Norms and rank of the weights; the gradient's are summed up by the stack."""
+        """Norms and ranks of the weights; the gradient's are summed up by the stack."""
         ranks: list[float] = []
         norms: list[Tensor] = []
         for some in torch.as_tensor(self.stack.weights).split(AT_A_TIME):
             flat = self._in_order(some)
-            parts = flat.split([math.prod(shape) for shape in self._shapes], 1)
-            matrices = [
-                part.view(-1, *shape)
-                for part, shape in zip(parts, self._shapes, strict=True)
-                if len(shape) > 1
-            ]
-            each = [effective_ranks(matrix) for matrix in matrices]
-            ranks += [float(np.mean(one)) for one in zip(*each, strict=True)]
+            if self.settings[0].ranks(step):
+                parts = flat.split([math.prod(shape) for shape in self._shapes], 1)
+                pairs = zip(parts, self._shapes, strict=True)
+                each = [effective_ranks(p.view(-1, *shape)) for p, shape in pairs if len(shape) > 1]
+                ranks += [float(np.mean(one)) for one in zip(*each, strict=True)]
             wide = [one.double() for one in flat]
             norms += [torch.stack([one.abs().sum(), one.norm()]) for one in wide]
         both = torch.stack(norms).cpu().numpy()
         for run, place in self._place.items():
-            self.weighed[run, step // self.window] = (*both[place], ranks[place])
+            found = self.weighed[run, step // self.window]
+            found[:2], found[2] = both[place], ranks[place] if ranks else math.nan
 
     def _in_order(self, weights: Tensor) -> Tensor:
         """Weights [..., size] of a stack in the order of a network's parameters."""
@@ -303,7 +301,7 @@ class BatchedRun:
             with np.errstate(invalid="ignore", divide="ignore"):
                 measured = sums[:, COLUMNS.index("measured"), None]
                 means = sums[:, 3:7] / measured
-                weights = np.where(measured > 0, self.weighed[run, :closed], np.nan)
+            weights = self.weighed[run, :closed]
             found |= {name: means[:, i] for i, name in enumerate(COLUMNS[3:7])}
             if self.problem.activation != "relu":
                 found["zero_activations"] = np.full(closed, np.nan)

@@ -24,6 +24,9 @@ from upgd.optim.registry import get
 
 LossName = Literal["cross_entropy", "squared_error"]
 
+RANK_WINDOWS = 10
+"""Ranks are taken in every so many windows."""
+
 
 class Samples(Protocol):
     """What the engine asks of a stream."""
@@ -74,6 +77,16 @@ class Setting:
         """
         steps = self.window // self.batch
         return self.measures(step) and (step == 0 or (step - self.stride) // steps != step // steps)
+
+    def ranks(self, step: int) -> bool:
+        """Whether their ranks are, too, which take far longer: in every tenth window.
+
+        Example:
+            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=10)
+            >>> [step for step in range(250) if setting.ranks(step)]
+            [0, 100, 200]
+        """
+        return self.weighs(step) and step * self.batch // self.window % RANK_WINDOWS == 0
 
     def next_weighing(self, step: int) -> int:
         """The first step from `step` on at which weights are measured.
@@ -213,7 +226,8 @@ class EagerRun:
         if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
-            values["effective_rank"] = mean_effective_rank(self.model)
+            if setting.ranks(step):
+                values["effective_rank"] = mean_effective_rank(self.model)
         self._count(output.detach(), y, before, after.cpu().numpy(), values)
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:

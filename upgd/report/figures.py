@@ -66,6 +66,8 @@ def draw_curves(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # windows without a value stay empty
             mean = np.nanmean(values, 0)
+        taken = np.isfinite(mean)  # some metrics are not measured in every window
+        x, mean, values = x[taken], mean[taken], values[:, taken]
         if many:
             look = families.setdefault(family, _look(len(families)))
             axes.plot(x, mean, **look, linewidth=0.6, alpha=0.6)
