@@ -22,6 +22,10 @@ from upgd.rl import Settings
 class Normalised(gym.wrappers.NormalizeObservation):
     """Without rounding to float32, which makes large differences of small ones."""
 
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.obs_rms.var = self.obs_rms.var.astype(np.float64)
+
     def observation(self, observation: np.ndarray) -> np.ndarray:
         super().observation(observation)
         return (observation - self.obs_rms.mean) / np.sqrt(self.obs_rms.var + self.epsilon)
