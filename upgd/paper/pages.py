@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -54,10 +54,11 @@ class Site:
     """
 
     root: Path
-    results: Mapping[str, Results] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "results", load([self.root]))
+    @cached_property
+    def results(self) -> Mapping[str, Results]:
+        """Those of experiments, by name."""
+        return load([self.root])
 
     @cached_property
     def folders(self) -> list[Path]:
@@ -102,8 +103,6 @@ class Site:
         for path in written:
             if path.suffix == ".svg" and path.stat().st_size > LARGEST_SVG:
                 path.unlink()
-        for path in set(target.iterdir()) - set(written):
-            path.unlink()  # of a figure that is no more
         return [path for path in written if path.exists()]
 
     # ---------------------------------------------------------------------------- pages
@@ -120,10 +119,10 @@ class Site:
             lines = [f"# {heading(results.name)}", "", *source(known), *table_, ""]
             for figure in self.drawn:
                 if results.name in figure.experiments:
-                    lines += [*self._figure(figure, ".."), ""]
+                    lines += [*self.figure(figure, ".."), ""]
         return _whole([*lines, *_notes(folder)])
 
-    def _figure(self, figure: Figure, up: str) -> list[str]:
+    def figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
         lacking = missing(figure, self.results)
         more = f" It lacks {listed(lacking)}." if lacking else ""
@@ -145,8 +144,7 @@ class Site:
         lines += [
             "",
             f"`{TABLE}` has the mean of every window of every run, `{provenance.NAME}` says where "
-            "they come from. `upgd results docs/results` makes these pages and figures of them "
-            "([how to get the numbers again](../paper.md)).",
+            "they come from. `upgd results` makes these pages and figures of them.",
             "",
             "## The paper's figures",
             "",
@@ -248,7 +246,7 @@ def _shown(site: Site, figure: Figure, up: str) -> list[str]:
     """A figure with what ran for it."""
     known = [provenance.read(site.root / folder_name(name)) for name in figure.experiments]
     ran = "; ".join(took(k) for k in known if k is not None)
-    first = site._figure(figure, up.rstrip("/"))
+    first = site.figure(figure, up.rstrip("/"))
     links = ", ".join(
         f"[{heading(name)}]({up}{folder_name(name)}/README.md)" for name in figure.experiments
     )
