@@ -41,7 +41,8 @@ class AgentGroup:
         settings: PPO's.
         steps: Of each agent's whole run, for annealing; rounded down to whole iterations.
         workers: Processes that environments are spread over; 0 for none, by default one per
-            core, and none for a single agent.
+            core, and none for a single agent. They import the main program, which must do its
+            work under ``if __name__ == "__main__"``.
         device: Where agents learn. On CPU the workers see to that, on CUDA all agents' updates
             are one graph.
         dtype: ``"float32"``, or ``"float64"`` for tests.
