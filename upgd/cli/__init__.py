@@ -16,6 +16,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     report,
     reproduce,
     results,
+    rl,
     run,
     show,
     sweep,

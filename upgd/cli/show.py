@@ -216,12 +216,16 @@ def show_study(
         print(json.dumps({"study": str(study), "counts": counts, "results": rows}))
         return
     table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]")
-    table.title = ", ".join(dict.fromkeys(row["problem"] for row in rows)) or str(study)
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    table.title = ", ".join(problems) or str(study)
+    names = []
     for row, differs in zip(rows, tables.varying(rows), strict=True):
-        name = " ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())])
+        where = [row["problem"]] if len(problems) > 1 else []
+        names.append(" ".join([*where, row["method"], *(f"{k}={v}" for k, v in differs.items())]))
         seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(name, str(row["steps"]), seeds, *_cells(row))
+        table.add_row(names[-1], str(row["steps"]), seeds, *_cells(row))
     out.print(table)
+    _show_collapse(dict(zip(names, rows, strict=True)))
     left = {state: count for state, count in counts.items() if count and state != "done"}
     if left:
         out.print(", ".join(f"{count} {state}" for state, count in left.items()))
@@ -230,12 +234,36 @@ def show_study(
         out.print(f"{others} of these runs followed other versions of the rules")
 
 
+def _show_collapse(rows: dict[str, dict[str, Any]]) -> None:
+    """What became of agents, if there are any: their best tenth and their last."""
+    columns = {
+        "peak_return": "peak return",
+        "final_return": "final return",
+        "drop_after_peak": "drop after peak",
+    }
+    agents = {name: row["collapse"] for name, row in rows.items() if row.get("collapse")}
+    if not agents:
+        return
+    table = Table("method", *columns.values(), title="Policy collapse")
+    table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"
+    for name, found in agents.items():
+        table.add_row(name, *(_interval(found.get(key)) for key in columns))
+    out.print(table)
+
+
+def _interval(found: list[float | None] | None) -> str:
+    if not found:
+        return "-"
+    mean, low, high = found
+    return f"{mean:.1f}" + ("" if low is None else f" [{low:.1f}, {high:.1f}]")
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     if "metric" not in row:
         return ["-", "-", "-"]
-    error = row["standard_error"]
+    error, digits = row["standard_error"], 1 if row["metric"] == "return" else 4
     return [
         row["metric"],
-        f"{row['mean']:.4f}" + ("" if error is None else f" ± {error:.4f}"),
-        f"{row['iqm']:.4f} [{row['low']:.4f}, {row['high']:.4f}]",
+        f"{row['mean']:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}"),
+        f"{row['iqm']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]",
     ]

@@ -16,7 +16,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from upgd.cli.app import err, printable
-from upgd.cli.numbers import clock, short
+from upgd.cli.numbers import clock, count, short
+from upgd.rl.runs import is_rl
+from upgd.rl.study import work_agents
 from upgd.study import Ledger
 from upgd.study.backlog import ENGINES
 from upgd.study.driver import drive
@@ -57,6 +59,8 @@ class Work:
         checkpoint_seconds: How often runs are saved.
         on: Whose workers do it: ``"local"``, ``"ray"`` or the address of a Ray cluster.
         workers: How many; one on this machine is this process.
+        agents: Processes that agents of reinforcement learning are spread over; by default as
+            many as workers, or one per core where there is one worker.
     """
 
     data_dir: Path | None = None
@@ -66,13 +70,21 @@ class Work:
     checkpoint_seconds: float | None = None
     on: str = "local"
     workers: int = 1
+    agents: int | None = None
 
 
 def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
     """Run what is pending among `keys`, or in the whole study; says what went wrong."""
-    where = None if keys is None else {"key": list(keys)}
+    where: dict[str, Any] | None = None if keys is None else {"key": list(keys)}
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     tally = Tally()
+    problems = {part.problem for part in ledger.parts()}
+    others = sorted(problem for problem in problems if not is_rl(problem))
+    if len(others) < len(problems):
+        tally = _agents(ledger, where, total, how)
+        if not others:
+            return _said(ledger, keys, tally)
+        where = {**(where or {}), "problem": others}
     with (
         _workers(how, None if how.quiet else _note) as workers,
         _terminated_as_interrupted(),  # after Ray, which sees to SIGTERM in its own way
@@ -88,6 +100,29 @@ def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
                 checkpoint_seconds=how.checkpoint_seconds,
             )
             tally = tally + part
+    return _said(ledger, keys, tally)
+
+
+def _agents(ledger: Ledger, where: dict[str, Any] | None, total: int, how: Work) -> Tally:
+    """The part of the work that is reinforcement learning."""
+    if not any(is_rl(spec.problem) for spec in ledger.claimable(where)):
+        return Tally()
+    if how.on != "local":
+        raise ValueError("agents of reinforcement learning run on this machine; leave --on out")
+    workers = how.workers if how.workers > 1 else None
+    with _terminated_as_interrupted(), _progress(total, how.quiet) as on_progress:
+        return work_agents(
+            ledger,
+            device=how.device,
+            where=where,
+            on_progress=on_progress,
+            checkpoint_seconds=how.checkpoint_seconds,
+            workers=workers if how.agents is None else how.agents,
+        )
+
+
+def _said(ledger: Ledger, keys: Sequence[str] | None, tally: Tally) -> Tally:
+    """Say what went wrong."""
     if tally.diverged:
         err.print(f"{tally.diverged} runs diverged", style="yellow")
     for line in tally.errors:
@@ -175,13 +210,12 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[RunProgress], None]
 
         def on_progress(progress: RunProgress) -> None:
             done.note(progress)
-            shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
             bar.update(
                 task,
                 completed=done.runs,
                 description=_what(progress),
                 pace=done.pace(progress),
-                latest=" ".join(f"{k} {v:.3f}" for k, v in shown.items()),
+                latest=_latest(progress),
             )
 
         yield on_progress
@@ -196,7 +230,8 @@ def _lines(total: int) -> Callable[[RunProgress], None]:
         done.note(progress)
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            text = f"{done.runs:.1f} of {total} runs, {done.pace(progress)}"
+            told = [f"{done.runs:.1f} of {total} runs", done.pace(progress)]
+            text = ", ".join([*told, *filter(None, [_returns(progress)])])
             err.print(f"{_what(progress)}: {text}", highlight=False, soft_wrap=True)
 
     return on_progress
@@ -230,7 +265,21 @@ class _Done:
         return ", ".join(found)
 
 
+def _latest(progress: RunProgress) -> str:
+    shown = {k: v for k, v in progress.latest.items() if k in ("accuracy", "loss")}
+    return " ".join(f"{k} {v:.3f}" for k, v in shown.items()) or _returns(progress)
+
+
+def _returns(progress: RunProgress) -> str:
+    """What agents' recent episodes gave."""
+    found = {k: v for k, v in progress.latest.items() if k.startswith("return")}
+    return ", ".join(f"{k} {v:.1f}" for k, v in found.items())
+
+
 def _what(progress: RunProgress) -> str:
+    if is_rl(progress.spec.problem):
+        name = progress.spec.problem.partition("/")[2]
+        return f"{name}: {count(1 + len(progress.others), 'agent')} at step {progress.step}"
     if progress.others:
         return f"{1 + len(progress.others)} runs at step {progress.step}"
     return f"{progress.spec.method} seed {progress.spec.seed}"

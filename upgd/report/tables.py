@@ -53,10 +53,17 @@ def names(keys: Iterable[Group]) -> dict[Group, str]:
     }
 
 
+LARGER = ("accuracy", "return")
+"""Metrics of which more is better, the first that is known first; else methods have a loss."""
+
+
 def main_metric(runs: Iterable[Run]) -> str:
-    """Accuracy where it is known, else the loss."""
-    known = any(run.result is not None and "accuracy" in run.result.summary for run in runs)
-    return "accuracy" if known else "loss"
+    """Accuracy or return where one is known, else the loss."""
+    results = [run.result for run in runs if run.result is not None]
+    for metric in LARGER:
+        if any(metric in result.summary for result in results):
+            return metric
+    return "loss"
 
 
 def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
@@ -76,8 +83,21 @@ def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
             error = float(metrics.standard_error(values)) if len(values) > 1 else None
             row |= {"metric": metric, "mean": float(np.mean(values)), "standard_error": error}
             row |= {"iqm": interval.estimate, "low": interval.low, "high": interval.high}
+        if metric == "return":
+            row["collapse"] = _collapse(done)
         found.append(row)
     return found
+
+
+def _collapse(runs: Iterable[Run]) -> dict[str, list[float | None]]:
+    """Peak, final return and drop of agents: means over seeds with 95% intervals."""
+    from upgd.rl.collapse import over_seeds
+
+    found = over_seeds([dict(run.result.summary) for run in runs if run.result is not None])
+    return {
+        name: [value if np.isfinite(value) else None for value in interval]
+        for name, interval in found.items()
+    }
 
 
 def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,8 +125,8 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
     """The best setting of each method and length, and among how many it is that.
 
     Settings are compared by the area under the curve (the mean over the whole run, over seeds)
-    of their accuracy, or of their loss where there is none; those without a diverged seed come
-    first.
+    of their accuracy or return, or of their loss where there is none; those without a diverged
+    seed come first.
     """
     families: dict[tuple[str, str, int], dict[Group, tuple[int, float]]] = defaultdict(dict)
     for key, runs in groups.items():
@@ -115,7 +135,7 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
         values = [run.result.summary.get(metric, np.nan) for run in done if run.result]
         mean = float(np.mean(values)) if values else np.nan
         if np.isfinite(mean):
-            cost = -mean if metric == "accuracy" else mean
+            cost = -mean if metric in LARGER else mean
             family = (key.problem, key.method, key.steps)
             families[family][key] = (len(runs) - len(done), cost)
     return {min(ranks, key=ranks.__getitem__): len(ranks) for ranks in families.values()}

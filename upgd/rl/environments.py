@@ -65,6 +65,15 @@ def environment_id(name: str) -> str:
     raise RLError(f"unknown environment {name!r}{hint}")
 
 
+def known_environments() -> list[str]:
+    """The full names of all environments that gymnasium knows.
+
+    Raises:
+        MissingExtraError: gymnasium is not installed.
+    """
+    return [str(name) for name in _gymnasium().registry]
+
+
 @dataclass(frozen=True)
 class Spaces:
     """What an agent must know of its environment.

@@ -312,7 +312,8 @@ class _one_thread:  # noqa: N801 - used like a function
 
 def _serve(pipe: Any, plan: Plan) -> None:
     """A worker's process: does what it is told until nobody tells it anything."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the group's process sees to the end
+    for number in (signal.SIGINT, signal.SIGTERM):  # the group's process sees to the end
+        signal.signal(number, signal.SIG_IGN)
     try:
         share = Share(plan)
     except Exception as error:

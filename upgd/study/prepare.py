@@ -57,7 +57,7 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
         get_method(spec.method)
         setting = Setting(
             spec.method,
-            _arguments(spec),
+            arguments(spec),
             spec.seed,
             window=_whole(options, "window", problem.window),
             batch=_whole(options, "batch", 1),
@@ -104,7 +104,7 @@ def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
     return problem
 
 
-def _arguments(spec: RunSpec) -> dict[str, Any]:
+def arguments(spec: RunSpec) -> dict[str, Any]:
     """The optimizer's arguments: ``beta1`` and ``beta2`` are its ``betas``."""
     hyper: dict[str, Any] = dict(spec.hyper)
     if "beta1" in hyper or "beta2" in hyper:

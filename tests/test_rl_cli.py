@@ -1,0 +1,271 @@
+"""Agents as runs of a study: what is kept of them, how they go on, and how mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("gymnasium", reason="needs the extra rl")
+pytest.importorskip("mujoco", reason="needs the extra rl")
+pytest.importorskip("numba", reason="needs the extra rl")
+from typer.testing import CliRunner
+
+from upgd.cli import app
+from upgd.rl import AgentGroup, Episode, Settings, learner
+from upgd.rl.collapse import collapse
+from upgd.rl.runs import plan, specification
+from upgd.rl.study import Curves, work_agents
+from upgd.rl.workers import Record
+from upgd.study import Ledger, RunSpec, SpecError
+from upgd.study.sinks import Progress, Tally
+
+ENV = "InvertedPendulum-v5"
+OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
+SMALL = [*(f"--ppo={k}={v}" for k, v in OPTIONS.items() if k != "window"), "--window=128"]
+STEPS = 640
+
+
+def call(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def rl(study: Path, *arguments: object) -> Any:
+    return call("rl", "InvertedPendulum", *SMALL, "--workers", 0, "--study", study, *arguments)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands start no processes for agents, which takes long."""
+
+    def work(ledger: Ledger, **given: Any) -> Tally:
+        return work_agents(ledger, **{**given, "workers": 0})
+
+    monkeypatch.setattr("upgd.cli.working.work_agents", work)
+
+
+def specs(seeds: int, steps: int = STEPS) -> list[RunSpec]:
+    return [
+        specification(ENV, method, {}, seed, steps, OPTIONS)
+        for method in ("adam", "ada-upgd")
+        for seed in range(seeds)
+    ]
+
+
+def series(study: Path) -> dict[tuple[str, str, int], Any]:
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        runs = {run.key: run.spec for run in ledger.runs()}
+        return {
+            (kept.metric, runs[kept.key].method, runs[kept.key].seed): kept.values
+            for kept in ledger.each_series()
+        }
+
+
+def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[key], other[key], equal_nan=True) for key in one
+    )
+
+
+# ------------------------------------------------------------------------------- results
+def test_the_ledger_has_what_the_agents_told(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    arguments = ("--optimizers", "adam,adaupgd:sigma=0.01", "--seeds", 2, "--steps", STEPS)
+    assert "4 of 4 runs to do" in rl(study, *arguments, "--dry-run").output
+    assert not study.exists()
+    done = rl(study, *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.output.splitlines()[-1])
+    assert shown["counts"]["done"] == 4
+    assert [row["method"] for row in shown["results"]] == ["adam", "ada-upgd"]
+    assert shown["results"][1]["hyper"]["sigma"] == 0.01
+    settings = Settings(steps=64, epochs=2, minibatches=4)
+    agents = [learner("ada-upgd", seed, sigma=0.01) for seed in range(2)]
+    with AgentGroup(ENV, agents, settings, steps=STEPS, workers=0) as group:
+        records = [group.iterate()[1] for _ in range(10)]
+    kept = series(study)
+    losses = np.array([record.values["value_loss"] for record in records])
+    mine = kept["value_loss", "ada-upgd", 1]
+    np.testing.assert_allclose(mine, losses.reshape(5, 2).mean(1), rtol=1e-6)
+    returns = [e.reward for record in records[:2] for e in record.episodes]
+    assert kept["return", "ada-upgd", 1][0] == pytest.approx(np.mean(returns))
+    for name in ("episode_length", "approx_kl", "clip_fraction", "explained_variance"):
+        assert len(kept[name, "adam", 0]) == 5
+    for part in ("policy", "value"):
+        for name in ("dead_units", "saturated", "weight_l2", "gradient_norm"):
+            assert np.isfinite(kept[f"{part}_{name}", "adam", 0]).all()
+        assert (kept[f"{part}_utility_l2", "ada-upgd", 0] > 0).all()
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        run = next(iter(ledger.runs(method="adam")))
+        assert run.result is not None
+        assert run.result.engine == "ppo-cpu"
+        assert {"gymnasium", "mujoco"} <= run.result.versions.keys()
+        assert run.spec.problem == f"ppo/{ENV}"
+        found = collapse(kept["return", "adam", run.spec.seed])
+        for name, value in found.items():
+            assert run.result.summary[name] == pytest.approx(value, rel=1e-5)
+    assert "drop after peak" in call("show", study).output
+    assert call("plot", study, "--output", tmp_path / "return.png").exit_code == 0
+    assert call("export", study, "--metric", "return").exit_code == 0
+    assert call("watch", study, "--once").exit_code == 0
+    assert call("report", study).exit_code == 0
+    # The last two settings make another learner, and the first ones are not run again.
+    again = rl(study, *arguments, "--set", "ada-upgd:lr=6e-4", "--dry-run")
+    assert "2 of 4 runs to do" in again.output
+
+
+def test_windows_without_an_episode_have_no_return() -> None:
+    curves = Curves(2)
+    curves.add(Record(64, [], {"value_loss": 1.0}))
+    curves.add(Record(128, [], {"value_loss": 3.0, "late": 5.0}))
+    curves.add(Record(192, [Episode(150, 7.0, 20), Episode(180, 9.0, 30)], {"value_loss": 2.0}))
+    restored = Curves(2)
+    restored.restore(*curves.state())
+    for each in (curves, restored):
+        each.add(Record(256, [], {"value_loss": float("nan")}))
+        found = each.series()
+        np.testing.assert_array_equal(found["return"], [np.nan, 8.0])
+        np.testing.assert_array_equal(found["episode_length"], [np.nan, 25.0])
+        np.testing.assert_array_equal(found["value_loss"], [2.0, 2.0])
+        np.testing.assert_array_equal(found["late"], [5.0, np.nan])
+
+
+# ------------------------------------------------------------------------------ going on
+class Stop:
+    """Interrupts after so many iterations."""
+
+    def __init__(self, iterations: int) -> None:
+        self.left = iterations
+
+    def __call__(self, progress: Progress) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_interrupted_agents_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with Ledger.open(whole) as ledger:
+        ledger.add(specs(2))
+        assert work_agents(ledger, workers=0).done == 4
+    with Ledger.open(parts) as ledger:
+        ledger.add(specs(1))
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(7))
+        assert ledger.counts()["pending"] == 2
+        # New ones are behind; so is one whose checkpoint is gone. They catch up.
+        ledger.add(specs(2))
+        next((parts / "checkpoints").glob("*.npz")).unlink()
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(3))
+    ended = call("resume", parts)
+    assert ended.exit_code == 0, ended.output
+    assert same(series(whole), series(parts))
+    assert not list((parts / "checkpoints").glob("*.npz"))
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(specs(1))
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(3))
+        for path in (tmp_path / "checkpoints").glob("*.npz"):
+            path.write_bytes(b"nonsense")
+        assert work_agents(ledger, workers=0).done == 2
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_resume_finishes_runs_of_all_kinds(tmp_path: Path) -> None:
+    options = {"window": 100}
+    ordinary = RunSpec("label-permuted-digits", "sgd", {"lr": 0.01}, 0, 200, options)
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([ordinary, *specs(1, 128)])
+    ended = call("resume", tmp_path, "--quiet")
+    assert ended.exit_code == 0, ended.output
+    with Ledger.open(tmp_path, create=False) as ledger:
+        assert ledger.counts()["done"] == 3
+        engines = {run.result.engine for run in ledger.runs() if run.result is not None}
+    assert "ppo-cpu" in engines
+    assert len(engines) == 2
+
+
+def test_an_agent_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
+    wild = specification(ENV, "sgd", {"lr": 1e30}, 0, STEPS, OPTIONS)
+    calm = specification(ENV, "adam", {}, 0, STEPS, OPTIONS)
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([wild, calm])
+        tally = work_agents(ledger, workers=0)
+        assert (tally.done, tally.diverged) == (1, 1)
+        result = ledger.get(wild.key).result
+        assert result is not None
+        assert result.diverged_at == 64
+
+
+# ------------------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["Hoper"], "unknown environment 'Hoper'; did you mean 'Hopper'?"),
+        (["CartPole-v1"], "continuous control"),
+        ([], "name an environment"),
+        (["Hopper", "--optimizers", "adm"], "unknown method 'adm'"),
+        (["Hopper", "--optimizers", "adam:sigma=1"], "adam has no hyperparameter 'sigma'"),
+        (["Hopper", "--optimizers", "upgd-2nd"], "nothing but gradients"),
+        (["Hopper", "--optimizers", ","], "name an optimizer"),
+        (["Hopper", "--set", "sgd:lr=1"], "--set sgd:lr=1 fits none of adam, ada-upgd"),
+        (["Hopper", "--set", "lr"], "name=number"),
+        (["Hopper", "--set", "lr=-1"], "lr"),
+        (["Hopper", "--steps", "2000"], "2000 steps are not one iteration of 2048"),
+        (["Hopper", "--steps", "4096"], "less than one window of 20480"),
+        (["Hopper", "--window", "3000"], "whole iterations of 2048 steps"),
+        (["Hopper", "--ppo", "gama=1"], "a setting of PPO is name=value"),
+        (["Hopper", "--ppo", "epochs=x"], "epochs is a whole number"),
+        (["Hopper", "--ppo", "minibatches=33"], "do not make 33 minibatches"),
+        (["Hopper", "--seeds", "-1"], "seeds are"),
+        (["Hopper", "--device", "gpu"], "cannot run on device 'gpu'"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+    found = call("rl", *arguments, "--study", tmp_path / "study")
+    assert found.exit_code == 2
+    lines = found.output.strip().splitlines()
+    assert len(lines) == 1, found.output
+    assert told in lines[0]
+    assert not (tmp_path / "study").exists()
+
+
+def test_without_the_extra_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    for arguments in (["Hopper"], ["--list"]):
+        found = call("rl", *arguments, "--study", tmp_path)
+        assert found.exit_code == 2
+        assert found.output.strip() == (
+            'upgd: reinforcement learning needs gymnasium: pip install "upgd[rl]"'
+        )
+
+
+def test_specifications_that_do_not_fit_are_refused() -> None:
+    for options in ({"gama": 1}, {"hidden": "0-1"}, {"gamma": "x"}, {"window": 100}):
+        with pytest.raises(SpecError):
+            plan(RunSpec(f"ppo/{ENV}", "adam", {}, 0, 100_000, options))
+    with pytest.raises(SpecError):
+        plan(RunSpec("label-permuted-digits", "adam", {}, 0, 100_000))
+    given = {"hidden": "32-32", "gamma": 1, "anneal": False}
+    settings = plan(RunSpec(f"ppo/{ENV}", "adam", {}, 0, 100_000, given)).settings
+    assert (settings.hidden, settings.gamma, settings.anneal) == ((32, 32), 1.0, False)
+
+
+def test_environments_are_listed() -> None:
+    found = json.loads(call("rl", "--list", "--json").output)
+    names = {each["name"]: each for each in found}
+    assert "Hopper-v5" in names or "Hopper-v4" in names
+    assert not any(name.startswith("CartPole") for name in names)
+    assert names["Pendulum-v1"]["actions"] == 1

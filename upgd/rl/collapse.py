@@ -1,0 +1,75 @@
+"""Policy collapse in numbers: how good an agent was at its best, and how good it is in the end.
+
+A return's curve is noisy, so both are means over a tenth of the run: the *peak* is the highest mean
+of a tenth that is consecutive, the *final* return that of the last tenth, and the *drop* is their
+difference. The highest of many noisy means lies above the last one even where nothing falls, so a
+drop above 0 alone shows no collapse: compare it with another optimizer's, or see
+:mod:`upgd.paper.policy_collapse`, whose statistic has no such bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from upgd.metrics import Interval, mean_interval
+
+TENTH = 0.1
+NAMES = ("peak_return", "final_return", "drop_after_peak")
+Array = NDArray[np.float64]
+
+
+def filled(returns: ArrayLike) -> Array:
+    """Mean returns of windows, those in which no episode ended with the value before.
+
+    Example:
+        >>> filled([np.nan, 1.0, np.nan, 3.0])
+        array([1., 1., 1., 3.])
+    """
+    curve: Array = np.asarray(returns, np.float64).copy()
+    known = np.flatnonzero(np.isfinite(curve))
+    if not len(known):
+        return curve
+    before = np.searchsorted(known, np.arange(len(curve)), "right") - 1
+    return np.asarray(curve[known[np.maximum(before, 0)]])
+
+
+def width(windows: int) -> int:
+    """How many windows a tenth of a run is; one at least."""
+    return max(1, round(TENTH * windows))
+
+
+def smoothed(returns: ArrayLike) -> Array:
+    """Means of every tenth of the run, by the window at which it begins."""
+    curve = filled(returns)
+    size = width(len(curve))
+    sums = np.cumsum(np.concatenate([[0.0], curve]))
+    return np.asarray((sums[size:] - sums[:-size]) / size)
+
+
+def collapse(returns: ArrayLike) -> dict[str, float]:
+    """The peak, final return and drop of a run; nothing where no episode ended.
+
+    Example:
+        >>> found = collapse([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+        >>> found["peak_return"], found["final_return"], found["drop_after_peak"]
+        (5.0, 1.0, 4.0)
+    """
+    curve = np.asarray(returns, np.float64)
+    if not np.isfinite(curve).any():
+        return {}
+    means = smoothed(curve)
+    peak, final = float(means.max()), float(means[-1])
+    return dict(zip(NAMES, (peak, final, peak - final), strict=True))
+
+
+def over_seeds(found: Sequence[dict[str, float]]) -> dict[str, Interval]:
+    """Means over seeds with Student's 95% interval, by name."""
+    intervals = {}
+    for name in NAMES:
+        values = [run[name] for run in found if name in run]
+        if values:
+            intervals[name] = mean_interval(values)
+    return intervals

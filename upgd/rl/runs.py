@@ -1,0 +1,209 @@
+"""Runs of PPO as specifications: ``ppo/Hopper-v5`` is a problem like any other.
+
+A specification's options are PPO's settings that differ from the defaults, and the window over
+which metrics are means. Nothing here needs gymnasium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from upgd.engine.dense import Learner
+from upgd.optim.registry import get, scalars
+from upgd.rl.environments import RLError
+from upgd.rl.ppo import DEFAULTS, Settings, learner
+from upgd.study.errors import SpecError
+from upgd.study.prepare import arguments
+from upgd.study.spec import RunSpec, Scalar
+
+PREFIX = "ppo/"
+"""Before the environment's name, in a problem's."""
+ITERATIONS = 10
+"""Of a window, unless an option says otherwise: 20 480 steps with PPO's defaults."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a specification says of its agent, apart from optimizer and seed.
+
+    Attributes:
+        environment: With its version.
+        settings: PPO's.
+        window: Steps over which metrics are means; whole iterations.
+        steps: Of the run, in whole iterations.
+    """
+
+    environment: str
+    settings: Settings
+    window: int
+    steps: int
+
+    @property
+    def iterations(self) -> int:
+        """Of the whole run."""
+        return self.steps // self.settings.steps
+
+
+def is_rl(problem: str) -> bool:
+    """Whether a problem is an environment.
+
+    Example:
+        >>> is_rl("ppo/Hopper-v5"), is_rl("input-permuted-mnist")
+        (True, False)
+    """
+    return problem.startswith(PREFIX)
+
+
+def plan(spec: RunSpec) -> Plan:
+    """What a specification describes.
+
+    Raises:
+        SpecError: It does not fit.
+
+    Example:
+        >>> from upgd.study import RunSpec
+        >>> spec = RunSpec("ppo/Hopper-v5", "adam", seed=0, steps=1_000_000)
+        >>> found = plan(spec)
+        >>> found.environment, found.window, found.iterations
+        ('Hopper-v5', 20480, 488)
+    """
+    if not is_rl(spec.problem):
+        raise SpecError(f"{spec.problem} is no environment of reinforcement learning")
+    options = dict(spec.options)
+    window = options.pop("window", None)
+    known = {field.name: field for field in fields(Settings)}
+    for name in options:
+        if name not in known:
+            raise SpecError(f"unknown option {name} in {spec.label()}")
+    try:
+        given = {name: _value(name, value) for name, value in options.items()}
+        settings = Settings(**given)
+    except (RLError, ValueError) as error:
+        raise SpecError(str(error)) from error
+    if window is None:
+        window = ITERATIONS * settings.steps
+    if not isinstance(window, int) or window < 1 or window % settings.steps:
+        raise SpecError(
+            f"a window is so many whole iterations of {settings.steps} steps, got {window!r}"
+        )
+    steps = spec.steps // settings.steps * settings.steps
+    if not steps:
+        raise SpecError(f"{spec.steps} steps are not one iteration of {settings.steps}")
+    if steps < window:
+        raise SpecError(
+            f"{spec.steps} steps are less than one window of {window}, so nothing would be "
+            "measured; give more --steps or a smaller --window"
+        )
+    return Plan(spec.problem.removeprefix(PREFIX), settings, window, steps)
+
+
+def agent(spec: RunSpec) -> Learner:
+    """The optimizer and seed of a specification's agent.
+
+    Raises:
+        SpecError: There is no such optimizer, or it does not take these hyperparameters.
+    """
+    try:
+        return learner(spec.method, spec.seed, **arguments(spec))
+    except (RLError, KeyError) as error:
+        raise SpecError(str(error.args[0])) from error
+
+
+def specification(
+    environment: str,
+    method: str,
+    hyper: Mapping[str, float],
+    seed: int,
+    steps: int,
+    options: Mapping[str, Scalar] | None = None,
+) -> RunSpec:
+    """A run's specification: one name per method, all hyperparameters, no option that changes none.
+
+    Example:
+        >>> spec = specification("Hopper-v5", "AdaUPGD", {"lr": 6e-4}, 0, 10_000, {"anneal": True})
+        >>> spec.method, spec.hyper["eps"], dict(spec.options)
+        ('ada-upgd', 1e-05, {})
+    """
+    name = canonical(method)
+    defaults = scalars(name)
+    own = {key: value for key, value in DEFAULTS.items() if key in defaults}
+    usual = {field.name: _plain(field.default) for field in fields(Settings)}
+    kept = {
+        key: value
+        for key, value in (options or {}).items()
+        if key not in usual or usual[key] != value
+    }
+    return RunSpec(PREFIX + environment, name, {**defaults, **own, **hyper}, seed, steps, kept)
+
+
+def canonical(method: str) -> str:
+    """A method's name; one of those that change defaults is a name of its own.
+
+    Example:
+        >>> canonical("AdaUPGD"), canonical("Adam")
+        ('ada-upgd', 'adam')
+    """
+    row, _ = get(method)
+    name = method.lower()
+    return name if row.aliases.get(name) else row.name
+
+
+def parse_settings(given: Iterable[str]) -> dict[str, Scalar]:
+    """PPO's settings as people type them: ``gamma=0.995``, ``hidden=256-256``.
+
+    Raises:
+        RLError: There is no such setting, or its value is of another kind.
+
+    Example:
+        >>> parse_settings(["gamma=0.995", "clip_values=false", "hidden=32-32"])
+        {'gamma': 0.995, 'clip_values': False, 'hidden': '32-32'}
+    """
+    usual = {field.name: field.default for field in fields(Settings)}
+    found: dict[str, Scalar] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name not in usual or usual[name] is MISSING:
+            raise RLError(
+                f"a setting of PPO is name=value with one of {', '.join(usual)}; got {text!r}"
+            )
+        found[name] = _parse(name, value, usual[name])
+    return found
+
+
+def _parse(name: str, text: str, usual: Any) -> Scalar:
+    try:
+        if isinstance(usual, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(usual, int):
+            return int(text)
+        if isinstance(usual, float):
+            return float(text)
+        return "-".join(str(int(part)) for part in text.split("-"))
+    except (ValueError, KeyError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}
+        wanted = kind.get(type(usual), "units such as 64-64")
+        raise RLError(f"{name} is {wanted}, got {text!r}") from None
+
+
+def _plain(value: Any) -> Scalar:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _value(name: str, value: Scalar) -> Any:
+    """An option as :class:`Settings` has it."""
+    if name != "hidden":
+        usual = next(field.default for field in fields(Settings) if field.name == name)
+        if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if type(value) is not type(usual):
+            raise SpecError(f"{name} is such as {usual!r}, got {value!r}")
+        return value
+    try:
+        units = tuple(int(part) for part in str(value).split("-"))
+    except ValueError:
+        units = ()
+    if not units or min(units) < 1:
+        raise SpecError(f"hidden is the units of each hidden layer, such as 64-64; got {value!r}")
+    return units
