@@ -18,6 +18,7 @@ import gymnasium as gym
 
 from upgd.rl import AgentGroup, MissingExtraError, RLError, Settings, environment_id, learner
 from upgd.rl import kernels as k
+from upgd.rl.diagnostics import diagnose
 from upgd.rl.environments import Simulation, make
 from upgd.rl.network import Network
 from upgd.rl.ppo import run_network, trajectory
@@ -136,6 +137,30 @@ def test_the_written_tanh_is_one() -> None:
     extremes = np.array([np.inf, -np.inf, np.nan, 0.0], np.float32)
     k._squash(extremes, 0, 4)
     np.testing.assert_array_equal(extremes, [1, -1, np.nan, 0])
+
+
+def test_diagnostics_are_what_their_names_say() -> None:
+    network, rng = Network(5, 2), np.random.default_rng(0)
+    weights = rng.normal(size=network.size)
+    views = network.views(torch.from_numpy(weights))
+    views[0][:8] = 0.0  # units that see nothing
+    observations = rng.normal(size=(512, 5))
+    found = diagnose(network, weights, weights, None, observations)
+    border = network.deviations_at + 2
+    np.testing.assert_allclose(found["policy_weight_l2"], np.linalg.norm(weights[:border]))
+    np.testing.assert_allclose(found["value_gradient_l1"], np.abs(weights[border:]).sum())
+    for part, layers in (("policy", views[:6]), ("value", views[7:])):
+        x, outputs = torch.from_numpy(observations[::2].copy()), []
+        for weight, bias in zip(layers[:4:2], layers[1:4:2], strict=True):
+            x = torch.tanh(x @ weight.T + bias)
+            outputs.append(x)
+        units = torch.cat(outputs, 1)
+        assert found[f"{part}_saturated"] == pytest.approx((units.abs() > 0.99).double().mean())
+        dead = float((units.std(0) < 0.01).double().mean())
+        assert found[f"{part}_dead_units"] == dead
+        assert (dead > 0) == (part == "policy")
+    assert "policy_utility_l1" not in found
+    assert "policy_utility_l1" in diagnose(network, weights, weights, weights, observations)
 
 
 # --------------------------------------------------------------------------------- bad input

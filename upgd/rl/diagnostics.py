@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from upgd.metrics import norms
 from upgd.rl.network import Network
@@ -73,11 +72,9 @@ def _diagnose(
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     flat = torch.from_numpy(weights)
-    views, border = network.views(flat), 2 * len(network.hidden) + 2
-    layers = {"policy": views[:border], "value": views[border + 1 :]}
     stride = max(1, len(observations) // SAMPLES)
-    x = torch.from_numpy(np.ascontiguousarray(observations[::stride]))
-    for part, where in network.parts.items():
+    hidden = _hidden(network, weights, observations[::stride])
+    for (part, where), units in zip(network.parts.items(), hidden, strict=True):
         size = norms([flat[where]])
         slope = norms([torch.from_numpy(gradients[where])])
         found |= {f"{part}_weight_l1": size.l1, f"{part}_weight_l2": size.l2}
@@ -85,16 +82,27 @@ def _diagnose(
         if utility is not None:
             worth = norms([torch.from_numpy(utility[where])])
             found |= {f"{part}_utility_l1": worth.l1, f"{part}_utility_l2": worth.l2}
-        units = _hidden(layers[part], x)
-        found[f"{part}_saturated"] = float((units.abs() > SATURATED).double().mean())
-        found[f"{part}_dead_units"] = float((units.std(0) < DEAD).double().mean())
+        found[f"{part}_saturated"] = float((np.abs(units) > SATURATED).mean())
+        found[f"{part}_dead_units"] = float((units.std(0) < DEAD).mean())
     return found
 
 
-def _hidden(layers: list[Tensor], x: Tensor) -> Tensor:
-    """The outputs of all hidden units, [samples, units]."""
+def _hidden(
+    network: Network, weights: NDArray[Any], observations: NDArray[Any]
+) -> list[NDArray[Any]]:
+    """The outputs of all hidden units of each network, [samples, units]."""
+    from upgd.rl import kernels as k
+
+    rows = len(observations)
+    layers, _, _, size = network.workspace(rows)
+    work = np.zeros(size, weights.dtype)
+    inputs = work[: rows * layers[0, k.IN_PITCH]].reshape(rows, -1)
+    inputs[:, : network.observations] = observations
+    k.pack(layers, weights, work)
+    k.forward(layers, work, rows)
     outputs = []
-    for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
-        x = torch.addmm(bias, x, weight.T).tanh()
-        outputs.append(x)
-    return torch.cat(outputs, 1)
+    for t in layers:
+        units = work[t[k.AFTER] : t[k.AFTER] + rows * t[k.OUT_PITCH]].reshape(rows, -1)
+        outputs.append(units[:, : t[k.OUTPUTS]])
+    last = len(network.hidden)
+    return [np.concatenate(outputs[:last], 1), np.concatenate(outputs[last + 1 : -1], 1)]
