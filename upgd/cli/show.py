@@ -215,17 +215,11 @@ def show_study(
     if as_json:
         print(json.dumps({"study": str(study), "counts": counts, "results": rows}))
         return
-    table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]")
-    problems = list(dict.fromkeys(row["problem"] for row in rows))
-    table.title = ", ".join(problems) or str(study)
-    names = []
-    for row, differs in zip(rows, tables.varying(rows), strict=True):
-        where = [row["problem"]] if len(problems) > 1 else []
-        names.append(" ".join([*where, row["method"], *(f"{k}={v}" for k, v in differs.items())]))
-        seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(names[-1], str(row["steps"]), seeds, *_cells(row))
-    out.print(table)
-    _show_collapse(dict(zip(names, rows, strict=True)))
+    problems: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        problems.setdefault(row["problem"], []).append(row)
+    for title, some in (problems or {str(study): []}).items():
+        _show_rows(title, some)
     left = {state: count for state, count in counts.items() if count and state != "done"}
     if left:
         out.print(", ".join(f"{count} {state}" for state, count in left.items()))
@@ -234,20 +228,33 @@ def show_study(
         out.print(f"{others} of these runs followed other versions of the rules")
 
 
-def _show_collapse(rows: dict[str, dict[str, Any]]) -> None:
+def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """The table of one problem."""
+    table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]", title=title)
+    names = []
+    for row, differs in zip(rows, tables.varying(rows), strict=True):
+        names.append(" ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())]))
+        seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
+        table.add_row(names[-1], str(row["steps"]), seeds, *_cells(row))
+    out.print(table)
+    _show_collapse(names, rows)
+
+
+def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
     """What became of agents, if there are any: their best tenth and their last."""
     columns = {
         "peak_return": "peak return",
         "final_return": "final return",
         "drop_after_peak": "drop after peak",
     }
-    agents = {name: row["collapse"] for name, row in rows.items() if row.get("collapse")}
+    agents = [(n, r) for n, r in zip(names, rows, strict=True) if r.get("collapse")]
     if not agents:
         return
-    table = Table("method", *columns.values(), title="Policy collapse")
+    table = Table("method", "steps", *columns.values(), title="Policy collapse")
     table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"
-    for name, found in agents.items():
-        table.add_row(name, *(_interval(found.get(key)) for key in columns))
+    for name, row in agents:
+        cells = (_interval(row["collapse"].get(key)) for key in columns)
+        table.add_row(name, str(row["steps"]), *cells)
     out.print(table)
 
 
