@@ -35,6 +35,7 @@ from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, forecast
 from upgd.study.prepare import check_device
+from upgd.study.versions import commit
 from upgd.study.work import Tally
 
 STUDY = Path("studies/paper")
@@ -191,6 +192,7 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
         _tell(f"{each.NAME}: {each.plan(how)}")
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
+        commit()  # that of the code which runs, not of what lies there at the end
         each.measure(how, folder, (lambda text: None) if quiet else _tell)
 
 

@@ -15,7 +15,7 @@ from upgd.study.files import Checkpoint
 from upgd.study.records import Result, Series
 from upgd.study.sinks import Sink
 from upgd.study.spec import RunSpec, Scalar
-from upgd.study.versions import all_versions, versions
+from upgd.study.versions import all_versions, commit, versions
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
@@ -48,6 +48,7 @@ class Keeper:
         self._pauses, self._pause = pauses, pause
         self._started, self._worked = time.time(), 0.0
         self._cost, self._kept = 0.0, False
+        commit()  # that of the code which runs, not of what lies there at the end
         self.start()
 
     # ------------------------------------------------------------------------- checkpoints
