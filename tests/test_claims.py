@@ -152,12 +152,12 @@ def test_tasks_longer_than_windows() -> None:
 
 # ------------------------------------------------------------------------------ experiments
 def test_arms_name_every_hyperparameter() -> None:
-    from upgd.cli.arguments import scalars
+    from upgd.cli.arguments import get_method, scalars
 
     for experiment in EXPERIMENTS.values():
         for arm in experiment.arms:
             assert arm.hyper.keys() == scalars(arm.method).keys(), (experiment.name, arm.name)
-            assert arm.method in REGISTRY
+            assert get_method(arm.method)[0].name in REGISTRY
 
 
 def test_arms_that_are_the_same_learner_are_marked() -> None:

@@ -16,13 +16,16 @@ pytest.importorskip("mujoco", reason="needs the extra rl")
 pytest.importorskip("numba", reason="needs the extra rl")
 from typer.testing import CliRunner
 
-from upgd.cli import app
+from upgd.cli import app, reproduce
+from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.figures import FIGURES
+from upgd.paper.pages import Site
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
 from upgd.rl.study import Curves, work_agents
 from upgd.rl.workers import Record
-from upgd.study import Ledger, RunSpec, SpecError
+from upgd.study import Ledger, Result, RunSpec, Series, SpecError
 from upgd.study.sinks import Progress, Tally
 
 ENV = "InvertedPendulum-v5"
@@ -205,6 +208,59 @@ def test_an_agent_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
         result = ledger.get(wild.key).result
         assert result is not None
         assert result.diverged_at == 64
+
+
+# ------------------------------------------------------------------------------- figure 8
+def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
+    """With made-up returns: the real ones take hours."""
+    experiment, rng = EXPERIMENTS["ppo-hopper"], np.random.default_rng(0)
+    with Ledger.open(tmp_path) as ledger:
+        for runs in experiment.specs(seeds=3).values():
+            ledger.add(runs)
+        for claim in ledger.claim("me", 60, limit=9):
+            returns = np.linspace(0, 2000, 146) + rng.normal(size=146)
+            if claim.spec.method == "adam":
+                returns[73:] -= np.linspace(0, 1000, 73)
+            series = {"return": Series(returns, 20480)}
+            ledger.finish(claim, Result("ppo-cpu", series=series, wall=1.0))
+    drawn = call("reproduce", "fig8", "--no-run", "--study", tmp_path, "--format", "png")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "fig8.png").stat().st_size > 10_000
+    assert "fig8 lacks ppo-halfcheetah" in drawn.output
+    folder = tmp_path / "results" / "ppo_hopper"
+    assert {path.name for path in folder.iterdir()} == {"series.csv.gz", "provenance.json"}
+    facts = json.loads((folder / "provenance.json").read_text())
+    assert facts["problem"] == "ppo/Hopper-v5"
+    assert facts["command"] == "upgd reproduce fig8 --seeds 3"
+    assert facts["options"] == {"anneal": False}
+    for place in (tmp_path, tmp_path / "results"):
+        found = json.loads(call("claims", place, "--json").output)
+        [ninth] = [claim for claim in found if claim["number"] == 9]
+        mine = [s for s in ninth["statements"] if s["statement"].startswith("Hopper")]
+        assert [s["verdict"] for s in mine] == ["holds", "holds", "holds"]
+        assert ninth["verdict"] == "not enough data"
+    assert call("report", tmp_path).exit_code == 0
+    text = Site(tmp_path / "results").texts()[folder / "README.md"]
+    assert text.splitlines()[2] == "# PPO on Hopper-v5"
+
+
+def test_reproduce_leaves_agents_out_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {figure.name for figure in reproduce._chosen(["all"])[0]}
+    assert {"fig8", "fig8-annealed", "fig3"} <= names
+    monkeypatch.setattr(reproduce, "find_spec", lambda name: None)
+    fewer = {figure.name for figure in reproduce._chosen(["all"])[0]}
+    assert names - fewer == {"fig8", "fig8-annealed"}
+
+
+def test_reproduce_takes_some_environments() -> None:
+    figure = FIGURES["fig8"]
+    assert reproduce._experiments([figure], "Hopper, ant") == ("ppo-hopper", "ppo-ant")
+    assert len(reproduce._experiments([figure], "")) == 6
+    found = call("reproduce", "fig8", "--environments", "Hoper", "--dry-run")
+    assert found.exit_code == 2
+    assert "no environment 'hoper'; there are HalfCheetah" in found.output
 
 
 # ------------------------------------------------------------------------------- mistakes

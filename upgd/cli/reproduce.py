@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +27,14 @@ from upgd.cli.working import (
 )
 from upgd.paper import provenance
 from upgd.paper.drawing import can_draw, draw, missing
-from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
 from upgd.paper.results import TABLE, Results, find, gather, write
+from upgd.rl.environments import make
+from upgd.rl.runs import PREFIX, is_rl
+from upgd.rl.study import pace
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, forecast
@@ -62,6 +66,9 @@ def reproduce(
     results: Annotated[
         Path | None, typer.Option(help="A folder for tables; default STUDY/results.")
     ] = None,
+    environments: Annotated[
+        str, typer.Option(help="Of agents, only these: Hopper,Ant. Default all.")
+    ] = "",
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Or draw from what there is, and say what lacks.")
     ] = True,
@@ -86,7 +93,7 @@ def reproduce(
     studies = study or [STUDY]
     tables = results or studies[0] / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
-    names = tuple(dict.fromkeys(name for figure in drawn for name in figure.experiments))
+    names = _experiments(drawn, environments)
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
@@ -109,7 +116,7 @@ def reproduce(
 def _chosen(names: Sequence[str]) -> tuple[list[Figure], list[Measured]]:
     """The figures of these names: those of experiments, and those that are measured in one go."""
     known = [*FIGURES, *MEASURED]
-    wanted = known if "all" in names else names
+    wanted = _possible(known) if "all" in names else names
     for name in wanted:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -119,6 +126,31 @@ def _chosen(names: Sequence[str]) -> tuple[list[Figure], list[Measured]]:
         [FIGURES[name] for name in wanted if name in FIGURES],
         [MEASURED[name] for name in wanted if name in MEASURED],
     )
+
+
+def _possible(names: Sequence[str]) -> list[str]:
+    """Figures that can be made with what is installed; says which cannot."""
+    if find_spec("gymnasium") is not None:
+        return list(names)
+    agents = [name for name in names if name in FIGURES and _has_agents(FIGURES[name])]
+    _note(f'leaving out {", ".join(agents)}, which needs gymnasium: pip install "upgd[rl]"')
+    return [name for name in names if name not in agents]
+
+
+def _has_agents(figure: Figure) -> bool:
+    return any(EXPERIMENTS[name].agents for name in figure.experiments)
+
+
+def _experiments(figures: Sequence[Figure], environments: str) -> tuple[str, ...]:
+    """What figures need, those of agents only in the environments that are asked for."""
+    names = dict.fromkeys(name for figure in figures for name in figure.experiments)
+    wanted = [part.strip().lower() for part in environments.split(",") if part.strip()]
+    known = {name.lower() for name in ENVIRONMENTS}
+    for each in wanted:
+        if each not in known:
+            raise ValueError(f"no environment {each!r}; there are {', '.join(ENVIRONMENTS)}")
+    chosen = {agents_name(each, annealed) for each in wanted for annealed in (False, True)}
+    return tuple(n for n in names if not wanted or not EXPERIMENTS[n].agents or n in chosen)
 
 
 def _list() -> None:
@@ -140,13 +172,16 @@ def _specs(names: Sequence[str], scale: float, seeds: int) -> list[RunSpec]:
 
 def _run(specs: Sequence[RunSpec], studies: Sequence[Path], how: Work, dry_run: bool) -> Tally:
     """Run what no study has, into the first."""
-    for data in {get_problem(spec.problem).dataset for spec in specs}:
+    problems = dict.fromkeys(spec.problem for spec in specs)
+    for data in {get_problem(problem).dataset for problem in problems if not is_rl(problem)}:
         if data is not None:
             check(data, how.data_dir)  # a wrong file is found before anything starts
     with ExitStack() as stack:
         known = [run for ledger in _ledgers(studies, stack) for run in ledger.runs()]
     over = {run.key for run in known if run.state in OVER}
     left = [spec for spec in specs if spec.key not in over]
+    for problem in dict.fromkeys(spec.problem for spec in left if is_rl(spec.problem)):
+        make(problem.removeprefix(PREFIX))  # so is a simulator that is not installed
     if specs and (dry_run or not how.quiet):
         _tell(f"{len(left)} of {count(len(specs), 'run')} to do in {studies[0]}")
         _forecast(left, known, how)
@@ -172,13 +207,20 @@ def _forecast(left: Sequence[RunSpec], known: Sequence[Run], how: Work) -> None:
     for spec in left:
         problems.setdefault(spec.problem, []).append(spec)
     for problem, some in problems.items():
-        pace = forecast.pace(some, known, how.device, how.engine, how.data_dir)
+        found = _pace(some, known, how)
         steps = sum(spec.steps for spec in some)
-        seconds += steps / pace.rate
-        told = f"{short(steps)} learner-steps at {short(pace.rate)} per second"
-        _tell(f"  {problem}: {count(len(some), 'run')}, {told} ({pace.source})")
+        seconds += steps / found.rate
+        told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
+        _tell(f"  {problem}: {count(len(some), 'run')}, {told} ({found.source})")
     if left:
         _tell(f"time: about {clock(seconds)} in one process")
+
+
+def _pace(some: Sequence[RunSpec], known: Sequence[Run], how: Work) -> forecast.Pace:
+    if not is_rl(some[0].problem):
+        return forecast.pace(some, known, how.device, how.engine, how.data_dir)
+    workers = how.workers if how.workers > 1 else None
+    return forecast.Pace(pace(some, how.device, workers), "all processes, measured now")
 
 
 def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.metrics import Interval, forgetting, loss_of_plasticity
-from upgd.paper.experiments import EXPERIMENTS, MAIN, title
+from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, MAIN, agents_name, title
 from upgd.paper.results import Results, load
 from upgd.paper.sets import METHODS
 from upgd.report.verdict import HOLDS, Parts, interval
@@ -547,8 +547,10 @@ def _proved() -> tuple[Finding, ...]:
     )
 
 
-def _ppo(_: All) -> list[Finding]:
-    return [Finding("Adam's return falls after its peak, AdaUPGD's does not", None, UNKNOWN)]
+def _ppo(all_: All) -> list[Finding]:
+    from upgd.paper.policy_collapse import findings
+
+    return findings(all_)
 
 
 CLAIMS: Sequence[Claim] = (
@@ -594,7 +596,12 @@ CLAIMS: Sequence[Claim] = (
         MAIN,
         _among_the_best,
     ),
-    Claim(9, "PPO: Adam's return falls with long training, AdaUPGD's improves", (), _ppo),
+    Claim(
+        9,
+        "PPO: Adam's return falls with long training, AdaUPGD's improves",
+        tuple(agents_name(environment) for environment in ENVIRONMENTS),
+        _ppo,
+    ),
     Claim(
         10,
         "Toys: SGD loses plasticity in linear networks; UPGD is best; second order is better",

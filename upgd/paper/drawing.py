@@ -14,6 +14,7 @@ from upgd import metrics
 from upgd.paper.claims import forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, MAIN, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
+from upgd.paper.policy_collapse import draw_returns
 from upgd.paper.results import Results
 from upgd.paper.sets import METHODS
 from upgd.study import StudyError, write_atomically
@@ -23,6 +24,7 @@ COLOURS = {
     "sgdw": "#5a5a5a", "adamw": "#d55e00", "s-ewc": "#cc79a7", "s-mas": "#882255",
     "s-si": "#e69f00", "s-rwalk": "#8c564b", "adam": "#d55e00", "adam-restarts": "#5a5a5a",
     "sgd": "#9a9a9a", "sgd+wd": "#5a5a5a", "sgd+wp": "#7a9a01", "sgd+wd+wp": "#009e73",
+    "ada-upgd": "#0072b2", "ada-upgd-authors": "#56b4e9",
     "upgd-wd": "#cc79a7", "upgd-wp": "#e69f00", "upgd-ug": "#882255", "sgd+ug": "#56b4e9",
 }  # fmt: skip
 """One colour per arm in every figure, told apart by those who do not see red and green."""
@@ -143,7 +145,8 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[], ylabel=AXES.get(panel.metric, panel.metric))
         return
-    {"curves": _curves, "tasks": _closer, "scatter": _scatter}[panel.kind](axes, panel, found)
+    kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
+    kinds[panel.kind](axes, panel, found)
 
 
 def _curves(axes: Any, panel: Panel, results: Results) -> None:
@@ -215,6 +218,10 @@ def _scatter(axes: Any, panel: Panel, results: Results) -> None:
                 *(x, y), xerr=errors[0], yerr=errors[1], fmt="o", color=COLOURS[arm], label=name
             )
     axes.set(xlabel="Average plasticity", ylabel="Average online accuracy")
+
+
+def _returns(axes: Any, panel: Panel, results: Results) -> None:
+    draw_returns(axes, dict(_arms(panel)), results, COLOURS)
 
 
 def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:

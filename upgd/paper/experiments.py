@@ -13,6 +13,8 @@ from typing import Any
 
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper.sets import BEST, METHODS, Set, best
+from upgd.rl.ppo import Settings
+from upgd.rl.runs import ITERATIONS, PREFIX, is_rl, specification
 from upgd.streams import get as get_problem
 from upgd.study import RunSpec
 
@@ -25,6 +27,12 @@ TOYS = ("toy-changing-inputs", "toy-changing-sign")
 STRIDE = 100
 """Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
 HELD_OUT = 250
+ENVIRONMENTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "HumanoidStandup")
+"""Figure 8 has four that the source does not name; its text names the last two."""
+VERSION = "v5"
+"""Of the environments; the paper has v4, whose simulators are older than today's MuJoCo."""
+AGENT_STEPS = 3_000_000
+"""The paper prints no length and speaks of an extended period: three times what CleanRL has."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,15 @@ class Experiment:
             for arm in self.arms
         }
 
+    @property
+    def agents(self) -> bool:
+        """Whether this is reinforcement learning."""
+        return is_rl(self.problem)
+
     def length(self, scale: float) -> int:
         """How many samples a run has at this scale: whole windows, four at least."""
+        if self.agents:  # which take whole iterations of whatever they are given
+            return max(4 * self._window(), round(self.steps * scale))
         window = int(self.options.get("window", 0)) or self._task() or self._window()
         return max(4, round(self.steps * scale / window)) * window
 
@@ -101,6 +116,8 @@ class Experiment:
         return int(self.options.get("task_length", 0))
 
     def _window(self) -> int:
+        if self.agents:
+            return ITERATIONS * Settings().steps
         return get_problem(self.problem).window
 
     def twins(self) -> dict[str, str]:
@@ -188,7 +205,61 @@ def _figure_1() -> Experiment:
     return Experiment("figure-1", "input-permuted-mnist", arms, 20, 15_000_000, options)
 
 
+def agent_arms(environment: str) -> tuple[Arm, ...]:
+    """Adam as CleanRL has it, and AdaUPGD twice.
+
+    AdaUPGD is as the paper prints it: Adam's α, β₁, β₂ and ε, σ = 0.001, no decay. The authors'
+    script multiplies its step by two and decays weights, which amounts to another α and a λ.
+    """
+    name = f"{environment}-{VERSION}"
+    trace = 0.9 if environment.startswith("Humanoid") else 0.999
+
+    def arm(key: str, title: str, method: str, hyper: Set) -> Arm:
+        return Arm(key, title, method, dict(specification(name, method, hyper, 0, 1).hyper))
+
+    upgd = {"sigma": 0.001, "beta_utility": trace}
+    authors = {**upgd, "lr": 6e-4, "weight_decay": 5e-4}
+    return (
+        arm("adam", "Adam", "adam", {}),
+        arm("ada-upgd", "AdaUPGD", "ada-upgd", upgd),
+        arm("ada-upgd-authors", "AdaUPGD, authors' α and λ", "ada-upgd", authors),
+    )
+
+
+def agents_name(environment: str, annealed: bool = False) -> str:
+    """What the experiment on an environment is called.
+
+    Example:
+        >>> agents_name("Walker2d"), agents_name("Ant", annealed=True)
+        ('ppo-walker2d', 'ppo-ant-annealed')
+    """
+    return f"ppo-{environment.lower()}" + ("-annealed" if annealed else "")
+
+
+def _figure_8() -> list[Experiment]:
+    """Step sizes stay constant, and fall to zero as a variant.
+
+    CleanRL's defaults, which the paper says it took, and the authors' script anneal them over the
+    run. An agent that is left running, which is what collapse is about, has no such end in sight,
+    and one whose step size is nearly zero can neither fall nor improve; the paper leaves open what
+    it did for its extended period.
+    """
+    return [
+        Experiment(
+            agents_name(environment, annealed),
+            f"{PREFIX}{environment}-{VERSION}",
+            agent_arms(environment),
+            40,
+            AGENT_STEPS,
+            {} if annealed else {"anneal": False},
+        )
+        for annealed in (False, True)
+        for environment in ENVIRONMENTS
+    ]
+
+
 EXPERIMENTS: Mapping[str, Experiment] = {
-    experiment.name: experiment for experiment in (*_main(), *_toys(), *_ablations(), _figure_1())
+    experiment.name: experiment
+    for experiment in (*_main(), *_toys(), *_ablations(), _figure_1(), *_figure_8())
 }
 """By name."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from upgd.paper.experiments import EXPERIMENTS, MAIN
+from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, MAIN, agents_name
 from upgd.paper.sets import METHODS
 
-Kind = Literal["curves", "scatter", "heat", "tasks"]
+Kind = Literal["curves", "scatter", "heat", "tasks", "returns"]
 SHORT = {
     "input-permuted-mnist": "I/P MNIST",
     "label-permuted-emnist": "L/P EMNIST",
@@ -40,6 +40,7 @@ AXES = {
     "weight_l1": "ℓ1 norm of weights",
     "weight_l2": "ℓ2 norm of weights",
     "effective_rank": "Effective rank of weights",
+    "return": "Mean return of episodes",
     "forgetting": "Forgetting (×100)",
     "loss_of_plasticity": "Loss of plasticity (×100)",
 }
@@ -57,7 +58,7 @@ class Panel:
         title: Above the axes.
         kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
             tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
-            problem.
+            problem; ``"returns"`` of agents, over steps.
         dashed: A second metric, in dashed lines.
     """
 
@@ -104,6 +105,15 @@ def _ablation(name: str, arms: tuple[str, ...], caption: str) -> Figure:
         Panel(f"ablation-{problem}", "accuracy", arms, LONG[problem]) for problem in MAIN
     )
     return Figure(name, caption, panels, 4)
+
+
+def _agents(name: str, annealed: bool, caption: str) -> Figure:
+    panels = []
+    for environment in ENVIRONMENTS:
+        experiment = agents_name(environment, annealed)
+        arms = tuple(arm.name for arm in EXPERIMENTS[experiment].arms)
+        panels.append(Panel(experiment, "return", arms, environment, "returns"))
+    return Figure(name, caption, tuple(panels), 3)
 
 
 _EIGHT = (
@@ -156,6 +166,8 @@ def _all() -> list[Figure]:
         ),
         Figure("fig7a", "Forgetting.", (Panel("", "forgetting", kind="heat"),)),
         Figure("fig7b", "Loss of plasticity.", (Panel("", "loss_of_plasticity", kind="heat"),)),
+        _agents("fig8", False, "PPO with AdaUPGD and with Adam, constant step size."),
+        _agents("fig8-annealed", True, "The same with a step size that falls to zero."),
         Figure(
             "toys",
             "The toy problems, weight-wise utility.",

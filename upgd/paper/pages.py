@@ -176,6 +176,9 @@ def heading(name: str) -> str:
         ('Input-permuted MNIST', 'Input-permuted MNIST, ablation')
     """
     problem = EXPERIMENTS[name].problem
+    if EXPERIMENTS[name].agents:
+        rest = ", annealed step size" if name.endswith("-annealed") else ""
+        return f"PPO on {problem.partition('/')[2]}{rest}"
     known = LONG.get(problem, problem.replace("-", " ").capitalize())
     rest = name.replace(problem, "").strip("-").replace("-", " ")
     return f"{known}, {rest}" if rest else known

@@ -16,6 +16,7 @@ from typing import Any
 from upgd.paper.experiments import Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
+from upgd.rl.runs import is_rl
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
 from upgd.study import Run, write_atomically
@@ -163,7 +164,7 @@ def data_facts(problem: str, data_dir: Path | None) -> dict[str, Any] | None:
     Raises:
         DataNotFoundError: They are not there.
     """
-    name = get_problem(problem).dataset
+    name = None if is_rl(problem) else get_problem(problem).dataset
     if name is None:
         return None
     facts = check(name, data_dir)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from upgd.metrics import Interval
+from upgd.paper import policy_collapse
 from upgd.paper.claims import change, forgotten, mean_over, parts, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, Experiment, title
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
@@ -113,6 +114,8 @@ def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
         diverged: Arms of which a run did; one that is not in the results has no other.
     """
     experiment = EXPERIMENTS[results.name]
+    if experiment.agents:
+        return policy_collapse.numbers(results)
     metric = "accuracy" if "accuracy" in results.series else "loss"
     tasks = min(len(x) for arm in results.arms for x in results.by_task(arm, metric).values())
     chosen, unit = parts(tasks), _unit(experiment, results)

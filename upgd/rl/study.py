@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
+from upgd.engine.dense_cpu import cores
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import environment_id, known_environments
@@ -35,6 +36,8 @@ RECENT = 10
 """Episodes of an agent whose mean return progress tells."""
 LEASE = 300.0
 """Seconds that runs stay ours without a sign of life: an iteration of many agents takes long."""
+AT_ONCE = 16
+"""Agents that are enough to see how fast many are, if cores are few."""
 PACKAGES = ("gymnasium", "mujoco")
 Array = NDArray[np.float64]
 
@@ -393,9 +396,9 @@ def _version(package: str) -> str:
 
 # ------------------------------------------------------------------------------- outlook
 def pace(specs: Sequence[RunSpec], device: str = "cpu", workers: int | None = None) -> float:
-    """Steps per second of all agents of these runs together, from an iteration of them."""
+    """Steps per second of all agents of these runs together, from an iteration of some."""
     where = plan(specs[0])
-    learners = [agent(spec) for spec in specs]
+    learners = [agent(spec) for spec in specs[: max(2 * cores(), AT_ONCE)]]
     with AgentGroup(
         *(where.environment, learners, where.settings), steps=where.steps, workers=workers,
         device=device,
