@@ -234,7 +234,8 @@ def _from_products(rows: Tensor) -> Tensor:
     if filled.shape[1] > filled.shape[2]:
         filled = filled.mT
     squares = torch.linalg.eigvalsh(filled @ filled.mT)[: len(rows)]
-    return squares.clamp(min=0).sqrt().flip(-1)
+    values: Tensor = squares.clamp(min=0).sqrt().flip(-1)
+    return values
 
 
 def _effective_ranks(singular_values: Tensor) -> Tensor:

@@ -234,7 +234,7 @@ def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     axes.imshow(table, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
     for i, j in np.ndindex(table.shape):
         value = table[i, j]
-        text = "-" if np.isnan(value) else f"{100 * value:.1f}".replace("-", "−")
+        text = "-" if np.isnan(value) else f"{round(100 * value, 1) + 0.0:.1f}".replace("-", "−")
         dark = not np.isnan(value) and abs(value) > 0.6 * largest
         axes.text(j, i, text, ha="center", va="center", fontsize=8, color="w" if dark else "k")
     axes.set_xticks(range(len(METHODS)), [title(m) for m in METHODS], rotation=30, ha="right")
