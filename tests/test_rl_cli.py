@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ pytest.importorskip("typer")
 pytest.importorskip("gymnasium", reason="needs the extra rl")
 pytest.importorskip("mujoco", reason="needs the extra rl")
 pytest.importorskip("numba", reason="needs the extra rl")
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from upgd.cli import app, reproduce
@@ -32,6 +35,7 @@ ENV = "InvertedPendulum-v5"
 OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
 SMALL = [*(f"--ppo={k}={v}" for k, v in OPTIONS.items() if k != "window"), "--window=128"]
 STEPS = 640
+PAGE = Path(__file__).parents[1] / "docs" / "rl.md"
 
 
 def call(*arguments: object) -> Any:
@@ -261,6 +265,25 @@ def test_reproduce_takes_some_environments() -> None:
     found = call("reproduce", "fig8", "--environments", "Hoper", "--dry-run")
     assert found.exit_code == 2
     assert "no environment 'hoper'; there are HalfCheetah" in found.output
+
+
+# -------------------------------------------------------------------------- documentation
+def test_the_page_s_examples_run_and_its_links_lead_somewhere() -> None:
+    text = PAGE.read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, str(PAGE), "exec"), {})
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (PAGE.parent / target).exists(), target
+
+
+def test_the_page_s_commands_are_right() -> None:
+    """Options and their kinds; nothing is run."""
+    commands = get_command(app)
+    lines = re.findall(r"^upgd (.+?)(?:  +#.*)?$", PAGE.read_text(), re.M)
+    assert len(lines) > 8
+    for line in lines:
+        name, *arguments = shlex.split(line)
+        commands.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------- mistakes

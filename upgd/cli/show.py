@@ -15,6 +15,7 @@ from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.optim.registry import METHODS
 from upgd.report import tables
 from upgd.report.figures import Curve, draw_curves
+from upgd.rl.runs import is_rl
 from upgd.streams import PROBLEMS
 from upgd.study import RULES_VERSION, Ledger, Run, StudyError
 from upgd.study.events import write_events
@@ -118,7 +119,7 @@ def plot(
             there = ", ".join(ledger.all_metrics()) or "none"
             raise ValueError(f"no metric {chosen!r} in {study}; there are {there}")
     path = output or study / f"{chosen}.png"
-    draw_curves(curves, chosen, problems[0], path)
+    draw_curves(curves, chosen, problems[0], path, "Steps" if is_rl(problems[0]) else "Samples")
     out.print(f"wrote {printable(path)}", highlight=False, markup=False, emoji=False)
     if best is not None:
         out.print(f"each method's best of {len(groups)} settings by area; --all draws all")

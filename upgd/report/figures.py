@@ -37,6 +37,7 @@ def draw_curves(
     metric: str,
     title: str,
     path: Path,
+    unit: str = "Samples",
 ) -> None:
     """Mean and standard error over seeds, a line per name.
 
@@ -47,6 +48,7 @@ def draw_curves(
         metric: What the values are.
         title: Above the figure.
         path: Where it is written, atomically; the suffix chooses the format.
+        unit: What windows are so many of.
 
     Raises:
         StudyError: matplotlib is not installed, or cannot write that format.
@@ -81,7 +83,7 @@ def draw_curves(
     for family, look in families.items():
         axes.plot([], [], **look, label=plain(family))
     ylabel = metric.replace("_", " ").capitalize()
-    axes.set(xlabel="Samples", ylabel=plain(ylabel), title=plain(title))
+    axes.set(xlabel=unit, ylabel=plain(ylabel), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
     if below:
         figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns)

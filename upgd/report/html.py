@@ -35,6 +35,7 @@ from upgd.report.sections import (
     tally,
     thin,
 )
+from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
 
 ASSETS = Path(__file__).parent / "assets"
@@ -233,7 +234,8 @@ def _summary(report: Report) -> str:
 
 
 def _heading(section: Section, among: Sequence[Section]) -> str:
-    told = f"{section.problem}, {_count(section.steps)} samples"
+    unit = "steps" if is_rl(section.problem) else "samples"
+    told = f"{section.problem}, {_count(section.steps)} {unit}"
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 
