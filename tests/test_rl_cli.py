@@ -27,8 +27,8 @@ from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
 from upgd.rl.study import Curves, work_agents
-from upgd.rl.workers import Record
-from upgd.study import Ledger, Result, RunSpec, Series, SpecError
+from upgd.rl.workers import Record, WorkerDiedError
+from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError
 from upgd.study.sinks import Progress, Tally
 
 ENV = "InvertedPendulum-v5"
@@ -185,6 +185,28 @@ def test_a_checkpoint_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
         for path in (tmp_path / "checkpoints").glob("*.npz"):
             path.write_bytes(b"nonsense")
         assert work_agents(ledger, workers=0).done == 2
+
+
+def test_a_process_that_dies_ends_the_work_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(group: AgentGroup) -> list[Record]:
+        if group.iteration == 5:
+            raise WorkerDiedError("gone")
+        return iterate(group)
+
+    iterate = AgentGroup.iterate
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(specs(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(AgentGroup, "iterate", die)
+            with pytest.raises(StudyError, match="'upgd resume' goes on"):
+                work_agents(ledger, workers=0, checkpoint_seconds=0.0)
+        assert ledger.counts()["pending"] == 2
+        steps: list[int] = []
+        work_agents(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
+        assert steps[0] == 6 * 64
+        assert ledger.counts()["done"] == 2
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -213,7 +213,8 @@ def _forecast(left: Sequence[RunSpec], known: Sequence[Run], how: Work) -> None:
         told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
         _tell(f"  {problem}: {count(len(some), 'run')}, {told} ({found.source})")
     if left:
-        _tell(f"time: about {clock(seconds)} in one process")
+        alone = "" if any(map(is_rl, problems)) else " in one process"
+        _tell(f"time: about {clock(seconds)}{alone}")
 
 
 def _pace(some: Sequence[RunSpec], known: Sequence[Run], how: Work) -> forecast.Pace:

@@ -20,9 +20,9 @@ from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import environment_id, known_environments
 from upgd.rl.runs import Plan, agent, is_rl, plan
-from upgd.rl.workers import Record, State
+from upgd.rl.workers import Record, State, WorkerDiedError
 from upgd.study.attempts import Attempt, Means, uninterrupted
-from upgd.study.errors import SpecError
+from upgd.study.errors import SpecError, StudyError
 from upgd.study.files import Checkpoint
 from upgd.study.keeping import LONGEST_LOSS, Keeper
 from upgd.study.ledger import Ledger
@@ -267,6 +267,11 @@ class Agents(Attempt):
         except KeyboardInterrupt:
             self.save()  # as long as the workers are there
             raise
+        except WorkerDiedError as error:
+            raise StudyError(
+                "a process of the agents has died, perhaps for want of memory; 'upgd resume' goes "
+                "on from the last checkpoint, --workers takes fewer processes"
+            ) from error
         finally:
             self._close()
 

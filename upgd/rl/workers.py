@@ -32,6 +32,10 @@ from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, trajectory_sha
 State = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
+class WorkerDiedError(RuntimeError):
+    """A process of a group is not there any more; the others do not know the rest of it."""
+
+
 @dataclass
 class Record:
     """What one agent has to tell of an iteration.
@@ -266,7 +270,7 @@ class Workers:
             try:
                 pipe.send((name, own))
             except OSError as error:
-                raise RuntimeError("a worker of this group of agents has died") from error
+                raise WorkerDiedError("a worker of this group of agents has died") from error
         return self._receive()
 
     def _receive(self) -> list[Any]:
@@ -275,7 +279,7 @@ class Workers:
             try:
                 answers.append(pipe.recv())
             except (EOFError, OSError) as error:
-                raise RuntimeError("a worker of this group of agents has died") from error
+                raise WorkerDiedError("a worker of this group of agents has died") from error
         for wrong, _ in answers:
             if wrong is not None:
                 raise wrong
