@@ -120,6 +120,9 @@ def test_the_ledger_has_what_the_agents_told(tmp_path: Path) -> None:
     assert call("plot", study, "--output", tmp_path / "return.png").exit_code == 0
     assert call("export", study, "--metric", "return").exit_code == 0
     assert call("watch", study, "--once").exit_code == 0
+    best = json.loads(call("best", study, "--json").output)
+    assert "return" in json.dumps(best)
+    assert "diverged with" not in call("best", study).output
     assert call("report", study).exit_code == 0
     # The last two settings make another learner, and the first ones are not run again.
     again = rl(study, *arguments, "--set", "ada-upgd:lr=6e-4", "--dry-run")

@@ -17,6 +17,7 @@ from upgd.report.tables import Group
 from upgd.streams import PROBLEMS
 from upgd.study import Ledger, Run
 from upgd.study.queries import Kept
+from upgd.study.selection import LARGER
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")
 """The metrics that come first, in this order; the others are diagnostics."""
@@ -99,7 +100,7 @@ class Section:
     @property
     def metric(self) -> str:
         """What methods are compared by."""
-        return next((metric for metric in tables.LARGER if metric in self.lines), "loss")
+        return next((metric for metric in LARGER if metric in self.lines), "loss")
 
 
 def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
@@ -257,7 +258,7 @@ def _unit(section: Section, window: int) -> str:
 
 def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
     means = {n: numbers(line).mean for n, line in found.items()}
-    sign = -1 if section.metric in tables.LARGER else 1
+    sign = -1 if section.metric in LARGER else 1
     order = sorted((n for n in means if np.isfinite(means[n])), key=lambda n: sign * means[n])
     if not order:
         return f"No run has a finite {section.metric}."

@@ -72,7 +72,7 @@ def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> No
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("Online accuracy" if metric == "accuracy" else "Loss")
+        axes.set_ylabel({"accuracy": "Online accuracy", "return": "Return"}.get(metric, "Loss"))
     lines = [_line(number) for number in range(len(found))]
     handles = [plt.Line2D([], [], label=plain(n), **s) for n, s in zip(found, lines, strict=True)]
     what = "best over the other hyperparameters, 95% over seeds; stars: best sets"

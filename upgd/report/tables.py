@@ -10,6 +10,7 @@ import numpy as np
 
 from upgd import metrics
 from upgd.study import Run, RunSpec, Scalar
+from upgd.study.selection import LARGER
 
 
 class Group(NamedTuple):
@@ -51,10 +52,6 @@ def names(keys: Iterable[Group]) -> dict[Group, str]:
         key: " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
         for key, differs in zip(listed, told, strict=True)
     }
-
-
-LARGER = ("accuracy", "return")
-"""Metrics of which more is better, the first that is known first; else methods have a loss."""
 
 
 def main_metric(runs: Iterable[Run]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from upgd.study.errors import StudyError
 from upgd.study.ledger import Ledger
-from upgd.study.selection import Candidate, Family, Hyper, Ranking
+from upgd.study.selection import LARGER, Candidate, Family, Hyper, Ranking
 from upgd.study.sweeps import OVER, Sweep
 
 DECADE = 10.0
@@ -231,7 +231,7 @@ def _study(space: Space, ranking: Ranking, seed: int) -> tuple[Any, dict[str, An
         for axis in space.axes
         if not axis.is_fixed
     }
-    larger = ranking.metric == "accuracy"
+    larger = ranking.metric in LARGER
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     study = optuna.create_study(sampler=sampler, direction="maximize" if larger else "minimize")
     for one in ranking.complete:

@@ -1,13 +1,13 @@
 """Which set of hyperparameters is best: the paper's criterion.
 
-A run's value is the area under its curve: the mean over all its windows of the online accuracy, or
-of the loss where there is no accuracy. A set's value is the mean over the seeds that were asked
-for. The largest accuracy wins, or the lowest loss.
+A run's value is the area under its curve: the mean over all its windows of the online accuracy or
+of an agent's return, or of the loss where there is neither. A set's value is the mean over the
+seeds that were asked for. The largest accuracy or return wins, or the lowest loss.
 
 - A set counts only once it has all of these seeds. One that lacks a seed, because the run waits,
   is under way or failed, is incomplete: it is never compared and cannot win.
-- A run that diverged has the worst value there is, accuracy 0 or an infinite loss. Sets are ranked
-  by how many seeds diverged first, and one with any cannot win.
+- A run that diverged has the worst value there is, such as accuracy 0 or an infinite loss. Sets
+  are ranked by how many seeds diverged first, and one with any cannot win.
 - Sets that are equal in both are ordered by their hyperparameters, so that the same ledger always
   gives the same order.
 """
@@ -26,6 +26,8 @@ from upgd.study.ledger import Ledger
 from upgd.study.records import Run
 from upgd.study.spec import Scalar
 
+LARGER = ("accuracy", "return")
+"""Metrics of which more is better, the first that is known first; else methods have a loss."""
 Hyper = tuple[tuple[str, float], ...]
 """A set: names and values, sorted by name."""
 
@@ -81,7 +83,7 @@ class Ranking:
 
     Attributes:
         family: What they have in common.
-        metric: ``"accuracy"`` or ``"loss"``.
+        metric: ``"accuracy"``, ``"return"`` or ``"loss"``.
         seeds: Those that each set must have.
         complete: The sets that have them all, best first.
         incomplete: The others, in the order of their hyperparameters.
@@ -171,9 +173,9 @@ def _rank(
     runs = [run for by_seed in by_set.values() for run in by_seed.values()]
     asked = sorted({run.spec.seed for run in runs} if seeds is None else set(seeds))
     known = {name for run in runs if run.result is not None for name in run.result.summary}
-    metric = "loss" if "loss" in known and "accuracy" not in known else "accuracy"
+    metric = next((name for name in (*LARGER, "loss") if name in known), LARGER[0])
     found = [_candidate(hyper, by_seed, asked, metric) for hyper, by_seed in by_set.items()]
-    sign = -1 if metric == "accuracy" else 1
+    sign = -1 if metric in LARGER else 1
     complete = [one for one in found if not one.missing]
     complete.sort(key=lambda one: (len(one.diverged), sign * one.value, one.hyper))
     incomplete = sorted((one for one in found if one.missing), key=lambda one: one.hyper)
@@ -194,6 +196,6 @@ def _candidate(
         value = run.result.summary.get(metric, math.nan)
         if run.state == "diverged" or not math.isfinite(value):
             diverged.append(seed)
-            value = 0.0 if metric == "accuracy" else math.inf
+            value = {"accuracy": 0.0, "return": -math.inf}.get(metric, math.inf)
         values[seed] = value
     return Candidate(hyper, values, tuple(diverged), tuple(missing))
