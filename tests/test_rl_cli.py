@@ -287,6 +287,9 @@ def test_reproduce_takes_some_environments() -> None:
     figure = FIGURES["fig8"]
     assert reproduce._experiments([figure], "Hopper, ant") == ("ppo-hopper", "ppo-ant")
     assert len(reproduce._experiments([figure], "")) == 6
+    narrow = reproduce._narrowed(figure, ("ppo-hopper", "ppo-ant"))
+    assert [panel.title for panel in narrow.panels] == ["Hopper", "Ant"]
+    assert reproduce._narrowed(FIGURES["fig3"], ()) == FIGURES["fig3"]
     found = call("reproduce", "fig8", "--environments", "Hoper", "--dry-run")
     assert found.exit_code == 2
     assert "no environment 'hoper'; there are HalfCheetah" in found.output

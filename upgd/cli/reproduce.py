@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,7 @@ def reproduce(
     tables = results or studies[0] / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
     names = _experiments(drawn, environments)
+    drawn = [_narrowed(figure, names) for figure in drawn]
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
@@ -151,6 +153,13 @@ def _experiments(figures: Sequence[Figure], environments: str) -> tuple[str, ...
             raise ValueError(f"no environment {each!r}; there are {', '.join(ENVIRONMENTS)}")
     chosen = {agents_name(each, annealed) for each in wanted for annealed in (False, True)}
     return tuple(n for n in names if not wanted or not EXPERIMENTS[n].agents or n in chosen)
+
+
+def _narrowed(figure: Figure, names: Sequence[str]) -> Figure:
+    """A figure of agents with the panels that are asked for."""
+    if not _has_agents(figure):
+        return figure
+    return replace(figure, panels=tuple(p for p in figure.panels if p.experiment in names))
 
 
 def _list() -> None:

@@ -167,12 +167,17 @@ def _percent(found: Interval | None) -> str:
 def draw_returns(
     axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
 ) -> None:
-    """Return against steps: mean over seeds, with its 95% interval where there are several."""
+    """Return against steps: mean over seeds, with its 95% interval where there are several.
+
+    Axes show where the seeds are: of few seeds an interval may reach far beyond.
+    """
+    ends_of_axis: list[float] = []
     for arm, title in arms.items():
         returns = curves(results, arm)
         if returns is None:
             continue
         steps = results.window * np.arange(1, returns.shape[1] + 1) / 1e6
+        ends_of_axis += [float(returns.min()), float(returns.max())]
         mean, colour = returns.mean(0), colours.get(arm, "black")
         axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
         if len(returns) > 1:
@@ -180,4 +185,8 @@ def draw_returns(
             axes.fill_between(
                 *(steps, ends[:, 0], ends[:, 1]), color=colour, alpha=0.2, linewidth=0
             )
+    if ends_of_axis:
+        low, high = min(ends_of_axis), max(ends_of_axis)
+        room = 0.05 * max(high - low, 1e-6)
+        axes.set_ylim(low - room, high + room)
     axes.set(xlabel="Steps (millions)", ylabel="Mean return of episodes")
