@@ -218,6 +218,9 @@ def test_resume_finishes_runs_of_all_kinds(tmp_path: Path) -> None:
     ordinary = RunSpec("label-permuted-digits", "sgd", {"lr": 0.01}, 0, 200, options)
     with Ledger.open(tmp_path) as ledger:
         ledger.add([ordinary, *specs(1, 128)])
+        ledger.claim("a dead process", 600, limit=2, where={"problem": f"ppo/{ENV}"})
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "a%20dead%20process.lock").touch()
     ended = call("resume", tmp_path, "--quiet")
     assert ended.exit_code == 0, ended.output
     with Ledger.open(tmp_path, create=False) as ledger:

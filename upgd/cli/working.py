@@ -105,10 +105,10 @@ def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
 
 def _agents(ledger: Ledger, where: dict[str, Any] | None, total: int, how: Work) -> Tally:
     """The part of the work that is reinforcement learning."""
-    if not any(is_rl(spec.problem) for spec in ledger.claimable(where)):
-        return Tally()
     if how.on != "local":
-        raise ValueError("agents of reinforcement learning run on this machine; leave --on out")
+        if any(is_rl(spec.problem) for spec in ledger.claimable(where)):
+            raise ValueError("agents of reinforcement learning run on this machine; leave out --on")
+        return Tally()
     workers = how.workers if how.workers > 1 else None
     with _terminated_as_interrupted(), _progress(total, how.quiet) as on_progress:
         return work_agents(
