@@ -68,39 +68,29 @@ class Setting:
         return self.stride > 0 and step % self.stride == 0
 
     def weighs(self, step: int) -> bool:
-        """Whether those of the weights are, too.
+        """Whether weights are measured after this step: with diagnostics, at the end of a window.
 
         Example:
             >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
             >>> [step for step in range(30) if setting.weighs(step)]
-            [0, 12, 20]
+            [9, 19, 29]
         """
-        steps = self.window // self.batch
-        return self.measures(step) and (step == 0 or (step - self.stride) // steps != step // steps)
-
-    def ranks(self, step: int) -> bool:
-        """Whether their ranks are, too, which take far longer: in every tenth window.
-
-        Example:
-            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=10)
-            >>> [step for step in range(250) if setting.ranks(step)]
-            [0, 100, 200]
-        """
-        return self.weighs(step) and step * self.batch // self.window % RANK_WINDOWS == 0
+        return self.stride > 0 and self.next_weighing(step) == step
 
     def next_weighing(self, step: int) -> int:
-        """The first step from `step` on at which weights are measured.
+        """The first step from `step` on that ends a window."""
+        steps = self.window // self.batch
+        return (step // steps + 1) * steps - 1
+
+    def ranks(self, step: int) -> bool:
+        """Whether ranks are measured, too, which takes far longer: in every tenth window.
 
         Example:
-            >>> Setting("sgd", {}, seed=0, window=10, stride=4).next_weighing(1)
-            12
+            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
+            >>> [step for step in range(250) if setting.ranks(step)]
+            [9, 109, 209]
         """
-        steps = self.window // self.batch
-        first = -(-step // self.stride) * self.stride
-        if self.weighs(first):
-            return first
-        window = (first // steps + 1) * steps
-        return -(-window // self.stride) * self.stride
+        return self.weighs(step) and step * self.batch // self.window % RANK_WINDOWS == 0
 
 
 class Divergence(ArithmeticError):  # noqa: N818 - it is a result, not a mistake

@@ -46,11 +46,17 @@ def has_table(stream: Any) -> bool:
 
 
 class Feed:
-    """Chunks from the streams of R learners on one problem."""
+    """Chunks from the streams of R learners on one problem.
+
+    Streams of one seed are the same, so their samples are made once.
+    """
 
     def __init__(self, streams: Sequence[Any]) -> None:
-        self.streams = list(streams)
-        first = self.streams[0]
+        own = {getattr(stream, "seed", id(stream)): stream for stream in streams}
+        place = {seed: i for i, seed in enumerate(own)}
+        self._own = list(own.values())
+        self._of = np.array([place[getattr(stream, "seed", id(stream))] for stream in streams])
+        first = self._own[0]
         self._table: NDArray[np.float32] | None = None
         if has_table(first):
             everything = first.dataset.scaled(slice(None))
@@ -64,16 +70,16 @@ class Feed:
     def chunk(self, start: int, steps: int) -> Chunk:
         """Samples ``start … start + steps``."""
         if self._table is None:
-            samples = [s.samples(start, steps + 1) for s in self.streams]
-            x = np.stack([s.x.reshape(steps + 1, -1) for s in samples])
-            y = np.stack([s.y for s in samples])
-            if self.streams[0].loss == "cross_entropy":
+            samples = [s.samples(start, steps + 1) for s in self._own]
+            x = self._each([s.x.reshape(steps + 1, -1) for s in samples])
+            y = self._each([s.y for s in samples])
+            if self._own[0].loss == "cross_entropy":
                 return Chunk(steps, labels=y.astype(np.int32), inputs=x)
             return Chunk(steps, targets=y.reshape(len(x), steps + 1, -1), inputs=x)
-        blocks = [s.block(start, steps + 1) for s in self.streams]
-        index = np.stack([b.index for b in blocks]).astype(np.int32)
-        labels = np.stack([b.label for b in blocks]).astype(np.int32)
-        if self.streams[0].permute != "inputs":
+        blocks = [s.block(start, steps + 1) for s in self._own]
+        index = self._each([b.index for b in blocks]).astype(np.int32)
+        labels = self._each([b.label for b in blocks]).astype(np.int32)
+        if self._own[0].permute != "inputs":
             return Chunk(steps, labels=labels, table=self._table, index=index)
         tasks = blocks[0].task
         first = int(tasks[0])
@@ -82,7 +88,7 @@ class Feed:
         slots = (tasks != first).astype(np.int32)
         both = [first, int(tasks[-1])]
         permutations = np.stack(
-            [np.stack([s.input_permutation(task) for s in self.streams]) for task in both]
+            [self._each([s.input_permutation(task) for s in self._own]) for task in both]
         ).astype(np.int32)
         return Chunk(
             steps,
@@ -92,3 +98,7 @@ class Feed:
             permutations=permutations,
             slots=slots,
         )
+
+    def _each(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Every learner's, from those of different streams."""
+        return np.asarray(np.stack(arrays)[self._of])

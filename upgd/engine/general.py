@@ -331,7 +331,7 @@ def _rules(method: Method) -> dict[str, Callable[..., Any]]:
     """A method's rules as the kernels have them, for tensors."""
     found: dict[str, Any] = {"sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "absolute": torch.abs}
     for stage in ("reduce", "update") if reduces(method) else ("update",):
-        exec(source(method, stage, "triton"), found)
+        exec(source(method, stage, "torch"), found)
     return found
 
 

@@ -151,7 +151,7 @@ def _general(setting: Setting, on_cuda: bool) -> int:
     if on_cuda:  # gradients and what they are checked by; a graph's capture sets the rest aside
         return 3 + 2 * (1 + len(learner.row.states))
     # The rule's lines each leave a tensor until it returns; Philox has wide words.
-    lines = source(learner.row.method, "update", "triton").splitlines()
+    lines = source(learner.row.method, "update", "torch").splitlines()
     tensors = sum(" = " in line and ".to(" not in line for line in lines)
     return tensors + (7 if learner.values().get("sigma", 0.0) > 0 else 5)
 

@@ -42,7 +42,7 @@ CORRECTIONS = tuple(f"c{i}" for i in range(MOST_STATES))
 ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, *HYPER)
 
 Stage = Literal["reduce", "features", "update"]
-Target = Literal["triton", "numba"]
+Target = Literal["triton", "numba", "torch"]
 
 
 def reduces(method: Method) -> str | None:
@@ -58,7 +58,8 @@ def source(method: Method, stage: Stage, target: Target) -> str:
         method: Whose rules.
         stage: ``"reduce"`` gives the trace from which η is taken; ``"update"`` gives the new
             weight and states; ``"features"`` gives ``trace(f, s, utility, beta_utility)``.
-        target: ``"numba"`` wraps each number into the kernel's own type.
+        target: ``"numba"`` wraps each number into the kernel's own type, ``"triton"`` says which
+            products are fused with a sum.
     """
     env: dict[str, Any] = {
         name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
@@ -96,6 +97,7 @@ def _function(
 ) -> str:
     lines: list[str] = []
     known: dict[str, str] = {}
+    factors: dict[str, list[str]] = {}
 
     def text(expression: Any, for_weights: bool) -> str:
         if isinstance(expression, str):
@@ -112,8 +114,12 @@ def _function(
                 one = text(1.0, for_weights=True)
                 operands[1] = kept(f"{one} / {operands[1]}")
                 found = kept(_operation("*", operands))
+            elif expression.op in ("+", "-") and operands[1] in factors:
+                found = kept(_fused(expression.op, operands[0], *factors[operands[1]]))
             else:
                 found = kept(_operation(expression.op, operands))
+                if target == "triton" and expression.op == "*" and expression.is_list:
+                    factors[found] = operands
         if for_weights and not expression.is_list:
             found = kept(f"real({found})" if target == "numba" else f"{found}.to(w.dtype)")
         return found
@@ -131,6 +137,15 @@ def _function(
 
 def _full(expression: Any) -> bool:
     return isinstance(expression, Symbol) and expression.is_list and expression.full
+
+
+def _fused(op: str, first: str, a: str, b: str) -> str:
+    """``first ± a·b`` with the product as it is.
+
+    A compiler that chooses for itself may fuse `first` instead, mostly the decayed weight or
+    trace, whose rounding is by far the largest: results would differ from other engines' by it.
+    """
+    return f"tl.fma({'-' if op == '-' else ''}{a}, {b}, {first})"
 
 
 def _operation(op: str, operands: list[str]) -> str:
