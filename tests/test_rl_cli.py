@@ -282,6 +282,7 @@ def test_reproduce_leaves_agents_out_without_the_extra(
     names = {figure.name for figure in reproduce._chosen(["all"])[0]}
     assert {"fig8", "fig8-annealed", "fig3"} <= names
     monkeypatch.setattr(reproduce, "find_spec", lambda name: None)
+    assert len(reproduce._chosen(["all"], to_run=False)[0]) == len(names)
     fewer = {figure.name for figure in reproduce._chosen(["all"])[0]}
     assert names - fewer == {"fig8", "fig8-annealed"}
 

@@ -90,7 +90,7 @@ def reproduce(
     if figures == ["list"]:
         _list()
         return
-    drawn, measured = _chosen(figures)
+    drawn, measured = _chosen(figures, run or dry_run)
     studies = study or [STUDY]
     tables = results or studies[0] / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
@@ -115,10 +115,12 @@ def reproduce(
     end(tally)
 
 
-def _chosen(names: Sequence[str]) -> tuple[list[Figure], list[Measured]]:
+def _chosen(names: Sequence[str], to_run: bool = True) -> tuple[list[Figure], list[Measured]]:
     """The figures of these names: those of experiments, and those that are measured in one go."""
     known = [*FIGURES, *MEASURED]
-    wanted = _possible(known) if "all" in names else names
+    wanted = names
+    if "all" in names:
+        wanted = _possible(known) if to_run else known
     for name in wanted:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -135,7 +137,7 @@ def _possible(names: Sequence[str]) -> list[str]:
     if find_spec("gymnasium") is not None:
         return list(names)
     agents = [name for name in names if name in FIGURES and _has_agents(FIGURES[name])]
-    _note(f'leaving out {", ".join(agents)}, which needs gymnasium: pip install "upgd[rl]"')
+    _note(f'leaving out {", ".join(agents)}, which need gymnasium: pip install "upgd[rl]"')
     return [name for name in names if name not in agents]
 
 
