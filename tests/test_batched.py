@@ -103,6 +103,27 @@ def test_restarts_and_regression(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_some_of_a_stack_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dense: bool
+) -> None:
+    """With every task, beside others that do not: Figure 1 as one stack."""
+    if dense:
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(batched, "has_dense_path", lambda device: False)
+    hyper = {"adam": {}, "upgd": {"lr": 0.05}, "s-ewc": {"kappa": 0.1}}
+    specs = [
+        RunSpec(PROBLEM, method, own, 3, 150, {**OPTIONS, **options})
+        for method, own in hyper.items()
+        for options in ({}, {"restart": True})
+    ]
+    one = results(tmp_path / "eager", specs, work)
+    many = results(tmp_path / "batched", specs, work_stacks)
+    assert {run.result.host["runs_in_stack"] for run, _ in many.values()} == {len(specs)}
+    assert_same(one, many, 2e-5)
+
+
 @pytest.mark.usefixtures("general")
 def test_a_diverging_run_ends_and_the_others_go_on(tmp_path: Path) -> None:
     options = {**OPTIONS, "stride": 30}

@@ -1,7 +1,7 @@
 """The batched engine: many runs on one problem in lock step.
 
-Runs that agree in everything but method, hyperparameters and seed share a stack. Which stack runs
-them depends on the network and on what is installed:
+Runs that agree in everything but method, hyperparameters, seed and restarts share a stack. Which
+stack runs them depends on the network and on what is installed:
 
 =================  ==========================================================================
 dense, CUDA        :class:`~upgd.engine.dense_cuda.CudaStack`: fused kernels, CUDA graphs
@@ -84,7 +84,7 @@ class BatchedRun:
 
     Args:
         problem: The problem they share.
-        settings: One per run; they differ in method, hyperparameters and seed alone.
+        settings: One per run; they differ in method, hyperparameters, seed and restarts alone.
         streams: One per run.
         steps: How many each takes.
         device: Where.
@@ -113,8 +113,9 @@ class BatchedRun:
     ) -> None:
         self.problem, self.settings, self.streams = problem, list(settings), list(streams)
         self.steps, self.device = steps, device
-        first = self.settings[0]
-        self.window, self.stride = first.window, first.stride
+        restarting = [run for run, setting in enumerate(self.settings) if setting.restart]
+        self.setting = self.settings[restarting[0] if restarting else 0]
+        self.window, self.stride = self.setting.window, self.setting.stride
         kinds = {kind_of(problem, setting, device) for setting in settings}
         if kinds not in ({"dense"}, {"general"}):
             raise ValueError("these runs cannot share a stack; the eager engine runs them")
@@ -122,6 +123,7 @@ class BatchedRun:
         learners = [Learner(s.method, s.hyper, s.seed) for s in settings]
         self.stack: Any = self._make(learners, dtype)
         self._place = {run: place for place, run in enumerate(self.stack.order)}
+        self._restarting = [self._place[run] for run in restarting]
         self.feed = Feed(self.streams)
         self.offline: list[list[float]] = [[] for _ in settings]
         windows = -(-steps // self.window)
@@ -174,18 +176,18 @@ class BatchedRun:
 
     def _advance(self, start: int, stop: int) -> None:
         length = self.problem.task_length
-        if self.settings[0].restart and length and start and start % length == 0:
-            self.stack.restart(start // length)
+        if self._restarting and length and start and start % length == 0:
+            self.stack.restart(start // length, self._restarting)
         chunk = self._chunk(start, stop)
         self._fetch_ahead(stop)
         self.stack.advance(chunk)
-        if self.settings[0].weighs(stop - 1):
+        if self.setting.weighs(stop - 1):
             self._weigh(stop - 1)
-        if self.settings[0].held_out and length and stop % length == 0:
+        if self.setting.held_out and length and stop % length == 0:
             self._hold_out(stop // length - 1)
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        length, setting = self.problem.task_length, self.settings[0]
+        length, setting = self.problem.task_length, self.setting
         at_tasks = length and _ends_at_tasks(setting, self.streams[0])
         longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
         if not self.feed.is_table:
@@ -223,7 +225,7 @@ class BatchedRun:
         norms: list[Tensor] = []
         for some in torch.as_tensor(self.stack.weights).split(AT_A_TIME):
             flat = self._in_order(some)
-            if self.settings[0].ranks(step):
+            if self.setting.ranks(step):
                 parts = flat.split([math.prod(shape) for shape in self._shapes], 1)
                 pairs = zip(parts, self._shapes, strict=True)
                 each = [effective_ranks(p.view(-1, *shape)) for p, shape in pairs if len(shape) > 1]
@@ -266,7 +268,7 @@ class BatchedRun:
         for run, stream in enumerate(self.streams):
             weights = self._in_order(torch.as_tensor(self.stack.weights[self._place[run]]))
             if stream.seed not in samples:
-                x, y = stream.held_out(task, self.settings[0].held_out)
+                x, y = stream.held_out(task, self.setting.held_out)
                 samples[stream.seed] = (
                     torch.from_numpy(x).to(weights),
                     torch.from_numpy(y).to(weights.device),

@@ -197,18 +197,18 @@ class DenseStack:
         """What the stack keeps, as an array of its own."""
         raise NotImplementedError
 
-    def restart(self, task: int) -> None:
-        """Fresh weights and states for all."""
-        for i, learner in enumerate(self.learners):
-            self.weights[i] = self._put(initial(self.layout, learner.seed, task))
-        for group, states in zip(self.groups, self.states, strict=True):
-            states[:] = 0
+    def restart(self, task: int, runs: Sequence[int] | None = None) -> None:
+        """Fresh weights and states for all, or for those with these numbers in `learners`."""
+        for run in range(len(self.learners)) if runs is None else runs:
+            views, group = self._views(run), self.groups[self._group(run)[0]]
+            fresh = initial(self.layout, self.learners[run].seed, task)
+            views["weights"][...] = self._put(fresh)
+            for name in ("states", "utility", "corrections"):
+                if name in views:
+                    views[name][...] = 0
             for k, name in enumerate(group.states):
                 if name in group.row.method.starts_as_weight:
-                    states[k] = self.weights[group.first : group.first + group.count]
-        for utility in self.utilities:
-            utility[:] = 0
-        self.corrections[:] = 0
+                    views["states"][k] = views["weights"]
 
     def state(self, run: int) -> dict[str, NDArray[Any]]:
         """Everything that the rest of run number `run` depends on, in the order of `learners`."""

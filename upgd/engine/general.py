@@ -112,17 +112,18 @@ class GeneralStack:
         self.restart(0)
 
     @torch.no_grad()
-    def restart(self, task: int) -> None:
-        """Fresh weights and states for all."""
-        for i, learner in enumerate(self.learners):
-            parts = [p.detach().flatten() for p in self.build(learner.seed, task).parameters()]
-            self.weights[i] = torch.cat(parts)
-        for group, states in zip(self.groups, self.states, strict=True):
-            states.zero_()
-            for k, name in enumerate(group.states):
-                if name in group.row.method.starts_as_weight:
-                    states[k] = self.weights[group.first : group.first + group.count]
-        self.corrections.zero_()
+    def restart(self, task: int, runs: Sequence[int] | None = None) -> None:
+        """Fresh weights and states for all, or for those with these numbers in `learners`."""
+        for run in range(len(self.learners)) if runs is None else runs:
+            own = self._of(run)
+            network = self.build(self.learners[run].seed, task)
+            own["weights"].copy_(torch.cat([p.detach().flatten() for p in network.parameters()]))
+            own["states"].zero_()
+            own["corrections"].zero_()
+            row = self.learners[run].row
+            for k, name in enumerate(row.states):
+                if name in row.method.starts_as_weight:
+                    own["states"][k] = own["weights"]
 
     def _fused_updates(self) -> Any:
         if self.device.type != "cuda":

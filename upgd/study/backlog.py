@@ -134,7 +134,8 @@ def stack_key(spec: RunSpec, device: str) -> Any:
         kind = kind_of(problem, setting, device)
     except (ValueError, KeyError, TypeError):
         return None
-    return None if kind is None else (spec.problem, spec.steps, tuple(spec.options.items()), kind)
+    common = tuple(item for item in spec.options.items() if item[0] != "restart")
+    return None if kind is None else (spec.problem, spec.steps, common, kind)
 
 
 def stack_size(
