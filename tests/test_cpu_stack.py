@@ -110,6 +110,15 @@ def test_any_depth(sizes: tuple[int, ...]) -> None:
     check_against_plain(stack, classify, sizes=sizes)
 
 
+def test_a_single_linear_layer_with_squared_error() -> None:
+    """The toys' baseline; other methods beside it take the same way."""
+    learners = [Learner(name, {}, 5) for name in ("sgdw", "upgd-2nd-local", "pgd")]
+    linear: dict[str, Any] = {"activation": "linear", "loss": "squared_error", "stride": 2}
+    stack = make(learners, (16, 1), dtype=np.float64, **linear)
+    run(stack, learners, [7, 30], regress)
+    check_against_plain(stack, regress, sizes=(16, 1), activation="linear")
+
+
 def test_float32_stays_close_to_float64() -> None:
     """Its polynomials are others."""
     learners = [Learner(name, {}, 3) for name in ("upgd", "ada-upgd", "upgd-local", "s-rwalk")]

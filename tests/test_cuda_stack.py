@@ -25,7 +25,9 @@ STEPS = 60 if DEVICE == "cuda" else 3
 SIZES = (16, 7, 6, 10)
 
 
-def make(learners: list[Learner], steps: int = STEPS, **changes: Any) -> CudaStack:
+def make(
+    learners: list[Learner], steps: int = STEPS, sizes: tuple[int, ...] = SIZES, **changes: Any
+) -> CudaStack:
     settings: dict[str, Any] = {
         "activation": "relu",
         "loss": "cross_entropy",
@@ -35,7 +37,7 @@ def make(learners: list[Learner], steps: int = STEPS, **changes: Any) -> CudaSta
         "dtype": torch.float64,
         **changes,
     }
-    return CudaStack(Layout(SIZES), learners, **settings)
+    return CudaStack(Layout(sizes), learners, **settings)
 
 
 def run(stack: CudaStack, learners: list[Learner], cuts: list[int], stream: Any = classify) -> None:
@@ -103,6 +105,14 @@ def test_any_depth(sizes: tuple[int, ...]) -> None:
     )
     run(stack, learners, [3])
     check_against_plain(stack, classify, 3, sizes=sizes)
+
+
+def test_a_single_linear_layer_with_squared_error() -> None:
+    """The toys' baseline; other methods beside it take the same way."""
+    learners = [Learner(name, {}, 5) for name in ("sgdw", "upgd-2nd-local", "pgd")]
+    stack = make(learners, sizes=(16, 1), activation="linear", loss="squared_error", stride=2)
+    run(stack, learners, [1, STEPS], regress)
+    check_against_plain(stack, regress, STEPS, sizes=(16, 1), activation="linear")
 
 
 def test_a_run_does_not_depend_on_its_neighbours() -> None:

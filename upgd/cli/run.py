@@ -57,7 +57,7 @@ def run(
         int, typer.Option(min=0, help="Samples per task; default the problem's.")
     ] = 0,
     hidden: Annotated[
-        str, typer.Option(help="Hidden units, such as 64-32; default the problem's.")
+        str, typer.Option(help="Hidden units, such as 64-32, or none; default the problem's.")
     ] = "",
     dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
     quiet: QUIET = False,

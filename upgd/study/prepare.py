@@ -17,6 +17,9 @@ from upgd.streams import get as get_problem
 from upgd.study.errors import SpecError
 from upgd.study.spec import RunSpec, Scalar
 
+NO_LAYERS = "none"
+"""What the option ``hidden`` is called for a network from inputs to outputs."""
+
 
 def prepare(
     spec: RunSpec, data_dir: str | os.PathLike[str] | None = None, device: str = "cpu"
@@ -54,7 +57,7 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
     options = dict(spec.options)
     try:
         problem = _problem(spec, options)
-        get_method(spec.method)
+        row, _ = get_method(spec.method)
         setting = Setting(
             spec.method,
             arguments(spec),
@@ -69,6 +72,8 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
         raise SpecError(str(error.args[0])) from error
     if options:
         raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
+    if "gates" in row.needs and len(problem.network) == 2:
+        raise SpecError(f"{spec.method} needs hidden layers; {spec.label()} has none")
     return problem, setting
 
 
@@ -93,15 +98,23 @@ def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
     if hidden is not None:
         if isinstance(problem.network, str):
             raise SpecError(f"{spec.problem} has a convolutional network; leave hidden out")
-        if not isinstance(hidden, str) or not re.fullmatch(
-            r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5})*", hidden
-        ):
-            raise SpecError(
-                f"hidden is the units of each hidden layer, such as 64-32; got {hidden!r}"
-            )
-        units = (problem.network[0], *map(int, hidden.split("-")), problem.network[-1])
+        units = (problem.network[0], *_units(hidden), problem.network[-1])
         problem = replace(problem, network=units)
     return problem
+
+
+def _units(hidden: Scalar) -> list[int]:
+    """The units of each hidden layer."""
+    if hidden == NO_LAYERS:
+        return []
+    if not isinstance(hidden, str) or not re.fullmatch(
+        r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5})*", hidden
+    ):
+        raise SpecError(
+            f"hidden is the units of each hidden layer, such as 64-32, or {NO_LAYERS}; "
+            f"got {hidden!r}"
+        )
+    return [int(part) for part in hidden.split("-")]
 
 
 def arguments(spec: RunSpec) -> dict[str, Any]:
