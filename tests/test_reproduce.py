@@ -17,10 +17,11 @@ import torch
 from typer.testing import CliRunner
 
 import upgd
+from tests import searched
 from upgd.cli import app
 from upgd.paper import claims, experiments, figures, provenance, results, utility_quality
-from upgd.paper.drawing import COLOURS, draw, missing
-from upgd.paper.experiments import Arm, Experiment
+from upgd.paper.drawing import COLOURS, colour, draw, missing
+from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.sets import METHODS
 from upgd.study import Ledger, StudyError
@@ -153,7 +154,7 @@ def made_up(name: str) -> results.Results:
     return results.Results(name, int(experiment.options.get("window", 0)) or 2_500, series)
 
 
-SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed")
+SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed", "variants-cifar10")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,10 @@ SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed")
         for name in figures.FIGURES
     ],
 )
-def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
+def test_every_figure_can_be_drawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched.take(searched.made_up(), monkeypatch)
     figure = figures.FIGURES[name]
     found = {each: made_up(each) for each in figure.experiments}
     assert draw(figure, found, tmp_path / "x.svg") == []
@@ -190,10 +194,24 @@ def test_a_figure_says_what_it_lacks(tmp_path: Path) -> None:
     assert lacks == "label-permuted-emnist: plasticity"
 
 
+def test_without_searched_sets_a_figure_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched.take({}, monkeypatch)
+    told = run("reproduce", "stationary", "--study", str(tmp_path)).output.replace("\n", " ")
+    assert "'upgd search stationary-mnist' finds some" in told
+    assert "stationary lacks stationary-mnist" in told
+    toys = {name: made_up(name) for name in experiments.TOYS}
+    lacking = draw(figures.FIGURES["toys"], toys, tmp_path / "x.svg")
+    assert lacking == [f"{name}: sets of 14 arms" for name in experiments.TOYS]
+
+
 def test_every_arm_has_a_colour() -> None:
     for figure in figures.FIGURES.values():
         for panel in figure.panels:
-            assert set(panel.arms) <= COLOURS.keys()
+            assert all(colour(arm) for arm in panel.arms)
+            among = [arm for arm in panel.arms if not arm.endswith(PRINTED)]
+            assert len({colour(arm) for arm in among}) == len(among)
     assert len({COLOURS[method] for method in METHODS}) == len(METHODS)
 
 

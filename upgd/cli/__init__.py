@@ -18,6 +18,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     results,
     rl,
     run,
+    search,
     show,
     sweep,
     watch,

@@ -19,6 +19,7 @@ from upgd.optim.registry import get as get_method
 from upgd.paper.sets import BEST
 from upgd.report.sensitivity import draw_sensitivity
 from upgd.study import Ledger
+from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Ranking, best_sets
 
 
@@ -118,6 +119,8 @@ def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
     try:
         name = get_method(ranking.family.method)[0].name
     except KeyError:  # a study of somebody else's method
+        return None
+    if dict(ranking.family.options).get("hidden") == NO_LAYERS:
         return None
     return BEST.get(ranking.family.problem, {}).get(name)
 

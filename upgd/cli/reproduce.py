@@ -27,12 +27,12 @@ from upgd.cli.working import (
     end,
 )
 from upgd.paper import provenance
-from upgd.paper.drawing import can_draw, draw, missing
+from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
-from upgd.paper.results import TABLE, Results, find, gather, write
+from upgd.paper.results import TABLE, Results, find, gather, read, write
 from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, is_rl
 from upgd.rl.study import pace
@@ -95,21 +95,26 @@ def reproduce(
     tables = results or studies[0] / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
     names = _experiments(drawn, environments)
+    to_run = _experiments(drawn, environments, to_run=True)
     drawn = [_narrowed(figure, names) for figure in drawn]
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
+    for name in to_run:
+        if not EXPERIMENTS[name].arms:
+            problem = EXPERIMENTS[name].problem
+            _note(f"{name}: the paper prints no sets; 'upgd search {problem}' finds some")
     if run or dry_run:
         check_device(device)
-        tally = _run(_specs(names, scale, seeds), studies, how, dry_run)
+        tally = _run(_specs(to_run, scale, seeds), studies, how, dry_run)
         for each in measured:
             _measure(each, asked, tables, quiet, dry_run)
     if dry_run:
         return
-    found = _keep(names, studies, tables, data_dir)
+    found, diverged = _keep(names, studies, tables, data_dir)
     studies[0].mkdir(parents=True, exist_ok=True)
     for figure in drawn:
-        _draw(figure, found, studies[0], suffixes)
+        _draw(figure, found, diverged, studies[0], suffixes)
     for each in measured:
         _draw_measured(each, tables / each.folder(asked), studies[0], suffixes)
     end(tally)
@@ -145,9 +150,12 @@ def _has_agents(figure: Figure) -> bool:
     return any(EXPERIMENTS[name].agents for name in figure.experiments)
 
 
-def _experiments(figures: Sequence[Figure], environments: str) -> tuple[str, ...]:
+def _experiments(
+    figures: Sequence[Figure], environments: str, to_run: bool = False
+) -> tuple[str, ...]:
     """What figures need, those of agents only in the environments that are asked for."""
-    names = dict.fromkeys(name for figure in figures for name in figure.experiments)
+    needs = (figure.run if to_run else figure.experiments for figure in figures)
+    names = dict.fromkeys(name for some in needs for name in some)
     wanted = [part.strip().lower() for part in environments.split(",") if part.strip()]
     known = {name.lower() for name in ENVIRONMENTS}
     for each in wanted:
@@ -166,7 +174,7 @@ def _narrowed(figure: Figure, names: Sequence[str]) -> Figure:
 
 def _list() -> None:
     for figure in FIGURES.values():
-        _tell(f"{figure.name:18} {figure.caption} ({', '.join(figure.experiments)})")
+        _tell(f"{figure.name:18} {figure.caption} ({', '.join(figure.run)})")
     for each in MEASURED.values():
         _tell(f"{each.NAME:18} {each.CAPTION}")
 
@@ -253,39 +261,52 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
 # ------------------------------------------------------------------------------ results
 def _keep(
     names: Sequence[str], studies: Sequence[Path], tables: Path, data_dir: Path | None
-) -> dict[str, Results]:
-    """What the studies have of experiments, written as tables with where they come from."""
-    kept = {}
+) -> tuple[dict[str, Results], dict[str, list[str]]]:
+    """What the studies have of experiments, written as tables with where they come from.
+
+    Also tells, by experiment, arms of which no run is done because they diverged.
+    """
+    kept: dict[str, Results] = {}
+    diverged: dict[str, list[str]] = {}
     with ExitStack() as stack:
         ledgers = _ledgers(studies, stack)
         for name in names:
             found = find(ledgers, EXPERIMENTS[name])
             results = gather(found, name)
-            if results is None:
-                continue
             folder = tables / name.replace("-", "_")
+            if results is None:
+                if (folder / TABLE).exists():  # as another study left it
+                    kept[name] = read(folder / TABLE, name)
+                continue
             before = provenance.read(folder)
             data = provenance.known_data(EXPERIMENTS[name].problem, data_dir, before)
             told = provenance.describe(found, EXPERIMENTS[name], data)
             kept[name] = results
+            diverged[name] = [arm for arm in told.diverged if arm not in results.arms]
             if before is not None and before.learner_steps > told.learner_steps:
                 _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             write(results, folder / TABLE)
             told.write(folder)
-    return kept
+    return kept, diverged
 
 
 def _draw(
-    figure: Figure, results: Mapping[str, Results], folder: Path, suffixes: Sequence[str]
+    figure: Figure,
+    results: Mapping[str, Results],
+    diverged: Mapping[str, Sequence[str]],
+    folder: Path,
+    suffixes: Sequence[str],
 ) -> None:
     paths = [folder / f"{figure.name}.{suffix}" for suffix in suffixes]
     if can_draw(figure, results):
         draw(figure, results, *paths)
         for path in paths:
             _tell(f"wrote {path}")
-    lacking = missing(figure, results)
+    for each in diverged_arms(figure, diverged):
+        _note(f"{figure.name}: diverged in {each}")
+    lacking = missing(figure, results, diverged)
     if lacking:
         _note(f"{figure.name} lacks {', '.join(lacking)}")
 

@@ -220,7 +220,7 @@ def _halve(
             return tally
         sizes = ", ".join(f"{len(mine)} of {m}" for m, mine in rungs[-1].sets.items())
         say(f"rung {told + 1} of {of}, {rungs[-1].steps} steps: {sizes}")
-        tally = tally + _settle(ledger, halvings.specs_of(plan, rungs[-1]), how)
+        tally = tally + settle(ledger, halvings.specs_of(plan, rungs[-1]), how)
 
 
 def _tell_rung(rung: halvings.Rung, name: str, say: Callable[[str], None]) -> None:
@@ -267,7 +267,7 @@ def _search(
     fill = how.workers * at_a_time(how.device) // (len(plan.seeds) * len(spaces))
     together = max(1, min(fill, sets // ROUNDS))
     while chosen := searches.next_sets(ledger, plan, spaces, sets, together):
-        tally = tally + _settle(ledger, plan.specs(sets=chosen), how)
+        tally = tally + settle(ledger, plan.specs(sets=chosen), how)
         for ranking in best_sets(ledger, plan.problem, chosen.keys(), plan.seeds, plan.steps):
             best = ranking.winner
             if best is not None and ranking.family == plan.family(ranking.family.method):
@@ -277,7 +277,7 @@ def _search(
     return tally
 
 
-def _settle(ledger: Ledger, specs: Sequence[RunSpec], how: Work) -> Tally:
+def settle(ledger: Ledger, specs: Sequence[RunSpec], how: Work) -> Tally:
     """Do these runs, and wait for those that other processes do: what comes next needs all."""
     ledger.add(specs)
     keys = [spec.key for spec in specs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.paper.claims import forgotten, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, MAIN, title
+from upgd.paper.experiments import EXPERIMENTS, MAIN, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
 from upgd.paper.policy_collapse import draw_returns
 from upgd.paper.results import Results
+from upgd.paper.searches import WEIGHTS, variants
 from upgd.paper.sets import METHODS
+from upgd.streams import get as get_problem
 from upgd.study import StudyError, write_atomically
 
 COLOURS = {
@@ -26,10 +28,25 @@ COLOURS = {
     "sgd": "#9a9a9a", "sgd+wd": "#5a5a5a", "sgd+wp": "#7a9a01", "sgd+wd+wp": "#009e73",
     "ada-upgd": "#0072b2", "ada-upgd-authors": "#56b4e9",
     "upgd-wd": "#cc79a7", "upgd-wp": "#e69f00", "upgd-ug": "#882255", "sgd+ug": "#56b4e9",
+    "reference": "#cc79a7",
 }  # fmt: skip
 """One colour per arm in every figure, told apart by those who do not see red and green."""
+_SECOND_ORDER = {"upgd": "#d55e00", "n-upgd": "#e69f00"}
+_OF_KINDS = {
+    name: COLOURS[method] if order == 1 else _SECOND_ORDER[method]
+    for method in WEIGHTS
+    for order in (1, 2)
+    for name in variants(method, order)
+}
+"""Kinds of utility share the colours of their method: each has panels of its own."""
 SIZE = (3.6, 2.9)
 FEW = 2
+
+
+def colour(arm: str) -> str | None:
+    """An arm's colour; with the printed set it has the same."""
+    name = arm.removesuffix(PRINTED)
+    return COLOURS.get(name) or _OF_KINDS.get(name)
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
@@ -102,10 +119,21 @@ def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
     return list(paths)
 
 
-def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
-    """Experiments, their metrics and their arms that have no results."""
+def missing(
+    figure: Figure,
+    results: Mapping[str, Results],
+    diverged: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Experiments, their metrics and their arms that have no results.
+
+    Args:
+        figure: Which.
+        results: By experiment.
+        diverged: By experiment, arms of which there are none because they diverged.
+    """
     found: list[str] = []
-    for panel in figure.panels:
+    unknown: dict[str, set[str]] = {}
+    for panel in _parts(figure):
         for name, metric in _needs(panel):
             there = results[name].series.get(metric, {}) if name in results else {}
             if name not in results:
@@ -113,15 +141,45 @@ def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
             elif not there:
                 found.append(f"{name}: {metric}")
             else:
-                twins = EXPERIMENTS[name].twins()
-                found += [f"{name}: {a}" for a in panel.arms if twins.get(a, a) not in there]
+                experiment, over = EXPERIMENTS[name], (diverged or {}).get(name, ())
+                known, twins = {arm.name for arm in experiment.arms}, experiment.twins()
+                lacks = [a for a in panel.arms if twins.get(a, a) not in there and a not in over]
+                found += [f"{name}: {arm}" for arm in lacks if arm in known]
+                unknown.setdefault(name, set()).update(set(lacks) - known)
+    searched = (f"{name}: sets of {len(some)} arms" for name, some in unknown.items() if some)
+    return list(dict.fromkeys([*found, *searched]))
+
+
+def diverged_arms(figure: Figure, diverged: Mapping[str, Collection[str]]) -> list[str]:
+    """Titles of a figure's arms that have diverged, by experiment.
+
+    Args:
+        figure: Which.
+        diverged: By experiment, arms of which no run is done because they diverged.
+    """
+    found = []
+    for panel in (part for part in _parts(figure) if part.experiment):
+        titles = {a.name: a.title for a in EXPERIMENTS[panel.experiment].arms}
+        gone = diverged.get(panel.experiment, ())
+        found += [f"{panel.experiment}: {titles[arm]}" for arm in panel.arms if arm in gone]
     return list(dict.fromkeys(found))
 
 
 def can_draw(figure: Figure, results: Mapping[str, Results]) -> bool:
     """Whether there is anything to draw."""
-    needs = [need for panel in figure.panels for need in _needs(panel)]
-    return any(name in results and metric in results[name].series for name, metric in needs)
+    needs = [need for panel in _parts(figure) for need in _needs(panel)]
+    return any(
+        name in figure.run and name in results and metric in results[name].series
+        for name, metric in needs
+    )
+
+
+def _parts(figure: Figure) -> Iterator[Panel]:
+    """Panels, and those that are drawn into the axes of others."""
+    for panel in figure.panels:
+        yield panel
+        if panel.beside is not None:
+            yield panel.beside
 
 
 def _needs(panel: Panel) -> list[tuple[str, str]]:
@@ -137,38 +195,44 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     if panel.kind == "heat":
         _heat(axes, panel, results)
         return
-    found = results.get(panel.experiment)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, fontsize=10)
-    if found is None or panel.metric not in found.series:
-        why = "not run" if found is None else "not measured"
+    both = [panel] if panel.beside is None else [panel, panel.beside]
+    there = [p for p in both if p.experiment in results and p.metric in _series(p, results)]
+    if not there:
+        why = "not run" if panel.experiment not in results else "not measured"
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[], ylabel=AXES.get(panel.metric, panel.metric))
         return
     kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
-    kinds[panel.kind](axes, panel, found)
+    for each in there:
+        kinds[each.kind](axes, each, results[each.experiment])
+
+
+def _series(panel: Panel, results: Mapping[str, Results]) -> Collection[str]:
+    return results[panel.experiment].series
 
 
 def _curves(axes: Any, panel: Panel, results: Results) -> None:
     """Mean over seeds and standard error, against tasks."""
     for arm, name in _arms(panel):
-        for metric, style in ((panel.metric, "-"), (panel.dashed, "--")):
+        solid = ":" if arm.endswith(PRINTED) else "-"
+        for metric, style in ((panel.metric, solid), (panel.dashed, "--")):
             curves = results.by_task(_twin(panel, arm), metric)
             if metric and curves:
-                label = name if style == "-" else None
+                label = name if style == solid else None
                 values = _stack(curves)
                 _line(axes, np.arange(1, values.shape[1] + 1), values, arm, style, label)
-    points = _per_point(panel, results)
-    x_name = "Task number" if points == 1 else f"Points of {points} tasks"
-    axes.set(xlabel=x_name, ylabel=AXES.get(panel.metric, panel.metric))
+    axes.set(xlabel=_points(panel, results), ylabel=AXES.get(panel.metric, panel.metric))
 
 
-def _per_point(panel: Panel, results: Results) -> int:
-    """Tasks per value."""
-    from upgd.streams import get
-
-    length = get(EXPERIMENTS[panel.experiment].problem).task_length or results.window
-    return max(1, results.window // length)
+def _points(panel: Panel, results: Results) -> str:
+    """What a value is the mean of."""
+    length = get_problem(EXPERIMENTS[panel.experiment].problem).task_length
+    if length is None:
+        return f"Points of {results.window} samples"
+    points = max(1, results.window // length)
+    return "Task number" if points == 1 else f"Points of {points} tasks"
 
 
 def _line(
@@ -176,11 +240,11 @@ def _line(
 ) -> None:
     with np.errstate(invalid="ignore"):
         mean = np.nanmean(values, 0)
-    colour = COLOURS.get(arm, "black")
-    axes.plot(x, mean, style, color=colour, label=label, linewidth=1.3)
+    shade = colour(arm) or "black"
+    axes.plot(x, mean, style, color=shade, label=label, linewidth=1.3)
     if len(values) > 1:
         error = metrics.standard_error(values)
-        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
+        axes.fill_between(x, mean - error, mean + error, color=shade, alpha=0.25, linewidth=0)
 
 
 def _closer(axes: Any, panel: Panel, results: Results) -> None:
@@ -253,9 +317,10 @@ def _arms(panel: Panel) -> list[tuple[str, str]]:
     """Names and titles; an arm that is another one says so."""
     experiment = EXPERIMENTS[panel.experiment]
     twins = experiment.twins()
-    titles = {arm.name: arm.title for arm in experiment.arms}
+    titles = {arm.name: arm.title for arm in experiment.arms} | dict(panel.names)
+    known = {arm.name for arm in experiment.arms}
     found = []
-    for name in panel.arms:
+    for name in (arm for arm in panel.arms if arm in known):
         same = twins.get(name)
         found.append((name, f"{titles[name]} (is {titles[same]})" if same else titles[name]))
     return found

@@ -1,8 +1,10 @@
 """What the paper ran, as data: problems, arms, seeds, steps.
 
 Figures and claims name experiments; several may share one, and a run that two need is run once. An
-arm is a learner as a figure's legend names it. Only arms whose hyperparameters the paper prints, or
-that follow from printed ones, are here.
+arm is a learner as a figure's legend names it. Those are here whose hyperparameters the paper
+prints, follow from printed ones, or were searched (:mod:`upgd.paper.found`). Where a search found
+another set than the printed one, the arm has the set found, and a second one, ``METHOD-printed``,
+the printed set.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upgd.optim.registry import METHODS as REGISTRY
-from upgd.paper.sets import BEST, METHODS, Set, best
+from upgd.paper.found import Found, Sets, read
+from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
+from upgd.paper.sets import METHODS, Set, best
 from upgd.rl.ppo import Settings
 from upgd.rl.runs import ITERATIONS, PREFIX, is_rl, specification
 from upgd.streams import get as get_problem
@@ -24,6 +28,7 @@ MAIN = (
 )
 """The problems of the paper's main figures."""
 TOYS = ("toy-changing-inputs", "toy-changing-sign")
+STATIONARY = "stationary-mnist"
 STRIDE = 100
 """Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
 HELD_OUT = 250
@@ -131,37 +136,98 @@ class Experiment:
         return found
 
 
-def title(method: str) -> str:
-    """What the paper calls a method with weight decay."""
-    known = {"upgd": "UPGD-W", "n-upgd": "N-UPGD-W"}
-    return known.get(method, REGISTRY[method].title)
+PRINTED = "-printed"
+"""The end of an arm's name that has the printed set where another one was found."""
+VARIANTS = "variants-"
+"""How experiments on feature-wise and local utilities begin."""
+VARIANT_SEEDS = 10
 
 
-def _printed(problem: str, method: str) -> Arm:
-    return Arm(method, title(method), method, best(problem, method))
+def title(method: str, decay: bool = True) -> str:
+    """What the paper calls a method, with weight decay or without.
+
+    Example:
+        >>> title("upgd"), title("feature-n-upgd-local"), title("sgdw", decay=False)
+        ('UPGD-W', 'Feature-wise N-UPGD-W, local', 'SGD')
+    """
+    if method == REFERENCE:
+        return "Reference"
+    if method == "sgdw" and not decay:
+        return "SGD"
+    known = REGISTRY[method].title
+    return known.replace("UPGD", "UPGD-W") if decay and "upgd" in method else known
 
 
-def _main() -> list[Experiment]:
-    found = []
+def _arms(problem: str, name: str, found: Mapping[str, Found], decay: bool = True) -> list[Arm]:
+    """An arm with the set that was found or printed, both if they differ; none without a set."""
+    method, options = learner(name)
+    called, printed, searched = title(name, decay), printed_set(problem, name), found.get(name)
+    if searched is None:
+        return [] if printed is None else [Arm(name, called, method, printed, options)]
+    first = Arm(name, called, method, searched.hyper, options)
+    if printed is None or printed == searched.hyper:
+        return [first]
+    second = f"{called} (printed set)"
+    return [first, Arm(f"{name}{PRINTED}", second, method, printed, options)]
+
+
+def _main(found: Sets) -> list[Experiment]:
+    declared = []
     for problem in MAIN:
         options: dict[str, Any] = {"stride": STRIDE}
         if problem == "label-permuted-emnist":
             options["held_out"] = HELD_OUT  # for Figure 1a
-        arms = tuple(_printed(problem, method) for method in METHODS)
-        found.append(Experiment(problem, problem, arms, get_problem(problem).runs, options=options))
-    return found
+        known = found.get(problem, {})
+        arms = tuple(arm for method in METHODS for arm in _arms(problem, method, known))
+        runs = get_problem(problem).runs
+        declared.append(Experiment(problem, problem, arms, runs, options=options))
+    return declared
 
 
-def _toys() -> list[Experiment]:
+def _searched(found: Sets) -> list[Experiment]:
+    """Toys and stationary MNIST, where nothing decays but S&P."""
     return [
-        Experiment(problem, problem, tuple(_toy(problem, method) for method in BEST[problem]), 20)
-        for problem in TOYS
+        Experiment(
+            problem,
+            problem,
+            tuple(
+                arm
+                for name in SEARCHES[problem].arms
+                for arm in _reference(problem, name, found) or _steady(problem, name, found)
+            ),
+            20,
+        )
+        for problem in (*TOYS, STATIONARY)
     ]
 
 
-def _toy(problem: str, method: str) -> Arm:
-    names = {"sgdw": "SGD", "upgd": "UPGD", "n-upgd": "N-UPGD"}  # no decay there
-    return Arm(method, names.get(method, title(method)), method, best(problem, method))
+def _steady(problem: str, name: str, found: Sets) -> list[Arm]:
+    return _arms(problem, name, found.get(problem, {}), decay=False)
+
+
+def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
+    """The baseline has SGD's printed step size until it was searched."""
+    if name != REFERENCE or name in found.get(problem, {}):
+        return []
+    method, options = learner(name)
+    return [Arm(name, title(name), method, best(problem, method), options)]
+
+
+def _variants(found: Sets) -> list[Experiment]:
+    """Feature-wise and local utilities; they are drawn beside the main experiments' arms."""
+    return [
+        Experiment(
+            f"{VARIANTS}{problem}",
+            problem,
+            tuple(
+                arm
+                for name in SEARCHES[problem].arms
+                for arm in _arms(problem, name, found.get(problem, {}))
+            ),
+            VARIANT_SEEDS,
+        )
+        for problem in MAIN
+    ]
 
 
 def ablation_arms(problem: str) -> tuple[Arm, ...]:
@@ -258,8 +324,18 @@ def _figure_8() -> list[Experiment]:
     ]
 
 
-EXPERIMENTS: Mapping[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (*_main(), *_toys(), *_ablations(), _figure_1(), *_figure_8())
-}
+def declare(found: Sets) -> dict[str, Experiment]:
+    """All experiments by name, given the sets that were found."""
+    declared = (
+        *_main(found),
+        *_searched(found),
+        *_variants(found),
+        *_ablations(),
+        _figure_1(),
+        *_figure_8(),
+    )
+    return {experiment.name: experiment for experiment in declared}
+
+
+EXPERIMENTS: Mapping[str, Experiment] = declare(read())
 """By name."""

@@ -1,16 +1,27 @@
 """The paper's figures, as data: which experiments, which arms, which metric, in which layout.
 
-Only figures whose hyperparameters are known are here; those that need no study, such as Figure 2,
-are in :mod:`upgd.paper.measured`.
+Panels name arms whether or not their hyperparameters are known yet: a figure says what it lacks.
+Figures that need no study, such as Figure 2, are in :mod:`upgd.paper.measured`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, MAIN, agents_name
+from upgd.paper.experiments import (
+    ENVIRONMENTS,
+    EXPERIMENTS,
+    MAIN,
+    PRINTED,
+    STATIONARY,
+    TOYS,
+    VARIANTS,
+    agents_name,
+    title,
+)
+from upgd.paper.searches import KINDS, REFERENCE, variants
 from upgd.paper.sets import METHODS
 
 Kind = Literal["curves", "scatter", "heat", "tasks", "returns"]
@@ -27,6 +38,7 @@ LONG = {
     "label-permuted-mini-imagenet": "Label-permuted mini-ImageNet",
     "toy-changing-inputs": "Changing inputs",
     "toy-changing-sign": "Changing sign",
+    "stationary-mnist": "Stationary MNIST",
 }
 AXES = {
     "accuracy": "Average online accuracy",
@@ -60,6 +72,8 @@ class Panel:
             tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
             problem; ``"returns"`` of agents, over steps.
         dashed: A second metric, in dashed lines.
+        names: What the legend calls arms, where that is not their title.
+        beside: More curves in the same axes, of another experiment.
     """
 
     experiment: str
@@ -68,6 +82,8 @@ class Panel:
     title: str = ""
     kind: Kind = "curves"
     dashed: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    beside: Panel | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +95,20 @@ class Figure:
         caption: What it shows.
         panels: Its axes, in reading order.
         columns: Axes side by side.
+        about: Experiments that are run for it, and without any of which nothing is drawn; by
+            default all. Others are taken as they are.
     """
 
     name: str
     caption: str
     panels: tuple[Panel, ...]
     columns: int = 1
+    about: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> tuple[str, ...]:
+        """The experiments that are run for it."""
+        return self.about or self.experiments
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -92,6 +116,7 @@ class Figure:
         found: dict[str, None] = {}
         for panel in self.panels:
             found |= dict.fromkeys(MAIN if panel.kind == "heat" else (panel.experiment,))
+            found |= dict.fromkeys([panel.beside.experiment] if panel.beside else [])
         return tuple(found)
 
 
@@ -116,6 +141,75 @@ def _agents(name: str, annealed: bool, caption: str) -> Figure:
     return Figure(name, caption, tuple(panels), 3)
 
 
+def _performance(*problems: str) -> tuple[Panel, ...]:
+    return tuple(Panel(p, arms=_with_printed(p, METHODS), title=LONG[p]) for p in problems)
+
+
+_UTILITIES = (
+    *("Weight Global Utility", "Feature Global Utility"),
+    *("Weight Local Utility", "Feature Local Utility"),
+)
+"""Titles of the panels for the kinds of utility."""
+
+
+def _with_printed(experiment: str, arms: Sequence[str]) -> tuple[str, ...]:
+    """Arms, each followed by the one with the printed set if there is one."""
+    known = {arm.name for arm in EXPERIMENTS[experiment].arms}
+    both = (name for arm in arms for name in (arm, f"{arm}{PRINTED}"))
+    return tuple(name for name in both if not name.endswith(PRINTED) or name in known)
+
+
+def _kinds(experiment: str, arms: Sequence[str], orders: Sequence[int]) -> list[Panel]:
+    """A panel for each kind of utility: the same baselines, UPGD and N-UPGD of that kind."""
+    found = []
+    for kind, heading in enumerate(_UTILITIES):
+        names = {
+            variants(method, order)[kind]: title(variants(method, order)[0], decay=False)
+            for order in orders
+            for method in ("upgd", "n-upgd")
+        }
+        mine = _with_printed(experiment, (*arms, *names))
+        found.append(Panel(experiment, _metric(experiment), mine, heading, names=names))
+    return found
+
+
+def _metric(experiment: str) -> str:
+    return "loss" if experiment in TOYS else "accuracy"
+
+
+def _toys() -> Figure:
+    panels = []
+    for toy in TOYS:
+        arms = (REFERENCE, "sgdw", "pgd", "shrink-and-perturb")
+        panels += [
+            replace(panel, title=f"{LONG[toy]}: {panel.title}")
+            for panel in _kinds(toy, arms, (1, 2))
+        ]
+    caption = "The toy problems with first-order and second-order utilities."
+    return Figure("toys", caption, tuple(panels), 4)
+
+
+def _variants(name: str, problem: str) -> Figure:
+    """Weight-wise global utility is the main experiment; the other kinds take its baselines."""
+    experiment = f"{VARIANTS}{problem}"
+    others = tuple(method for method in METHODS if method not in ("upgd", "n-upgd"))
+    panels = []
+    for number, (heading, (before, _)) in enumerate(zip(_UTILITIES, KINDS, strict=True)):
+        if problem == "label-permuted-cifar10" and before:
+            continue  # the paper has none
+        if number == 0:
+            panels.append(Panel(problem, title=heading))
+            continue
+        names = {variants(method)[number]: title(method) for method in ("upgd", "n-upgd")}
+        mine = Panel(experiment, arms=tuple(names), names=names)
+        panels.append(Panel(problem, arms=others, title=heading, beside=mine))
+    kinds = "Feature-wise and local utilities" if len(panels) > 2 else "Local utility"
+    caption = f"{kinds}, {LONG[problem]}."
+    if problem == "label-permuted-mini-imagenet":
+        caption += " Not in the paper."
+    return Figure(name, caption, tuple(panels), len(panels), (experiment,))
+
+
 _EIGHT = (
     *("plasticity", "zero_activations", "gradient_l0", "gradient_l1", "gradient_l2"),
     *("loss", "weight_l1", "weight_l2"),
@@ -123,9 +217,13 @@ _EIGHT = (
 _STORY = ("adam", "adam-restarts", "upgd")
 
 
+def declare() -> dict[str, Figure]:
+    """All figures by name, with the arms that experiments have now."""
+    return {figure.name: figure for figure in _all()}
+
+
 def _all() -> list[Figure]:
     mnist, emnist, cifar, mini = MAIN
-    toys = ("toy-changing-inputs", "toy-changing-sign")
     return [
         Figure(
             "fig1a",
@@ -146,7 +244,7 @@ def _all() -> list[Figure]:
             "A closer look at loss of plasticity: the first two tasks and the last two.",
             (Panel("figure-1", "accuracy", _STORY, LONG[mnist], "tasks"),),
         ),
-        Figure("fig3", "Performance on Input-permuted MNIST.", (Panel(mnist, title=LONG[mnist]),)),
+        Figure("fig3", "Performance on Input-permuted MNIST.", _performance(mnist)),
         Figure(
             "fig4",
             "Average plasticity against average accuracy on Input-permuted MNIST.",
@@ -161,22 +259,24 @@ def _all() -> list[Figure]:
         Figure(
             "fig6",
             "Performance on label-permuted problems.",
-            tuple(Panel(problem, title=LONG[problem]) for problem in (cifar, emnist, mini)),
+            _performance(cifar, emnist, mini),
             3,
         ),
         Figure("fig7a", "Forgetting.", (Panel("", "forgetting", kind="heat"),)),
         Figure("fig7b", "Loss of plasticity.", (Panel("", "loss_of_plasticity", kind="heat"),)),
         _agents("fig8", False, "PPO with AdaUPGD and with Adam, constant step size."),
         _agents("fig8-annealed", True, "The same with a step size that falls to zero."),
+        _toys(),
         Figure(
-            "toys",
-            "The toy problems, weight-wise utility.",
-            tuple(
-                Panel(toy, "loss", tuple(a.name for a in EXPERIMENTS[toy].arms), LONG[toy])
-                for toy in toys
-            ),
-            2,
+            "stationary",
+            "First-order utilities on stationary MNIST.",
+            tuple(_kinds(STATIONARY, ("sgdw", "pgd", "shrink-and-perturb"), (1,))),
+            4,
         ),
+        _variants("variants-mnist", mnist),
+        _variants("variants-emnist", emnist),
+        _variants("variants-cifar10", cifar),
+        _variants("variants-mini-imagenet", mini),
         _statistics(
             "statistics-mnist",
             mnist,
@@ -202,5 +302,5 @@ def _all() -> list[Figure]:
     ]
 
 
-FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _all()}
+FIGURES: Mapping[str, Figure] = declare()
 """By name."""

@@ -22,17 +22,19 @@ from pathlib import Path
 
 from upgd.paper import provenance
 from upgd.paper.claims import Judged, judge_results, table
-from upgd.paper.drawing import can_draw, draw, missing
+from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.results import TABLE, Results, load
 from upgd.paper.tables import (
     briefly,
+    found_table,
     grid_table,
     learner_steps,
     listed,
     numbers,
+    search_table,
     set_table,
     source,
     took,
@@ -71,6 +73,20 @@ class Site:
     def judged(self) -> list[Judged]:
         """The paper's claims."""
         return judge_results(self.results, [self.root])
+
+    @cached_property
+    def diverged(self) -> Mapping[str, list[str]]:
+        """By experiment, arms of which no run is done because they diverged."""
+        known = {name: provenance.read(self.root / folder_name(name)) for name in self.results}
+        return {
+            name: [arm for arm in told.diverged if arm not in self.results[name].arms]
+            for name, told in known.items()
+            if told is not None
+        }
+
+    def lacking(self, figure: Figure) -> list[str]:
+        """What a figure has no results of, though it has not diverged."""
+        return missing(figure, self.results, self.diverged)
 
     @cached_property
     def drawn(self) -> list[Figure]:
@@ -124,8 +140,9 @@ class Site:
 
     def figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
-        lacking = missing(figure, self.results)
-        more = f" It lacks {listed(lacking)}." if lacking else ""
+        lacking, gone = self.lacking(figure), diverged_arms(figure, self.diverged)
+        more = f" Diverged: {listed(gone)}." if gone else ""
+        more += f" It lacks {listed(lacking)}." if lacking else ""
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
 
@@ -193,10 +210,10 @@ def figure_table(site: Site, up: str) -> list[str]:
         name = f"[{figure.name}]({up}{FIGURES_FOLDER}/{figure.name}.png)" if there else figure.name
         known = {e: provenance.read(site.root / folder_name(e)) for e in figure.experiments}
         from_ = [f"[{e}]({up}{folder_name(e)}/README.md)" if k else e for e, k in known.items()]
-        spent = [took(k) for k in known.values() if k is not None]
-        lacking = missing(figure, site.results)
+        spent = [took(k) for e, k in known.items() if k is not None and e in figure.run]
+        lacking = site.lacking(figure)
         spent += [f"lacks {listed(lacking)}"] if lacking and spent else []
-        needs = sum(learner_steps(EXPERIMENTS[e]) for e in figure.experiments)
+        needs = sum(learner_steps(EXPERIMENTS[e]) for e in figure.run)
         cells = [name, figure.caption, ", ".join(from_), f"{needs / 1e6:g} M"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     for measured in MEASURED.values():
@@ -218,6 +235,8 @@ BLOCKS: Mapping[str, Callable[[Site, str], Sequence[str]]] = {
     "figures": lambda site, up: figure_table(site, up),
     "grids": lambda site, up: grid_table(),
     "best sets": lambda site, up: set_table(),
+    "searches": lambda site, up: search_table(),
+    "found sets": lambda site, up: found_table(),
 }
 """What can stand between marks, by name: lines made of results; `up` leads to their folder."""
 

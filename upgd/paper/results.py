@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
+from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.study import Ledger, Run
 from upgd.study.files import write_atomically
 
@@ -79,7 +80,7 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
     measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
-    more of them is preferred.
+    more of them is preferred. Seeds of searches do not count: their sets were chosen by them.
     """
     known = {
         _learner(arm.method, arm.hyper, {**experiment.options, **arm.options}): arm.name
@@ -90,7 +91,7 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
         for run in ledger.runs(problem=experiment.problem):
             spec = run.spec
             arm = known.get(_learner(spec.method, spec.hyper, spec.options))
-            if arm is None or run.result is None:
+            if arm is None or run.result is None or spec.seed in SEEDS_OF_SEARCHES:
                 continue
             same = found.setdefault(spec.steps, {})
             other = same.get((arm, spec.seed))

@@ -9,10 +9,12 @@ import numpy as np
 from upgd.metrics import Interval
 from upgd.paper import policy_collapse
 from upgd.paper.claims import change, forgotten, mean_over, parts, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, Experiment, title
+from upgd.paper.experiments import EXPERIMENTS, MAIN, VARIANTS, Experiment, title
+from upgd.paper.found import Found, Sets, Tried, read
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import Results
+from upgd.paper.searches import SEARCHES, Search
 from upgd.paper.sets import BEST, METHODS
 from upgd.report.verdict import told
 from upgd.streams import DATASETS
@@ -87,8 +89,14 @@ def took(known: Provenance) -> str:
 
 
 def learner_steps(experiment: Experiment) -> int:
-    """Steps of all runs of an experiment at full scale; arms that are another one are not run."""
-    return (len(experiment.arms) - len(experiment.twins())) * experiment.seeds * experiment.steps
+    """Steps of all runs of an experiment at full scale; arms that are another one are not run.
+
+    Arms whose sets are still to be searched count.
+    """
+    arms = {arm.name for arm in experiment.arms} - experiment.twins().keys()
+    if experiment.name in SEARCHES.keys() - set(MAIN) or experiment.name.startswith(VARIANTS):
+        arms |= set(SEARCHES[experiment.problem].arms)
+    return len(arms) * experiment.seeds * experiment.steps
 
 
 def listed(lacking: Iterable[str]) -> str:
@@ -214,6 +222,76 @@ def set_table() -> list[str]:
         cells = [_set(problem, method) for problem in BEST]
         lines.append(f"| {title(method)} | {' | '.join(cells)} |")
     return [*lines, "", "\\* not on the printed grid."]
+
+
+def search_table() -> list[str]:
+    """What is searched, and how much that is."""
+    lines = [
+        "| problem | arms | sets | seeds | stages: steps × runs | learner-steps |",
+        "|---|---:|---:|---:|---|---:|",
+    ]
+    for search in SEARCHES.values():
+        sets_ = sum(len(search.sets(arm)) for arm in search.arms)
+        stages = ", then ".join(_stage(search, i) for i in range(len(search.stages)))
+        cells = [f"`{search.problem}`", len(search.arms), sets_, search.seeds, stages]
+        steps = f"{search.learner_steps / 1e6:.0f} M"
+        lines.append(f"| {' | '.join(map(str, cells))} | {steps} |")
+    return lines
+
+
+def _stage(search: Search, number: int) -> str:
+    stage = search.stages[number]
+    best = f" (best {stage.sets})" if stage.sets else ""
+    return f"{spaced(stage.steps)} × {spaced(search.runs(stage))}{best}"
+
+
+def found_table(found: Sets | None = None) -> list[str]:
+    """The sets that were found here, what they were chosen by, and what the printed ones gave."""
+    known = read() if found is None else found
+    if not known:
+        return ["None yet."]
+    lines = []
+    for problem in (name for name in SEARCHES if name in known):
+        arms = known[problem]
+        names = [arm for arm in (*SEARCHES[problem].arms, *METHODS) if arm in arms]
+        metric = arms[names[0]].metric
+        lines += [
+            f"`{problem}`",
+            "",
+            f"| | set | {metric} [95%] | seeds, steps | sets tried, diverged | second best | "
+            "printed set |",
+            "|---|---|---:|---:|---:|---|---|",
+        ]
+        for arm in dict.fromkeys(names):
+            lines.append(_found_row(problem, arm, arms[arm]))
+        lines.append("")
+    return lines[:-1]
+
+
+def _found_row(problem: str, arm: str, one: Found) -> str:
+    between = "" if one.low is None else f" [{one.low:.4g}, {one.high:.4g}]"
+    cells = [
+        title(arm, problem in MAIN),
+        _letters(one.hyper),
+        f"{one.mean:.4g}{between}",
+        f"{len(one.seeds)}, {spaced(one.steps)}",
+        f"{one.sets}, {one.diverged}",
+        _told_of(one.runner_up, one.steps),
+        "it is" if one.printed and one.printed.hyper == one.hyper else _told_of(one.printed, 0),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _told_of(one: Tried | None, steps: int) -> str:
+    if one is None:
+        return "-"
+    gave = f"{one.diverged} seeds diverged" if one.mean is None else f"{one.mean:.4g}"
+    after = "" if one.steps == steps else f" after {spaced(one.steps)}"
+    return f"{_letters(one.hyper)}: {gave}{after}"
+
+
+def _letters(hyper: Mapping[str, float]) -> str:
+    return ", ".join(f"{_GREEK[k]} {hyper[k]:g}" for k in _GREEK if k in hyper)
 
 
 def _set(problem: str, method: str) -> str:

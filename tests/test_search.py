@@ -1,0 +1,292 @@
+"""From a search to a figure: stages, the file of sets, arms, and the whole way at a small scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from tests import searched
+from upgd.cli import app
+from upgd.paper import found as sets_found
+from upgd.paper.experiments import EXPERIMENTS, declare
+from upgd.paper.figures import FIGURES
+from upgd.paper.found import Found, Tried
+from upgd.paper.results import collect
+from upgd.paper.searches import SEARCHES, Search, Stage, course, outcome, upcoming
+from upgd.paper.sets import BEST
+from upgd.paper.tables import found_table, search_table
+from upgd.streams import PROBLEMS
+from upgd.study import Ledger, RunSpec
+from upgd.study.records import Result, Series
+
+TOY = "toy-changing-sign"
+Losses = Mapping[float, Mapping[int, float | None]]
+"""By step size and steps, the loss of all seeds; None diverges."""
+
+
+# --------------------------------------------------------------------------------- plans
+def test_sizes_counted_by_hand() -> None:
+    """α has four values, σ four and on toys a fifth, β_u four, S&P's λ four."""
+    toy, mnist = SEARCHES[TOY], SEARCHES["stationary-mnist"]
+    sizes = {arm: len(toy.sets(arm)) for arm in toy.arms}
+    assert sizes["reference"] == sizes["sgdw"] == 4
+    assert sizes["pgd"] == 4 * 5
+    assert sizes["shrink-and-perturb"] == sizes["feature-n-upgd-2nd-local"] == 4 * 5 * 4
+    assert len(toy.arms) == 4 + 2 * 2 * 2 * 2
+    assert len(mnist.arms) == 3 + 2 * 2 * 2
+    assert len(mnist.sets("upgd-local")) == 4 * 4 * 4
+    assert toy.runs(toy.stages[1]) == 3 * (2 * 4 + 18 * 20)
+    for problem in ("input-permuted-mnist", "label-permuted-emnist"):
+        assert {len(SEARCHES[problem].sets(arm)) for arm in SEARCHES[problem].arms} == {4 * 4}
+        assert len(SEARCHES[problem].arms) == 2 * 3
+    assert SEARCHES["label-permuted-cifar10"].arms == ("upgd-local", "n-upgd-local")
+
+
+def test_variants_keep_what_is_printed_for_their_method() -> None:
+    for problem in ("input-permuted-mnist", "label-permuted-cifar10"):
+        for arm, like in (("upgd-local", "upgd"), ("n-upgd-local", "n-upgd")):
+            for one in SEARCHES[problem].sets(arm):
+                for name in ("beta_utility", "weight_decay"):
+                    assert one[name] == BEST[problem][like][name]
+
+
+def test_printed_sets_are_tried() -> None:
+    for problem in ("toy-changing-inputs", TOY):
+        for method, printed in BEST[problem].items():
+            assert printed in SEARCHES[problem].sets(method)
+            few = replace(SEARCHES[problem], axes={"lr": (0.5,)})
+            assert few.sets(method)[-1] == printed
+
+
+# -------------------------------------------------------------------------------- stages
+def play(ledger: Ledger, search: Search, losses: Losses) -> list[tuple[int, list[float]]]:
+    """Do what a search wants until it wants nothing; tells each time's steps and step sizes."""
+    told = []
+    while specs := upcoming(ledger, search):
+        ledger.add(specs)
+        told.append((specs[0].steps, list(dict.fromkeys(spec.hyper["lr"] for spec in specs))))
+        for claim in ledger.claim("me", 60, limit=len(specs)):
+            loss = losses[claim.spec.hyper["lr"]][claim.spec.steps]
+            finish(ledger, claim, loss, claim.spec.seed)
+    return told
+
+
+def finish(ledger: Ledger, claim: Any, loss: float | None, seed: int) -> None:
+    if loss is None:
+        ledger.finish(claim, Result("eager", "cpu", diverged_at=3))
+        return
+    values = np.full(4, loss + 0.001 * (seed % 10), np.float32)
+    summary = {"loss": float(values.mean())}
+    series = {"loss": Series(values, claim.spec.steps // 4)}
+    ledger.finish(claim, Result("eager", "cpu", series=series, summary=summary))
+
+
+STAGED = Search(
+    TOY, ("sgdw",), (Stage(100), Stage(1000, 2)), seeds=2, axes={"lr": (0.1, 0.2, 0.3, 0.4, 0.5)}
+)
+FIVE = {0.1: 0.5, 0.2: 0.4, 0.3: 0.3, 0.4: 0.2, 0.5: None, 0.01: 0.6}
+
+
+def test_the_best_go_on_and_the_longest_runs_decide(tmp_path: Path) -> None:
+    losses = {lr: {100: loss, 1000: loss} for lr, loss in FIVE.items()}
+    losses[0.3][1000] = 0.1
+    with Ledger.open(tmp_path) as ledger:
+        told = play(ledger, STAGED, losses)
+        found, _ = outcome(ledger, STAGED)
+    assert told == [(100, [0.1, 0.2, 0.3, 0.4, 0.5, 0.01]), (1000, [0.4, 0.3])]
+    assert found["sgdw"] == Found(
+        "sgdw",
+        {"lr": 0.3, "weight_decay": 0.0},
+        "loss",
+        pytest.approx(0.1005),
+        pytest.approx(0.1005 - 12.706 * 0.0005, abs=1e-5),  # Student's, two seeds
+        pytest.approx(0.1005 + 12.706 * 0.0005, abs=1e-5),
+        (1000, 1001),
+        1000,
+        sets=6,
+        diverged=1,
+        runner_up=Tried({"lr": 0.4, "weight_decay": 0.0}, 1000, pytest.approx(0.2005)),
+        printed=Tried({"lr": 0.01, "weight_decay": 0.0}, 100, pytest.approx(0.6005)),
+        rules=found["sgdw"].rules,
+        devices=("cpu",),
+    )
+
+
+def test_where_all_diverge_the_next_are_tried(tmp_path: Path) -> None:
+    losses = {lr: {100: loss, 1000: loss} for lr, loss in FIVE.items()}
+    losses[0.4][1000] = losses[0.3][1000] = losses[0.2][1000] = None
+    with Ledger.open(tmp_path) as ledger:
+        told = play(ledger, STAGED, losses)
+        found, _ = outcome(ledger, STAGED)
+    assert [lrs for _, lrs in told[1:]] == [[0.4, 0.3], [0.2, 0.1]]
+    assert found["sgdw"].hyper["lr"] == 0.1
+    assert found["sgdw"].diverged == 4
+    assert found["sgdw"].runner_up is None
+
+
+def test_nothing_is_found_where_nothing_survives(tmp_path: Path) -> None:
+    losses = {lr: {100: loss, 1000: None} for lr, loss in FIVE.items()}
+    with Ledger.open(tmp_path) as ledger:
+        told = play(ledger, STAGED, losses)
+        assert [len(lrs) for _, lrs in told] == [6, 2, 2, 1]  # the sixth diverged at once
+        found, [ranking] = outcome(ledger, STAGED)
+        assert found == {}
+        assert ranking.winner is None
+        entrant, *_ = STAGED.entrants()
+        assert course(list(ledger.runs()), entrant, STAGED.stages).todo == []
+
+
+def test_seeds_of_a_search_are_no_evidence(tmp_path: Path) -> None:
+    experiment = declare({})[TOY]
+    arm = next(a for a in experiment.arms if a.name == "sgdw")
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(RunSpec(TOY, "sgdw", arm.hyper, seed, 400) for seed in (0, 1, 1000))
+        for claim in ledger.claim("me", 60, limit=3):
+            finish(ledger, claim, 0.5, claim.spec.seed)
+        results = collect(ledger, experiment)
+    assert results is not None
+    assert sorted(results.of("sgdw", "loss")) == [0, 1]
+
+
+# ---------------------------------------------------------------------------------- arms
+def test_arms_have_the_set_found_and_the_printed_one_beside_it() -> None:
+    some = searched.made_up()
+    toy = declare(some)[TOY]
+    names = [arm.name for arm in toy.arms]
+    assert names[:4] == ["reference", "sgdw", "sgdw-printed", "pgd"]
+    both = {arm.name: arm for arm in toy.arms}
+    assert both["upgd"].hyper == some[TOY]["upgd"].hyper
+    assert both["upgd-printed"].hyper == BEST[TOY]["upgd"]
+    assert both["upgd-printed"].title == "UPGD (printed set)"
+    assert both["reference"].options == {"hidden": "none"}
+    assert "upgd-2nd-printed" not in both  # the paper prints none
+    same = {TOY: {"upgd": replace(some[TOY]["upgd"], hyper=BEST[TOY]["upgd"])}}
+    assert "upgd-printed" not in [arm.name for arm in declare(same)[TOY].arms]
+
+
+def test_without_sets_arms_are_the_printed_ones() -> None:
+    experiments = declare({})
+    toy = {arm.name: arm.hyper for arm in experiments[TOY].arms}
+    assert toy == {**BEST[TOY], "reference": BEST[TOY]["sgdw"]}
+    assert experiments["stationary-mnist"].arms == ()
+    assert experiments["variants-label-permuted-emnist"].arms == ()
+
+
+def test_seeds_as_in_the_paper() -> None:
+    experiments = declare(searched.made_up())
+    assert experiments["stationary-mnist"].seeds == experiments[TOY].seeds == 20
+    assert experiments["variants-input-permuted-mnist"].seeds == 10
+
+
+def test_the_file_keeps_what_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    assert sets_found.read(path) == {}
+    some = searched.made_up()
+    whole = {TOY: {"upgd": replace(some[TOY]["upgd"], printed=Tried({"lr": 0.1}, 40, None, 2))}}
+    sets_found.write(whole, path)
+    sets_found.write({TOY: {"pgd": some[TOY]["pgd"]}}, path)
+    assert sets_found.read(path) == {TOY: {**whole[TOY], "pgd": some[TOY]["pgd"]}}
+    json.loads(path.read_text())
+    before = path.read_bytes()
+    sets_found.write(whole, path)
+    assert path.read_bytes() == before
+    path.write_text('{"x": {"y": {"lr": 1}}}')
+    with pytest.raises(ValueError, match="no sets that were found"):
+        sets_found.read(path)
+
+
+def test_committed_sets_are_on_the_grids_of_the_searches() -> None:
+    for problem, arms in sets_found.read().items():
+        for arm, one in arms.items():
+            assert one.hyper in SEARCHES[problem].sets(arm), (problem, arm)
+            assert one.printed is not None or arm not in BEST.get(problem, {})
+
+
+def test_tables_tell_of_every_set() -> None:
+    some = searched.made_up()
+    text = "\n".join(found_table(some))
+    assert text.count("\n| ") == sum(map(len, some.values())) + len(some)
+    assert "| Feature-wise UPGD-W, local |" in text
+    assert len(search_table()) == 2 + len(SEARCHES)
+
+
+# ----------------------------------------------------------------------------- the whole way
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toys with networks of 6 and 5 units and tasks of two samples."""
+    for name in ("toy-changing-inputs", TOY):
+        small = replace(PROBLEMS[name], network=(16, 6, 5, 1), task_length=2, window=20)
+        monkeypatch.setitem(PROBLEMS, name, small)
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.output.replace("\n", " ")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_from_a_search_to_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, study = tmp_path / "found.json", str(tmp_path / "search")
+    arms = "reference,sgdw,upgd,upgd-2nd,feature-upgd-local"
+    narrow = ("--set", "lr=0.01,0.1", "--set", "sigma=0.001", "--set", "beta_utility=0.9")
+    small = ("--scale", "0.001", "--seeds", "2", "--study", study, "--arms", arms, *narrow)
+    assert "next are" in run("search", TOY, *small, "--dry-run")
+    first = run("search", TOY, *small, "--save", str(file))
+    assert "wrote" in first
+    assert "0 sets" in run("search", TOY, *small, "--no-run", "--seeds", "3", "--save", str(file))
+    kept = sets_found.read(file)[TOY]
+    assert list(kept) == sorted(arms.split(","))
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        runs = list(ledger.runs(method="upgd-2nd"))
+        values: dict[float, list[float]] = {}
+        for each in runs:
+            if each.spec.steps == kept["upgd-2nd"].steps:
+                values.setdefault(each.spec.hyper["lr"], []).append(
+                    float(ledger.series(each.key, "loss").mean())
+                )
+    best = min(values, key=lambda lr: sum(values[lr]))
+    assert {run.spec.steps for run in runs} == {20, 100, 1000}
+    assert kept["upgd-2nd"].hyper["lr"] == best
+    assert kept["upgd-2nd"].mean == pytest.approx(np.mean(values[best]), rel=1e-5)
+
+    searched.take(sets_found.read(file), monkeypatch)
+    assert "upgd-2nd" in {arm.name for arm in EXPERIMENTS[TOY].arms}
+    figure = replace(FIGURES["toys"], panels=FIGURES["toys"].panels[4:])
+    monkeypatch.setitem(FIGURES, "toys", figure)  # type: ignore[arg-type]
+    paper = tmp_path / "paper"
+    drawn = run("reproduce", "toys", "--scale", "0.0004", "--seeds", "2", "--study", str(paper))
+    assert f"toys lacks {TOY}: sets of 12 arms" in drawn
+    text = (paper / "toys.svg").read_text()
+    for label in ("Reference", "UPGD, 2nd order", "Changing sign: Feature Local Utility"):
+        assert label in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("toy-changing",), "did you mean 'toy-changing-"),
+        ((TOY, "--arms", "adam"), "'adam' is not searched on toy-changing-sign"),
+        ((TOY, "--set", "kappa=1"), "has a hyperparameter kappa"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: tuple[str, ...], says: str) -> None:
+    done = CliRunner().invoke(app, ["search", *arguments])
+    assert done.exit_code == 2
+    assert says in done.output.replace("\n", " ")
+
+
+def test_the_list_names_all() -> None:
+    shown = run("search", "list")
+    assert all(problem in shown for problem in SEARCHES)

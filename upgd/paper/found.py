@@ -1,0 +1,135 @@
+"""Hyperparameter sets that were searched here, where the paper prints none or one that fails.
+
+``found.json`` is data: ``upgd search --save`` writes it from a study's ledger, and nobody by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from upgd.paper.sets import Set
+from upgd.study.files import write_atomically
+
+FILE = Path(__file__).with_name("found.json")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A set and what it gave in a search.
+
+    Attributes:
+        hyper: The set.
+        steps: Of its longest runs.
+        mean: Over the whole of these and over seeds; None if a seed diverged.
+        diverged: How many seeds did.
+    """
+
+    hyper: Set
+    steps: int
+    mean: float | None
+    diverged: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best set of an arm on a problem, and what it was chosen by.
+
+    Attributes:
+        method: A name of the registry.
+        hyper: The set.
+        options: Options of the arm, such as ``hidden``.
+        metric: What was compared.
+        mean: Of the set, over whole runs and over seeds.
+        low, high: Its 95% interval over seeds; None with one seed.
+        seeds: Which.
+        steps: Of the runs that decided.
+        sets: How many were tried.
+        diverged: Of how many of them a seed diverged, at some length; they are out.
+        runner_up: The second best at the same length, if there is one.
+        printed: What the paper's set gave, if it prints one.
+        rules: The version of the update rules.
+        devices: Where the runs ran.
+    """
+
+    method: str
+    hyper: Set
+    metric: str
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[int, ...]
+    steps: int
+    sets: int
+    diverged: int
+    runner_up: Tried | None = None
+    printed: Tried | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rules: int = 0
+    devices: tuple[str, ...] = ()
+
+
+Sets = Mapping[str, Mapping[str, Found]]
+"""By problem and arm."""
+
+
+def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
+    """What a file has; nothing where there is none.
+
+    Raises:
+        ValueError: It is not one of these files.
+    """
+    file = Path(path)
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            problem: {arm: _found(facts) for arm, facts in arms.items()}
+            for problem, arms in content.items()
+        }
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"{file} has no sets that were found: {error}") from None
+
+
+def _found(facts: Mapping[str, Any]) -> Found:
+    tuples = {name: tuple(facts[name]) for name in ("seeds", "devices")}
+    tried = {
+        name: None if facts[name] is None else Tried(**facts[name])
+        for name in ("runner_up", "printed")
+    }
+    return Found(**{**facts, **tuples, **tried})
+
+
+def write(found: Sets, path: str | os.PathLike[str]) -> None:
+    """Put sets into a file; those of other problems and arms stay.
+
+    Problems and arms are sorted, so that the same sets give the same file.
+    """
+    known = read(path)
+    for problem, arms in found.items():
+        known.setdefault(problem, {}).update(arms)
+    tables = [
+        _object([(arm, _lines(one)) for arm, one in sorted(arms.items())], 1)
+        for _, arms in sorted(known.items())
+    ]
+    text = _object(list(zip(sorted(known), tables, strict=True)), 0)
+    write_atomically(Path(path), f"{text}\n".encode())
+
+
+def _lines(found: Found) -> str:
+    """A line per attribute."""
+    return _object([(k, json.dumps(v, ensure_ascii=False)) for k, v in asdict(found).items()], 2)
+
+
+def _object(pairs: list[tuple[str, str]], depth: int) -> str:
+    """JSON of names and values that are JSON already."""
+    if not pairs:
+        return "{}"
+    space = " " * depth
+    body = ",\n".join(f"{space} {json.dumps(name)}: {value}" for name, value in pairs)
+    return f"{{\n{body}\n{space}}}"

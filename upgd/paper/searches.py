@@ -1,0 +1,310 @@
+"""Searches for sets that the paper does not print, as data: who, which grid, how long, which seeds.
+
+All sets of an arm are run for the first stage's steps; the best go on to the next, which is longer.
+Runs begin anew at each stage, on the same stream with the same noise. Where all that a stage was
+given diverge, the next best of the stage before are tried. Sets are ordered as everywhere
+(:mod:`upgd.study.selection`): by means over whole runs, and one with a seed that diverged is out.
+What comes next is a function of the ledger, so a search that was interrupted goes on.
+
+Seeds are others than those of the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from upgd.paper.found import Found, Tried
+from upgd.paper.grids import Axis, grid
+from upgd.paper.grids import sets as all_sets
+from upgd.paper.sets import BEST, Set, best
+from upgd.streams import get as get_problem
+from upgd.study import Ledger, Run, RunSpec
+from upgd.study.prepare import NO_LAYERS
+from upgd.study.selection import Candidate, Hyper, Ranking
+from upgd.study.spec import Scalar
+from upgd.study.sweeps import OVER, Sweep
+
+SEEDS_OF_SEARCHES = range(1000, 2000)
+REFERENCE = "reference"
+"""The toys' baseline: one linear layer, with SGD."""
+WEIGHTS = ("upgd", "n-upgd")
+KINDS = (("", ""), ("feature-", ""), ("", "-local"), ("feature-", "-local"))
+"""What stands before and after a method's name: weight-wise and feature-wise, global and local."""
+
+
+def variants(method: str, order: int = 1) -> tuple[str, ...]:
+    """The names of a method's four kinds.
+
+    Example:
+        >>> variants("n-upgd", order=2)[:3]
+        ('n-upgd-2nd', 'feature-n-upgd-2nd', 'n-upgd-2nd-local')
+    """
+    second = "-2nd" if order == 2 else ""
+    return tuple(f"{before}{method}{second}{after}" for before, after in KINDS)
+
+
+class Stage(NamedTuple):
+    """So many sets of each arm are run for so many steps; 0 are all."""
+
+    steps: int
+    sets: int = 0
+
+
+class Entrant(NamedTuple):
+    """Who takes part.
+
+    Attributes:
+        arm: Its name.
+        sweep: Its sets at full length.
+    """
+
+    arm: str
+    sweep: Sweep
+
+    @property
+    def method(self) -> str:
+        """A name of the registry."""
+        [method] = self.sweep.sets
+        return method
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search on a problem.
+
+    Attributes:
+        problem: Which.
+        arms: Who takes part, by names of arms.
+        stages: From short to long.
+        seeds: How many.
+        more: Values that axes have besides the paper's.
+        printed: Hyperparameters that stay as printed for UPGD-W or N-UPGD-W.
+        axes: Axes that are given instead.
+    """
+
+    problem: str
+    arms: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    seeds: int = 3
+    more: Mapping[str, Axis] | None = None
+    printed: tuple[str, ...] = ()
+    axes: Mapping[str, Axis] | None = None
+
+    def scaled(self, scale: float) -> Search:
+        """With shorter stages, in whole windows."""
+        window = get_problem(self.problem).window
+        stages = (
+            stage._replace(steps=max(1, round(stage.steps * scale / window)) * window)
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
+
+    def entrants(self) -> list[Entrant]:
+        """Everybody with their sets."""
+        seeds = tuple(SEEDS_OF_SEARCHES[: self.seeds])
+        found = []
+        for arm in self.arms:
+            method, options = learner(arm)
+            sets = {method: self.sets(arm)}
+            last = self.stages[-1].steps
+            found.append(Entrant(arm, Sweep(self.problem, sets, seeds, last, options)))
+        return found
+
+    def sets(self, arm: str) -> list[Set]:
+        """An arm's sets; the printed one is among them."""
+        method, _ = learner(arm)
+        axes = {name: (*axis, *self._more(name, axis)) for name, axis in self._grid(method).items()}
+        axes |= {name: axis for name, axis in (self.axes or {}).items() if name in axes}
+        found: list[Set] = list(all_sets(axes))
+        known = printed_set(self.problem, arm)
+        return found if known is None or known in found else [*found, known]
+
+    def _grid(self, method: str) -> dict[str, Axis]:
+        axes = grid(self.problem, method)
+        if not self.printed:
+            return axes
+        known = best(self.problem, "n-upgd" if "n-upgd" in method else "upgd")
+        return {name: (known[name],) if name in self.printed else axes[name] for name in axes}
+
+    def _more(self, name: str, axis: Axis) -> Axis:
+        return tuple(v for v in (self.more or {}).get(name, ()) if v not in axis)
+
+    def runs(self, stage: Stage) -> int:
+        """How many a stage has, unless it must try further sets."""
+        sizes = [len(self.sets(arm)) for arm in self.arms]
+        return self.seeds * sum(min(size, stage.sets or size) for size in sizes)
+
+    @property
+    def learner_steps(self) -> int:
+        """Of all stages."""
+        return sum(stage.steps * self.runs(stage) for stage in self.stages)
+
+
+def learner(arm: str) -> tuple[str, dict[str, Scalar]]:
+    """An arm's method and options."""
+    return ("sgdw", {"hidden": NO_LAYERS}) if arm == REFERENCE else (arm, {})
+
+
+def printed_set(problem: str, arm: str) -> Set | None:
+    """The set that the paper prints for an arm, if it does."""
+    return BEST.get(problem, {}).get(arm)
+
+
+_PLAIN = ("sgdw", "pgd", "shrink-and-perturb")
+_FIRST = tuple(name for kind in zip(*map(variants, WEIGHTS), strict=True) for name in kind)
+_SECOND = tuple(
+    name for kind in zip(*(variants(m, 2) for m in WEIGHTS), strict=True) for name in kind
+)
+
+
+def _toy(problem: str) -> Search:
+    """σ = 1e-4, which the paper's set for UPGD has, is not on its axis: all have it here."""
+    stages = (Stage(20_000), Stage(100_000, 20), Stage(1_000_000, 4))
+    arms = (REFERENCE, *_PLAIN, *_FIRST, *_SECOND)
+    return Search(problem, arms, stages, more={"sigma": (1e-4,)})
+
+
+def _variants(problem: str, arms: Iterable[str], more: Mapping[str, Axis] | None = None) -> Search:
+    """α and σ alone: the whole grid of 320 sets per arm would take 20 times as long."""
+    stages = (Stage(50_000), Stage(250_000, 3))
+    fixed = ("beta_utility", "weight_decay")
+    return Search(problem, tuple(arms), stages, seeds=2, more=more, printed=fixed)
+
+
+def _all() -> list[Search]:
+    local = tuple(name for name in _FIRST if name not in WEIGHTS)
+    weights = tuple(name for name in local if not name.startswith("feature-"))
+    return [
+        _toy("toy-changing-inputs"),
+        _toy("toy-changing-sign"),
+        Search(
+            "stationary-mnist",
+            (*_PLAIN, *_FIRST),
+            (Stage(20_000), Stage(200_000, 6)),
+            seeds=2,
+        ),
+        _variants("input-permuted-mnist", local),
+        _variants("label-permuted-emnist", local),
+        _variants("label-permuted-cifar10", weights, {"sigma": (0.0,)}),
+        _variants("label-permuted-mini-imagenet", local),
+    ]
+
+
+SEARCHES: Mapping[str, Search] = {search.problem: search for search in _all()}
+"""By problem."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "toys": ("toy-changing-inputs", "toy-changing-sign"),
+    "variants": tuple(name for name, search in SEARCHES.items() if search.printed),
+    "all": tuple(SEARCHES),
+}
+"""Names that stand for several."""
+
+
+# ---------------------------------------------------------------------------------- runs
+class Course(NamedTuple):
+    """How far an arm has come.
+
+    Attributes:
+        rankings: Of the stages that are over.
+        todo: What is to be run next; nothing at the end.
+    """
+
+    rankings: list[Ranking]
+    todo: list[RunSpec]
+
+
+def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Course:
+    """What the runs of a ledger say about an arm."""
+    sweep, method = entrant.sweep, entrant.method
+    over = {run.key for run in runs if run.state in OVER}
+    pool = sweep.hypers()[method]
+    done: list[Ranking] = []
+    for number, stage in enumerate(stages):
+        size = stage.sets or len(pool)
+        entered = size
+        while True:
+            chosen = pool[:entered]
+            left = [s for s in sweep.specs(stage.steps, {method: chosen}) if s.key not in over]
+            if left:
+                return Course(done, left)
+            ranking = sweep.ranking(runs, method, chosen, stage.steps)
+            if number == 0 or ranking.winner is not None or entered >= len(pool):
+                break
+            entered += size
+        done.append(ranking)
+        pool = [one.hyper for one in ranking.complete if not one.diverged]
+    return Course(done, [])
+
+
+def upcoming(ledger: Ledger, search: Search) -> list[RunSpec]:
+    """What is to be run next in a search; nothing at its end."""
+    runs = list(ledger.runs(problem=search.problem))
+    courses = (course(runs, entrant, search.stages) for entrant in search.entrants())
+    return [spec for each in courses for spec in each.todo]
+
+
+def outcome(ledger: Ledger, search: Search) -> tuple[dict[str, Found], list[Ranking]]:
+    """By arm, the set found; and the last rankings, also of arms without a winner.
+
+    Arms whose last stage is not over are left out.
+    """
+    runs = list(ledger.runs(problem=search.problem))
+    found: dict[str, Found] = {}
+    last: list[Ranking] = []
+    for entrant in search.entrants():
+        done, todo = course(runs, entrant, search.stages)
+        if todo:
+            continue
+        last.append(done[-1])
+        if done[-1].winner is not None:
+            mine = [run for run in runs if run.spec.method == entrant.method]
+            found[entrant.arm] = _found(search.problem, entrant, done, mine)
+    return found, last
+
+
+def _found(problem: str, entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Found:
+    ranking = done[-1]
+    first, *others = [one for one in ranking.complete if not one.diverged]
+    interval = first.interval
+    known = printed_set(problem, entrant.arm)
+    devices = {run.result.device for run in runs if run.result and run.spec.seed in ranking.seeds}
+    alone = len(ranking.seeds) == 1
+    return Found(
+        entrant.method,
+        dict(first.hyper),
+        ranking.metric,
+        _short(first.value),
+        None if alone else _short(interval.low),
+        None if alone else _short(interval.high),
+        ranking.seeds,
+        ranking.family.steps,
+        len(entrant.sweep.sets[entrant.method]),
+        len({one.hyper for each in done for one in each.complete if one.diverged}),
+        _tried(others[0], ranking) if others else None,
+        None if known is None else _longest(known, done),
+        dict(entrant.sweep.options),
+        ranking.family.rules,
+        tuple(sorted(devices)),
+    )
+
+
+def _longest(hyper: Set, done: Sequence[Ranking]) -> Tried | None:
+    """What a set gave in the last stage that it reached."""
+    key: Hyper = tuple(sorted((name, float(value)) for name, value in hyper.items()))
+    for ranking in reversed(done):
+        for one in ranking.complete:
+            if one.hyper == key:
+                return _tried(one, ranking)
+    return None
+
+
+def _tried(one: Candidate, ranking: Ranking) -> Tried:
+    mean = None if one.diverged else _short(one.value)
+    return Tried(dict(one.hyper), ranking.family.steps, mean, len(one.diverged))
+
+
+def _short(number: float) -> float:
+    """With as many digits as a mean over seeds has."""
+    return float(f"{number:.6g}")
