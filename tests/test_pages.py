@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_every_table_says_where_it_comes_from(site: Site) -> None:
         assert not re.search(r'"/|[A-Z]:\\\\|/home|/work|/root|/tmp', text), folder
         if of_folder(folder) is None:
             results = site.results[known.experiment]
+            assert known.outdated(EXPERIMENTS[known.experiment]) == [], folder
             assert {a: len(s) for a, s in known.seeds.items()} == {
                 arm: len(results.of(arm, next(iter(results.series)))) for arm in results.arms
             }
@@ -182,6 +184,9 @@ def test_runs_of_several_days_are_merged(tmp_path: Path) -> None:
     assert told.command == "upgd reproduce fig3 --scale 0.02 --seeds 4 --device cuda"
     told.write(tmp_path)
     assert provenance.read(tmp_path) == told
+    assert told.outdated(experiment) == []
+    other = replace(experiment, arms=[replace(arm, hyper={"lr": 7}) for arm in experiment.arms])
+    assert told.outdated(other) == ["upgd", "sgdw"]
     (tmp_path / provenance.NAME).write_text(json.dumps({"parts": []}))
     with pytest.raises(ValueError, match="does not say where"):
         provenance.read(tmp_path)

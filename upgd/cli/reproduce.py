@@ -283,7 +283,8 @@ def _keep(
             told = provenance.describe(found, EXPERIMENTS[name], data)
             kept[name] = results
             diverged[name] = [arm for arm in told.diverged if arm not in results.arms]
-            if before is not None and before.learner_steps > told.learner_steps:
+            old = before is not None and before.outdated(EXPERIMENTS[name])
+            if before is not None and not old and before.learner_steps > told.learner_steps:
                 _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
                 continue
             folder.mkdir(parents=True, exist_ok=True)

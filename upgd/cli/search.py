@@ -152,7 +152,8 @@ def _forecast(search: Search, study: Path, how: Work) -> None:
     if not left:
         _tell("  nothing is left to do")
         return
-    found = forecast.pace(left, known, how.device, how.engine, how.data_dir)
+    usual = [spec for spec in left if not spec.options] or left  # not the small baseline
+    found = forecast.pace(usual, known, how.device, how.engine, how.data_dir)
     seconds = search.learner_steps / found.rate
     _tell(
         f"  all of it: about {clock(seconds)} in one process, at {short(found.rate)} per second "

@@ -69,6 +69,7 @@ class Provenance:
         options: Of all runs.
         data: Name, samples and checksum by split; None where none are needed.
         diverged: By arm, seeds whose loss was not finite.
+        sets: By arm, its hyperparameters.
     """
 
     experiment: str
@@ -82,11 +83,17 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def runs(self) -> int:
         """How many are done."""
         return sum(map(len, self.seeds.values()))
+
+    def outdated(self, experiment: Experiment) -> list[str]:
+        """Arms that had another set than the experiment's arms have now."""
+        now = {arm.name: {k: float(v) for k, v in arm.hyper.items()} for arm in experiment.arms}
+        return [arm for arm, hyper in self.sets.items() if arm in now and now[arm] != hyper]
 
     def write(self, folder: Path) -> None:
         """Put it beside a table."""
@@ -137,6 +144,7 @@ def describe(
         _common(each.run.spec.options for each in found),
         data,
         _seeds(each for each in found if each.run.state == "diverged"),
+        {each.arm: dict(each.run.spec.hyper) for each in found},
     )
 
 
