@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 
 import torch
 
@@ -18,3 +19,6 @@ if not importlib.util.find_spec("numba"):
     collect_ignore_glob += ["upgd/kernels/cpu_*.py"]
 if not importlib.util.find_spec("typer"):
     collect_ignore_glob.append("upgd/cli/*.py")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As for a script's background jobs; what tests start would ignore it, too, and they interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

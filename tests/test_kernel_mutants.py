@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -150,9 +151,20 @@ RULES = {
 def changed_source(stage: str, mutant: Mutant) -> Callable[..., str]:
     def source(method: Any, asked: Any, target: Any) -> str:
         text = rules.source(method, asked, target)
-        return mutant(text) if asked == stage else text
+        return mutant(apart(text)) if asked == stage else text
 
     return source
+
+
+def apart(text: str) -> str:
+    """A rule with its fused products written as the products and sums that they are."""
+    products = {tuple(pair): name for name, *pair in re.findall(r"(t\d+) = (\w+) \* (\w+)\n", text)}
+
+    def plain_sum(match: re.Match[str]) -> str:
+        minus, *pair, first = match.groups()
+        return f"{first} {minus or '+'} {products[tuple(pair)]}"
+
+    return re.sub(r"tl\.fma\((-?)(\w+), (\w+), (\w+)\)", plain_sum, text)
 
 
 @pytest.mark.parametrize("name", RULES)
