@@ -46,7 +46,9 @@ def test_sizes_counted_by_hand() -> None:
     assert len(toy.arms) == 4 + 2 * 2 * 2 * 2
     assert len(mnist.arms) == 3 + 2 * 2 * 2
     assert len(mnist.sets("upgd-local")) == 4 * 4 * 4
-    assert toy.runs(toy.stages[1]) == 3 * (2 * 4 + 18 * 20)
+    assert toy.runs(toy.stages[1]) == 3 * (2 * 4 + 18 * 5 * 4)
+    assert toy.runs(toy.stages[2]) == 3 * (2 * 4 + 18 * 5)
+    assert mnist.runs(mnist.stages[1]) == 2 * (4 + 10 * 6)
     for problem in ("input-permuted-mnist", "label-permuted-emnist"):
         assert {len(SEARCHES[problem].sets(arm)) for arm in SEARCHES[problem].arms} == {4 * 4}
         assert len(SEARCHES[problem].arms) == 2 * 3
@@ -133,6 +135,14 @@ def test_where_all_diverge_the_next_are_tried(tmp_path: Path) -> None:
     assert found["sgdw"].hyper["lr"] == 0.1
     assert found["sgdw"].diverged == 4
     assert found["sgdw"].runner_up is None
+
+
+def test_the_best_at_every_value_go_on() -> None:
+    pool = [(("lr", float(i)), ("sigma", sigma)) for i, sigma in enumerate((1, 1, 1, 0.1, 1, 0.1))]
+    stage = Stage(10, 1, "sigma")
+    chosen = [[dict(one)["lr"] for one in stage.choose(pool, rounds)] for rounds in (1, 2, 4)]
+    assert chosen == [[0, 3], [0, 1, 3, 5], [0, 1, 2, 3, 4, 5]]
+    assert stage.choose([(("lr", 1.0),), (("lr", 2.0),)]) == [(("lr", 1.0),), (("lr", 2.0),)]
 
 
 def test_nothing_is_found_where_nothing_survives(tmp_path: Path) -> None:

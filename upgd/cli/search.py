@@ -137,7 +137,8 @@ def _plan(search: Search) -> None:
         f"{count(search.seeds, 'seed')}, {short(search.learner_steps)} learner-steps"
     )
     for stage in search.stages:
-        best = f", the best {stage.sets} of each" if stage.sets else ""
+        at = f" at every {stage.each}" if stage.each else ""
+        best = f", the best {stage.sets} of each{at}" if stage.sets else ""
         _tell(f"  {stage.steps} steps: {count(search.runs(stage), 'run')}{best}")
 
 

@@ -241,7 +241,8 @@ def search_table() -> list[str]:
 
 def _stage(search: Search, number: int) -> str:
     stage = search.stages[number]
-    best = f" (best {stage.sets})" if stage.sets else ""
+    at = f" at every {_GREEK[stage.each]}" if stage.each else ""
+    best = f" (best {stage.sets}{at})" if stage.sets else ""
     return f"{spaced(stage.steps)} × {spaced(search.runs(stage))}{best}"
 
 
