@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -222,17 +222,17 @@ def _ledgers(studies: Sequence[Path], stack: ExitStack) -> list[Ledger]:
 def _forecast(left: Sequence[RunSpec], known: Sequence[Run], how: Work) -> None:
     """How long it will take here."""
     seconds = 0.0
-    problems: dict[str, list[RunSpec]] = {}
+    alike: dict[tuple[str, Any], list[RunSpec]] = {}
     for spec in left:
-        problems.setdefault(spec.problem, []).append(spec)
-    for problem, some in problems.items():
+        alike.setdefault((spec.problem, spec.options.get("hidden")), []).append(spec)
+    for (problem, _), some in alike.items():
         found = _pace(some, known, how)
         steps = sum(spec.steps for spec in some)
         seconds += steps / found.rate
         told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
         _tell(f"  {problem}: {count(len(some), 'run')}, {told} ({found.source})")
     if left:
-        alone = "" if any(map(is_rl, problems)) else " in one process"
+        alone = "" if any(is_rl(p) for p, _ in alike) else " in one process"
         _tell(f"time: about {clock(seconds)}{alone}")
 
 

@@ -41,6 +41,8 @@ _OF_KINDS = {
 """Kinds of utility share the colours of their method: each has panels of its own."""
 SIZE = (3.6, 2.9)
 FEW = 2
+SURGE = 3.0
+"""A loss that rises to so many times the highest of the arms' medians leaves the axes."""
 
 
 def colour(arm: str) -> str | None:
@@ -215,6 +217,7 @@ def _series(panel: Panel, results: Mapping[str, Results]) -> Collection[str]:
 
 def _curves(axes: Any, panel: Panel, results: Results) -> None:
     """Mean over seeds and standard error, against tasks."""
+    usual, highest = 0.0, 0.0
     for arm, name in _arms(panel):
         solid = ":" if arm.endswith(PRINTED) else "-"
         for metric, style in ((panel.metric, solid), (panel.dashed, "--")):
@@ -223,6 +226,11 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
                 label = name if style == solid else None
                 values = _stack(curves)
                 _line(axes, np.arange(1, values.shape[1] + 1), values, arm, style, label)
+                middle = np.nanmean(values, 0)
+                usual = max(usual, float(np.nanmedian(middle)))
+                highest = max(highest, float(np.nanmax(middle)))
+    if panel.metric == "loss" and highest > SURGE * usual > 0:
+        axes.set_ylim(0, SURGE / 2 * usual)  # one that nearly diverges would hide the others
     axes.set(xlabel=_points(panel, results), ylabel=AXES.get(panel.metric, panel.metric))
 
 

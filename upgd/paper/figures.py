@@ -160,7 +160,10 @@ def _with_printed(experiment: str, arms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _kinds(experiment: str, arms: Sequence[str], orders: Sequence[int]) -> list[Panel]:
-    """A panel for each kind of utility: the same baselines, UPGD and N-UPGD of that kind."""
+    """A panel for each kind of utility: the same baselines, UPGD and N-UPGD of that kind.
+
+    Printed sets are for weight-wise global utility, the first.
+    """
     found = []
     for kind, heading in enumerate(_UTILITIES):
         names = {
@@ -168,7 +171,8 @@ def _kinds(experiment: str, arms: Sequence[str], orders: Sequence[int]) -> list[
             for order in orders
             for method in ("upgd", "n-upgd")
         }
-        mine = _with_printed(experiment, (*arms, *names))
+        mine = (*arms, *names)
+        mine = _with_printed(experiment, mine) if kind == 0 else mine
         found.append(Panel(experiment, _metric(experiment), mine, heading, names=names))
     return found
 
