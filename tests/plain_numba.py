@@ -154,20 +154,25 @@ _MATH = {
 
 
 # ---------------------------------------------------------------------------- executing
+PARTS = {"cpu_dense": ("cpu_functions", "cpu_rows", "cpu_dense"), "cpu_flat": ("cpu_flat",)}
+"""The modules that make up some kernels, in the order in which they need each other."""
+_BORDER = "\n# ----- the next module\n"
+
+
 def execute(
     patch: pytest.MonkeyPatch, name: str, change: Change, scratch: Path, **replaced: Any
 ) -> ModuleType:
-    """Put a module of kernels, with its source changed, in the place of the compiled one.
+    """Put modules of kernels, with their source changed, in the place of the compiled ones.
 
     Args:
         patch: Puts everything back.
         name: ``"cpu_dense"`` or ``"cpu_flat"``.
         change: Of the source.
         scratch: A folder for generated modules.
-        replaced: Other names of the module.
+        replaced: Other names of the last module.
     """
-    original = Path(upgd.kernels.__path__[0], f"{name}.py")
-    text = change(original.read_text())
+    files = [Path(upgd.kernels.__path__[0], f"{part}.py") for part in PARTS[name]]
+    text = change(_BORDER.join(file.read_text() for file in files))
     version = hashlib.sha256(f"{text}{sorted(replaced)}{scratch}".encode()).hexdigest()
     math = _module("upgd.kernels.cpu_math", VERSION=version, **_MATH)
     patch.setenv("UPGD_CACHE", str(scratch))
@@ -176,9 +181,11 @@ def execute(
     for helper, module in (("vectors", _VECTORS), ("cpu_math", math)):
         patch.setitem(sys.modules, f"upgd.kernels.{helper}", module)
         patch.setattr(upgd.kernels, helper, module, raising=False)
-    module = _module(f"upgd.kernels.{name}", __file__=str(original))
-    patch.setitem(sys.modules, module.__name__, module)
-    patch.setattr(upgd.kernels, name, module, raising=False)
-    exec(compile(text, f"<changed {name}>", "exec"), vars(module))
-    vars(module).update(VERSION=version, **replaced)  # no generated module is taken for another
+    for part, file, own in zip(PARTS[name], files, text.split(_BORDER), strict=True):
+        module = _module(f"upgd.kernels.{part}", __file__=str(file))
+        patch.setitem(sys.modules, module.__name__, module)
+        patch.setattr(upgd.kernels, part, module, raising=False)
+        exec(compile(own, f"<changed {part}>", "exec"), vars(module))
+        vars(module).update(VERSION=version)  # no generated module is taken for another
+    vars(module).update(**replaced)
     return module

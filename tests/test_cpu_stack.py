@@ -18,7 +18,7 @@ from upgd.engine import EagerRun, Setting
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.layout import Layout
-from upgd.kernels import cpu_dense, philox
+from upgd.kernels import cpu_functions, philox
 from upgd.networks import build
 from upgd.optim.registry import METHODS
 
@@ -208,10 +208,12 @@ def test_metrics_are_those_of_the_eager_engine() -> None:
 # -------------------------------------------------------------------------- randomness
 @njit
 def _words(counter: Any, key: Any, out: Any) -> None:
-    quad = cpu_dense.lanes() * np.uint32(0) + counter[0]
-    a, b, c, d = cpu_dense.philox_words(quad, counter[1], counter[2], counter[3], key[0], key[1])
+    quad = cpu_functions.lanes() * np.uint32(0) + counter[0]
+    a, b, c, d = cpu_functions.philox_words(
+        quad, counter[1], counter[2], counter[3], key[0], key[1]
+    )
     for i, word in enumerate((a, b, c, d)):
-        cpu_dense.store(out, i * cpu_dense.LANES, word)
+        cpu_functions.store(out, i * cpu_functions.LANES, word)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +230,10 @@ def _words(counter: Any, key: Any, out: Any) -> None:
 )
 def test_known_answers(counter: list[int], key: list[int], answer: list[int]) -> None:
     """Random123's, for seven rounds."""
-    out = np.zeros(4 * cpu_dense.LANES, np.uint32)
+    out = np.zeros(4 * cpu_functions.LANES, np.uint32)
     _words(np.array(counter, np.uint32), np.array(key, np.uint32), out)
     np.testing.assert_array_equal(
-        out.reshape(4, -1), np.array(answer)[:, None].repeat(cpu_dense.LANES, 1)
+        out.reshape(4, -1), np.array(answer)[:, None].repeat(cpu_functions.LANES, 1)
     )
 
 
@@ -239,8 +241,8 @@ def test_known_answers(counter: list[int], key: list[int], answer: list[int]) ->
 def test_normals_are_the_plain_ones(dtype: Any) -> None:
     pitch, count, seed, step = 1024, 1001, (5 << 32) + 7, (3 << 32) + 11
     z, words = np.zeros(4 * pitch, dtype), np.zeros(4 * pitch, np.uint32)
-    cpu_dense.normals(
-        *(z, words, cpu_dense.COEFFICIENTS.copy(), pitch, count, 4 * count, np.uint32(6), step),
+    cpu_functions.normals(
+        *(z, words, cpu_functions.COEFFICIENTS.copy(), pitch, count, 4 * count, np.uint32(6), step),
         np.uint32(7),
         np.uint32(5),
     )
@@ -252,12 +254,12 @@ def test_normals_are_the_plain_ones(dtype: Any) -> None:
 
 @njit
 def _pairs(words: Any, z: Any, table: Any) -> None:
-    for j in range(0, len(z) // 2, cpu_dense.LANES):
-        x, y = cpu_dense.box_muller(
-            cpu_dense.load(words, j), cpu_dense.load(words, len(z) // 2 + j), z, table
+    for j in range(0, len(z) // 2, cpu_functions.LANES):
+        x, y = cpu_functions.box_muller(
+            cpu_functions.load(words, j), cpu_functions.load(words, len(z) // 2 + j), z, table
         )
-        cpu_dense.store(z, j, x)
-        cpu_dense.store(z, len(z) // 2 + j, y)
+        cpu_functions.store(z, j, x)
+        cpu_functions.store(z, len(z) // 2 + j, y)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -266,9 +268,9 @@ def test_normals_at_the_edges(dtype: Any) -> None:
     edges = [e + d for e in (0, 1 << 29, 1 << 30, 3 << 29, 1 << 31, 3 << 30) for d in (-1, 0, 1)]
     edges += [5 << 29, 7 << 29, 3_037_000_499, 2, 255]
     words = np.array([(a % 2**32, b % 2**32) for a in edges for b in edges], np.int64)
-    words = words[: len(words) // cpu_dense.LANES * cpu_dense.LANES]
+    words = words[: len(words) // cpu_functions.LANES * cpu_functions.LANES]
     z = np.zeros(2 * len(words), dtype)
-    _pairs(words.T.astype(np.uint32).ravel(), z, cpu_dense.COEFFICIENTS.copy())
+    _pairs(words.T.astype(np.uint32).ravel(), z, cpu_functions.COEFFICIENTS.copy())
     kind = torch.float32 if dtype == np.float32 else torch.float64
     radius, angle = torch.from_numpy(words).unbind(1)
     expected = torch.cat(philox.box_muller(radius, angle, kind)).numpy()
@@ -278,9 +280,9 @@ def test_normals_at_the_edges(dtype: Any) -> None:
 
 @njit
 def _gates(x: Any, far: Any, near: Any) -> None:
-    for j in range(0, len(x), cpu_dense.LANES):
-        cpu_dense.store(far, j, cpu_dense.sigmoid(cpu_dense.load(x, j)))
-        cpu_dense.store(near, j, cpu_dense.near_sigmoid(cpu_dense.load(x, j)))
+    for j in range(0, len(x), cpu_functions.LANES):
+        cpu_functions.store(far, j, cpu_functions.sigmoid(cpu_functions.load(x, j)))
+        cpu_functions.store(near, j, cpu_functions.near_sigmoid(cpu_functions.load(x, j)))
 
 
 def test_sigmoids() -> None:
@@ -298,7 +300,7 @@ def test_sigmoids() -> None:
 # ------------------------------------------------------------------------------ without
 def test_without_numba_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "upgd.kernels.cpu_dense")
-    monkeypatch.delitem(sys.modules, "upgd.kernels.vectors")
+    for name in ("cpu_dense", "cpu_rows", "cpu_functions", "vectors"):
+        monkeypatch.delitem(sys.modules, f"upgd.kernels.{name}", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'upgd\[fast\]'"):
         make([Learner("sgdw", {}, 0)])

@@ -30,7 +30,7 @@ from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.layout import Layout
-from upgd.kernels import cpu_dense, rules
+from upgd.kernels import cpu_rows, rules
 from upgd.optim import fused
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS
@@ -172,7 +172,7 @@ def test_rules_by_numba(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     stage, mutant = RULES[name]
     compare_on_cpu(mutant.method)
     monkeypatch.setenv("UPGD_CACHE", str(tmp_path))
-    monkeypatch.setattr(cpu_dense, "source", changed_source(stage, mutant))
+    monkeypatch.setattr(cpu_rows, "source", changed_source(stage, mutant))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         compare_on_cpu(mutant.method)
 

@@ -52,6 +52,7 @@ class CpuStack(DenseStack):
     ) -> None:
         try:
             kernels = import_module("upgd.kernels.cpu_dense")
+            rows = import_module("upgd.kernels.cpu_rows")
         except ImportError as error:
             if (error.name or "").split(".")[0] in ("numba", "llvmlite"):
                 raise ImportError(
@@ -64,7 +65,7 @@ class CpuStack(DenseStack):
         self._allocate()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
         self._learn = kernels.learner()
-        self._rules = [kernels.row_functions(g.row, self.dtype.name) for g in self.groups]
+        self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
 
     # ------------------------------------------------------------------------- memory
     def _allocate(self) -> None:

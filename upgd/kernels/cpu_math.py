@@ -8,9 +8,7 @@ get four buffers, one per lane. All functions take float32 or float64 and comput
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
@@ -18,12 +16,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from upgd.kernels import philox
+from upgd.kernels.rules import fingerprint
 
 FAST = {"contract", "nsz"}
 """Liberties for the compiler: fused multiply-adds, and no care for the sign of a zero."""
 OPTIONS = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
 """How every kernel is compiled: division by zero gives infinity, other threads may run."""
-VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+VERSION = fingerprint(__file__)
 """Changes with this file: generated kernels mention it, so that none outlives its helpers."""
 
 _M0, _M1 = (np.uint64(m) for m in philox.MULTIPLIERS)

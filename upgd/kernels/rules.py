@@ -157,6 +157,11 @@ def _operation(op: str, operands: list[str]) -> str:
 
 
 # --------------------------------------------------------------------------- modules
+def fingerprint(*files: str) -> str:
+    """Digits that change with any of these files."""
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+
+
 @cache
 def load_module(text: str, name: str) -> ModuleType:
     """Import generated source from a file of the user's cache, where compilers keep their results.
