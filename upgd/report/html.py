@@ -188,6 +188,7 @@ def _section_data(section: Section) -> dict[str, Any]:
     figures = [
         {
             "title": _title(metric),
+            "unit": _unit(section),
             "file": re.sub(r"[^\w-]+", "-", f"{section.problem}-{metric}"),
             "lines": [_line_data(n, line, _shows_seeds(lines)) for n, line in lines.items()],
         }
@@ -233,9 +234,13 @@ def _summary(report: Report) -> str:
     return "\n".join(told)
 
 
+def _unit(section: Section) -> str:
+    """What runs count."""
+    return "steps" if is_rl(section.problem) else "samples"
+
+
 def _heading(section: Section, among: Sequence[Section]) -> str:
-    unit = "steps" if is_rl(section.problem) else "samples"
-    told = f"{section.problem}, {_count(section.steps)} {unit}"
+    told = f"{section.problem}, {_count(section.steps)} {_unit(section)}"
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 
@@ -291,7 +296,7 @@ def _figure(number: int, section: Section, figure: int, main: bool = False) -> s
     metric = list(section.lines)[figure]
     lines = section.lines[metric]
     title = escape(_title(metric))
-    label = f"{title} over samples, a line per method; the table below has its numbers"
+    label = f"{title} over {_unit(section)}, a line per method; the table below has its numbers"
     caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
     table = _numbers(section, metric)
     if not main:
@@ -540,14 +545,19 @@ def _count(number: int) -> str:
 
 
 def _alike(*values: float) -> list[str]:
-    """Numbers with four decimals; with none where they are large, with powers where they are tiny.
+    """Numbers with four decimals; with fewer where they are large, with powers where they are tiny.
 
     Example:
         >>> _alike(0.25, -0.00001), _alike(12345.6, 7), _alike(-1e-5), _alike(math.nan)
         (['0.2500', '−0.0000'], ['12346', '7'], ['−1e-05'], ['–'])
+        >>> _alike(12.34567, 1.0), _alike(337.5991)
+        (['12.346', '1.000'], ['337.6'])
     """
     size = max((abs(value) for value in values if math.isfinite(value)), default=0)
-    form = ".4f" if size == 0 or 1e-3 <= size < 1e3 else ".0f" if 1e3 <= size < 1e6 else ".4g"
+    if size == 0 or 1e-3 <= size < 1e6:
+        form = ".4f" if size < 10 else ".3f" if size < 100 else ".1f" if size < 1000 else ".0f"
+    else:
+        form = ".4g"
     return [
         f"{x:{form}}".replace("-", "−", int(x < 0)) if math.isfinite(x) else "–" for x in values
     ]

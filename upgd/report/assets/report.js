@@ -53,7 +53,8 @@
         type: "scatter", mode: "lines", name: plain(arm.name), ...trace,
         visible: isVisible(section, kind, line.arm),
         meta: { arm: line.arm, kind, told: plain(told), label: plain(arm.name) },
-        hovertemplate: "<b>%{meta.label}</b><br>%{meta.told}<br>sample %{x:,}<br>" +
+        hovertemplate: "<b>%{meta.label}</b><br>%{meta.told}<br>" +
+          `${figure.unit.slice(0, -1)} %{x:,}<br>` +
           `${plain(figure.title.toLowerCase())} %{y:.5~g}<extra></extra>`,
       });
       if (line.seeds.length > 1) {
@@ -89,7 +90,8 @@
         font: { color: colour("--ink"), size: 13 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"),
         activecolor: colour("--ink") },
-      xaxis: { ...axis, title: { text: "Samples" }, rangemode: "tozero", tickformat: "~s",
+      xaxis: { ...axis, rangemode: "tozero", tickformat: "~s",
+        title: { text: figure.unit[0].toUpperCase() + figure.unit.slice(1) },
         ticklabeloverflow: "allow" },
       yaxis: { ...axis, title: { text: plain(figure.title) } },
     };
