@@ -167,7 +167,7 @@ def _percent(found: Interval | None) -> str:
 def draw_returns(
     axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
 ) -> None:
-    """Return against steps: mean over seeds, with its 95% interval where there are several.
+    """Return against steps: mean over seeds with its 95% interval, or two seeds by themselves.
 
     Axes show where the seeds are: of few seeds an interval may reach far beyond.
     """
@@ -180,7 +180,9 @@ def draw_returns(
         ends_of_axis += [float(returns.min()), float(returns.max())]
         mean, colour = returns.mean(0), colours.get(arm, "black")
         axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
-        if len(returns) > 1:
+        if len(returns) == 2:  # an interval would be twelve times as wide as they are apart
+            axes.plot(steps, returns.T, color=colour, alpha=0.35, linewidth=0.6)
+        elif len(returns) > 2:
             ends = np.array([metrics.mean_interval(column)[1:] for column in returns.T])
             axes.fill_between(
                 *(steps, ends[:, 0], ends[:, 1]), color=colour, alpha=0.2, linewidth=0
