@@ -13,7 +13,6 @@ import gzip
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from upgd.paper.measuring import How, Say, note
 from upgd.paper.sets import METHODS
 from upgd.study import write_atomically
 from upgd.study.versions import processor
+from upgd.threads import one_thread
 
 NAME = "time"
 CAPTION = "Computational time needed to make a single update."
@@ -83,7 +83,7 @@ def measure(how: How, folder: Path, say: Say) -> None:
     began, rounds = time.time(), how.seeds or ROUNDS
     times: dict[str, dict[str, NDArray[np.float64]]] = {}
     clock = time.perf_counter if how.device.startswith("cuda") else time.process_time
-    with _one_thread():
+    with one_thread():
         for setting in SETTINGS:
             calls = dict(_updates(setting, how.device))
             found = timing.measure(calls, how.device, rounds, TARGET * how.scale, clock)
@@ -97,16 +97,6 @@ def measure(how: How, folder: Path, say: Say) -> None:
         else f"{processor()}, one thread"
     )
     note(how, NAME, where, "eager", "float32", 0, seeds, 0, began).write(folder)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _updates(setting: Setting, device: str) -> Iterator[tuple[str, timing.Call]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 
 from upgd.metrics import norms
 from upgd.rl.network import Network
+from upgd.threads import one_thread
 
 SATURATED = 0.99
 DEAD = 0.01
@@ -48,19 +47,8 @@ def diagnose(
         utility: Of its parameters, [size], if its method has one.
         observations: Normalised, [T, observations]; :data:`SAMPLES` of them are looked at.
     """
-    with _one_thread():
+    with one_thread():
         return _diagnose(network, weights, gradients, utility, observations)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The order of PyTorch's sums depends on how many threads there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _diagnose(
