@@ -45,11 +45,39 @@ def listens(port: int) -> bool:
     return False
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> None:
+def comes(what: Callable[[], Any], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.02)
+    return True
+
+
+def wait_for(what: Callable[[], Any]) -> None:
+    assert comes(what, seconds=90.0)
+
+
+def kill_at_work(session: int, dice: random.Random, said: Path, deaths: int) -> None:
+    """Kill workers until the driver has said so often that one died with runs to do.
+
+    One that has just begun, or just told its last result, has none: then another is killed.
+    """
+    killed: set[int] = set()
+
+    def noticed() -> bool:
+        return said.read_text().count("runs go on from their checkpoints") == deaths
+
+    def victims() -> list[int]:
+        return sorted(set(workers_of(session)) - killed)
+
+    while not noticed():
+        assert len(killed) < 3
+        wait_for(victims)
+        victim = dice.choice(victims())
+        os.kill(victim, signal.SIGKILL)
+        killed.add(victim)
+        comes(noticed, seconds=5.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -65,12 +93,9 @@ def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) ->
     with open(tmp_path / "said", "w") as said:
         driver = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
     try:
-        killed: set[int] = set()
-        for part in (20, 60):
+        for deaths, part in enumerate((20, 60), start=1):
             wait_for(lambda part=part: states(study).get("done", 0) >= part)  # type: ignore[misc]
-            victim = random.Random(part).choice(sorted(set(workers_of(driver.pid)) - killed))
-            os.kill(victim, signal.SIGKILL)
-            killed.add(victim)
+            kill_at_work(driver.pid, random.Random(part), tmp_path / "said", deaths)
         wait_for(lambda: states(study).get("done", 0) >= 100)
         assert driver.poll() is None  # still at work
         driver.kill()
@@ -79,7 +104,6 @@ def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) ->
         assert left["running"] > 0
         assert left["done"] < 200
         check_tables(study)
-        assert (tmp_path / "said").read_text().count("runs go on from their checkpoints") == 2
         second = RayPool(None, 2)
         tally = driven(study, [], second)
     finally:
