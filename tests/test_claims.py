@@ -13,7 +13,8 @@ pytest.importorskip("matplotlib")
 from upgd.metrics import Interval
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper import claims
-from upgd.paper.claims import CLAIMS, NO, UNKNOWN, YES, Finding, worst
+from upgd.paper.claims import CLAIMS
+from upgd.paper.evidence import NO, UNKNOWN, YES, Finding, parts, worst
 from upgd.paper.experiments import EXPERIMENTS, MAIN, ablation_arms
 from upgd.paper.results import Results, collect, load, read, write
 from upgd.paper.sets import METHODS
@@ -78,9 +79,9 @@ def test_little_data_is_not_evidence() -> None:
 
 def test_short_runs_compare_quarters() -> None:
     assert verdict(2, made_up("input-permuted-mnist", STORY, tasks=12)) == YES
-    assert claims.parts(50) == (range(10, 30), range(30, 50))
-    assert claims.parts(12) == (range(3, 6), range(9, 12))
-    assert claims.parts(3) is None
+    assert parts(50) == (range(10, 30), range(30, 50))
+    assert parts(12) == (range(3, 6), range(9, 12))
+    assert parts(3) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from upgd.metrics import mean_interval
-from upgd.paper.claims import NO, UNKNOWN, YES, falling, rising
+from upgd.paper.evidence import NO, UNKNOWN, YES, falling, rising
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.policy_collapse import (
     HARDLY,

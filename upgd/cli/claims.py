@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out
-from upgd.paper.claims import NO, YES, Judged, judge, shown, sure, table
+from upgd.paper.claims import Judged, judge, sure, table
+from upgd.paper.evidence import NO, YES, shown
 
 STYLES = {YES: "green", NO: "red"}
 

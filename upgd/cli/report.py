@@ -10,7 +10,8 @@ import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.cli.show import PROBLEM, STUDY, chosen_runs
-from upgd.paper.claims import CLAIMS, shown, worst
+from upgd.paper.claims import CLAIMS
+from upgd.paper.evidence import shown, worst
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import collect
 from upgd.report import sections

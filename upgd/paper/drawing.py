@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.paper.claims import forgotten, plasticity_lost
+from upgd.paper.evidence import forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, MAIN, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
 from upgd.paper.policy_collapse import draw_returns

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.metrics import Interval
-from upgd.paper.claims import UNKNOWN, All, Finding, falling, rising
+from upgd.paper.evidence import UNKNOWN, All, Finding, falling, rising
 from upgd.paper.experiments import AGENT_STEPS, ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.results import Results
 from upgd.rl.collapse import collapse, filled, over_seeds, width

@@ -8,7 +8,7 @@ import numpy as np
 
 from upgd.metrics import Interval
 from upgd.paper import policy_collapse
-from upgd.paper.claims import change, forgotten, mean_over, parts, plasticity_lost
+from upgd.paper.evidence import change, forgotten, mean_over, parts, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, MAIN, VARIANTS, Experiment, title
 from upgd.paper.found import Found, Sets, Tried, read
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
