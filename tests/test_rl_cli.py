@@ -190,6 +190,51 @@ def test_a_checkpoint_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
         assert work_agents(ledger, workers=0).done == 2
 
 
+def test_an_agent_whose_checkpoint_does_not_fit_begins_anew_alone(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(specs(1))
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(7))
+        path = sorted((tmp_path / "checkpoints").glob("*.npz"))[0]
+        with np.load(path) as saved:
+            arrays = dict(saved)
+        [name] = [name for name in arrays if name.endswith("agent/normalisers")]
+        np.savez(path, **{**arrays, name: arrays[name][:1]})
+        told: list[str] = []
+        steps: list[tuple[int, int]] = []
+        tally = work_agents(
+            *(ledger,),
+            workers=0,
+            on_note=told.append,
+            on_progress=lambda p: steps.append((p.step, 1 + len(p.others))),
+        )
+    [note] = told
+    assert tally.notes == told
+    assert "begins anew: its checkpoint does not fit: an array is (1,)" in note
+    assert steps[0] == (64, 1)  # it alone catches up
+    assert steps[7] == (8 * 64, 2)
+    assert tally.done == 2
+
+
+def test_a_process_that_dies_while_agents_are_restored_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(group: AgentGroup, states: Any) -> None:
+        raise WorkerDiedError("gone")
+
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(specs(1))
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(7))
+        with monkeypatch.context() as patched:
+            patched.setattr(AgentGroup, "restore", die)
+            with pytest.raises(StudyError, match="'upgd resume' goes on"):
+                work_agents(ledger, workers=0)
+        steps: list[int] = []
+        work_agents(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
+        assert steps[0] == 8 * 64
+
+
 def test_a_process_that_dies_ends_the_work_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

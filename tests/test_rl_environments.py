@@ -23,6 +23,7 @@ from upgd.rl.environments import Simulation, make
 from upgd.rl.network import Network
 from upgd.rl.ppo import run_network, trajectory
 from upgd.rl.rollouts import Actor, fresh_normalisers
+from upgd.rl.workers import StatesError
 
 SHORT = Settings(steps=32, epochs=1, minibatches=2)
 
@@ -273,6 +274,20 @@ def test_groups_that_will_not_do() -> None:
     group = AgentGroup("Pendulum", [learner("adam", 0)], SHORT, steps=320)
     with group, pytest.raises(RLError, match="2 states do not fit 1 agents"):
         group.restore(group.states() * 2)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_states_that_will_not_do_are_told_one_by_one(stacked: bool) -> None:
+    agents = [learner("adam", seed) for seed in range(4)]
+    with AgentGroup("Pendulum", agents, SHORT, steps=320, workers=0, stacked=stacked) as group:
+        states = group.states()
+        states[1][0]["weights"] = states[1][0]["weights"][:1]
+        del states[2][1]["random"]
+        with pytest.raises(StatesError) as caught:
+            group.restore(states)
+        assert caught.value.reasons.keys() == {1, 2}
+        assert "no 'random'" in caught.value.reasons[2]
+        assert "agent 1 cannot go on" in one_line(caught.value)
 
 
 def test_everything_else_works_without_the_extra() -> None:

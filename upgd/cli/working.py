@@ -118,6 +118,7 @@ def _agents(ledger: Ledger, where: dict[str, Any] | None, total: int, how: Work)
             on_progress=on_progress,
             checkpoint_seconds=how.checkpoint_seconds,
             workers=workers if how.agents is None else how.agents,
+            on_note=None if how.quiet else _note,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,10 +22,12 @@ from upgd.rl.workers import (
     Record,
     SharedArrays,
     State,
+    StatesError,
     Workers,
     diverged,
     measured,
     memory_shapes,
+    what_is_wrong,
 )
 
 
@@ -214,18 +216,28 @@ class AgentGroup:
 
         Raises:
             RLError: The states are of different iterations, or not as many as agents.
+            StatesError: Some do not fit; the group is of no use any more.
         """
         if len(states) != len(self.learners):
             raise RLError(f"{len(states)} states do not fit {len(self.learners)} agents")
         iterations = {int(meta["iteration"]) for _, meta in states}
         if len(iterations) != 1:
             raise RLError(f"agents of one group are at one iteration, these at {iterations}")
-        self.iteration = iterations.pop()
-        self._collect("restore", *[([states[i] for i in own],) for own in self._shares])
+        wrong = self._collect("restore", *[([states[i] for i in own],) for own in self._shares])
         if self._stack is not None:
-            for i, (arrays, meta) in enumerate(states):
-                self._stack.restore_agent(i, arrays, int(meta["updates"]))
-                self._failures[i] = meta["failure"]
+            for i, state in enumerate(states):
+                wrong[i] = wrong[i] or what_is_wrong(self._restore_stacked, i, *state)
+        reasons = {i: reason for i, reason in enumerate(wrong) if reason is not None}
+        if reasons:
+            raise StatesError(reasons)
+        self.iteration = iterations.pop()
+
+    def _restore_stacked(
+        self, number: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        assert self._stack is not None
+        self._stack.restore_agent(number, arrays, int(meta["updates"]))
+        self._failures[number] = meta["failure"]
 
     @property
     def _updates(self) -> int:

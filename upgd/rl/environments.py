@@ -211,6 +211,8 @@ class Simulation:
             array = getattr(data, name)
             array[...] = arrays["derived"][at : at + array.size].reshape(array.shape)
             at += array.size
+        if at != arrays["derived"].size:
+            raise ValueError(f"{arrays['derived'].size} derived numbers are not {at}")
 
 
 def _derived(data: Any) -> list[str]:

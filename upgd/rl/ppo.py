@@ -340,11 +340,18 @@ class StackedPPO(GeneralStack):
         return {name: saved[name].copy() for name in ("weights", "states", "corrections")}
 
     def restore_agent(self, agent: int, arrays: Mapping[str, NDArray[Any]], updates: int) -> None:
-        """Continue from :meth:`agent_state`, or from what a compiled agent keeps."""
+        """Continue from :meth:`agent_state`, or from what a compiled agent keeps.
+
+        Raises:
+            ValueError: An array is of another shape.
+        """
         run = self.order.index(agent)
         decays = self.decays[run].cpu().numpy()
         saved = {name: arrays[name] for name in ("weights", "states")}
         saved["corrections"] = arrays.get("corrections", 1 - decays**updates)
+        for name, there in self.state(run).items():
+            if name in saved and saved[name].shape != there.shape:
+                raise ValueError(f"{name} are {saved[name].shape} and should be {there.shape}")
         self.restore(run, saved)
         self.clock.fill_(updates)
 

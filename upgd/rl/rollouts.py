@@ -76,6 +76,17 @@ def fresh_normalisers(observations: int) -> NDArray[np.float64]:
     return found
 
 
+def put(there: NDArray[Any], values: NDArray[Any]) -> None:
+    """Fill an array with values that were saved.
+
+    Raises:
+        ValueError: They are of another shape.
+    """
+    if there.shape != np.shape(values):
+        raise ValueError(f"an array is {np.shape(values)} and should be {there.shape}")
+    there[...] = values
+
+
 class Actor:
     """An environment and what an agent keeps of it between iterations.
 
@@ -163,8 +174,8 @@ class Actor:
         """Continue from what :meth:`state` returned."""
         own = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("environment/")}
         self.simulation.restore(own, meta)
-        self.normalisers[:] = arrays["normalisers"]
-        self.trajectory.observations[-1] = arrays["observation"]
+        put(self.normalisers, arrays["normalisers"])
+        put(self.trajectory.observations[-1], arrays["observation"])
         self.trajectory.ends[-1] = meta["ended"]
         self.step, self.episode = int(meta["step"]), int(meta["episode"])
         self.reward = float(meta["reward"])

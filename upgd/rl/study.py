@@ -20,7 +20,7 @@ from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import environment_id, known_environments
 from upgd.rl.runs import Plan, agent, is_rl, plan
-from upgd.rl.workers import Record, State, WorkerDiedError
+from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
 from upgd.study.attempts import Attempt, Means, uninterrupted
 from upgd.study.errors import SpecError, StudyError
 from upgd.study.files import Checkpoint
@@ -52,6 +52,7 @@ def work_agents(
     lease_seconds: float = LEASE,
     checkpoint_seconds: float | None = None,
     workers: int | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Tally:
     """Run what is pending of reinforcement learning, all agents of an environment at once.
 
@@ -66,6 +67,7 @@ def work_agents(
         lease_seconds: How long runs stay ours without a sign of life.
         checkpoint_seconds: How often agents are saved.
         workers: Processes that agents are spread over; see :class:`upgd.rl.AgentGroup`.
+        on_note: Told when a checkpoint is of no use; the tally's notes have the same.
     """
     check_device(device)
     owner, tally = owner_name(), Tally()
@@ -84,7 +86,7 @@ def work_agents(
             if not claims:
                 continue
             sink = StudySink(ledger, claims, tally, on_progress)
-            error = _try(sink, [claim.spec for claim in claims], means, workers)
+            error = _try(sink, [claim.spec for claim in claims], means, workers, on_note)
             if error is not None:
                 sink.fail(f"{type(error).__name__}: {error}", str(error))
 
@@ -105,13 +107,19 @@ def _shared(spec: RunSpec) -> Any:
 
 
 def _try(
-    sink: StudySink, specs: Sequence[RunSpec], means: Means, workers: int | None
+    sink: StudySink,
+    specs: Sequence[RunSpec],
+    means: Means,
+    workers: int | None,
+    on_note: Callable[[str], None] | None,
 ) -> Exception | None:
     try:
-        attempt = Agents(sink, specs, means, workers)
+        attempt = Agents(sink, specs, means, workers, on_note)
     except SpecError as error:
         return error
-    return carry_out(sink, attempt)
+    wrong = carry_out(sink, attempt)
+    sink.tally.notes += attempt.notes
+    return wrong
 
 
 # ------------------------------------------------------------------------------- curves
@@ -213,15 +221,25 @@ class Agents(Attempt):
         specs: The runs; of one environment, length and settings.
         means: Where agents learn, and how often they are saved.
         workers: Processes that agents are spread over.
+        on_note: Told when a checkpoint is of no use.
+
+    Attributes:
+        notes: What was told.
 
     Raises:
         SpecError: A run is not as it must be.
     """
 
     def __init__(
-        self, sink: Sink, specs: Sequence[RunSpec], means: Means, workers: int | None = None
+        self,
+        sink: Sink,
+        specs: Sequence[RunSpec],
+        means: Means,
+        workers: int | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self.sink, self.specs, self.means, self.workers = sink, specs, means, workers
+        self.on_note, self.notes = on_note, list[str]()
         self.plan: Plan = plan(specs[0])
         kind = torch.device(means.device).type
         device = torch.cuda.get_device_name(means.device) if kind == "cuda" else means.device
@@ -243,12 +261,20 @@ class Agents(Attempt):
             found = self.keeper.load(spec)
             if found is None or found[1]["run"].get("packages") != self._packages:
                 continue
-            try:
-                self._take_up(self.members[number], found)
+            wrong = what_is_wrong(self._take_up, self.members[number], found)
+            if wrong is None:
                 taken_up.append(found)
-            except Exception:  # whatever is wrong with it, the run can begin anew
-                self.members[number] = self._fresh(spec)
+            else:
+                self._begin_anew(self.members[number], wrong)
         self.keeper.start(*taken_up)
+
+    def _begin_anew(self, member: Member, reason: str) -> None:
+        """Drop what was kept of an agent, which is of no use."""
+        self.members[self.members.index(member)] = self._fresh(member.spec)
+        note = f"{member.spec.label()} begins anew: its checkpoint does not fit: {reason}"
+        self.notes.append(note)
+        if self.on_note is not None:
+            self.on_note(note)
 
     def _take_up(self, member: Member, found: Checkpoint) -> None:
         arrays, run = found[0], found[1]["run"]
@@ -315,7 +341,7 @@ class Agents(Attempt):
         self._close()
 
     def _open(self, members: list[Member]) -> AgentGroup | None:
-        """The group in which these agents go on; None if their checkpoints are of no use."""
+        """The group in which these agents go on; None if some begin anew instead."""
         where, dtype = self.plan, "float32"
         learners = [member.learner for member in members]
         self._group = AgentGroup(
@@ -330,10 +356,10 @@ class Agents(Attempt):
         try:
             if states:
                 self._group.restore(states)
-        except Exception:  # whatever is wrong with them, the runs can begin anew
+        except StatesError as error:  # the others stand where they stood
             self._close()
-            for member in members:
-                self.members[self.members.index(member)] = self._fresh(member.spec)
+            for number, reason in error.reasons.items():
+                self._begin_anew(members[number], reason)
         return self._group
 
     def _note(self, member: Member, record: Record) -> None:

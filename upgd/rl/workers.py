@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +27,27 @@ from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
 from upgd.rl.network import Network
 from upgd.rl.ppo import MEASURES, Settings, trajectory
-from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, trajectory_shapes
+from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, put, trajectory_shapes
 
 State = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
 class WorkerDiedError(RuntimeError):
     """A process of a group is not there any more; the others do not know the rest of it."""
+
+
+class StatesError(RLError):
+    """Agents cannot go on from the states given.
+
+    Attributes:
+        reasons: By an agent's number in its group, what is wrong with its state.
+    """
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        self.reasons = dict(reasons)
+        number, reason = next(iter(self.reasons.items()))
+        more = f" ({len(reasons)} agents)" if len(reasons) > 1 else ""
+        super().__init__(f"agent {number} cannot go on from its state: {reason}{more}")
 
 
 @dataclass
@@ -169,10 +183,6 @@ class Share:
             told.append((rollout, time.thread_time() - start))
         return told
 
-    def stop(self, place: int, reason: str) -> None:
-        """An agent does not go on."""
-        self.failures[place] = reason
-
     def iterate(self, iteration: int) -> list[Record]:
         """Act and learn, one agent after the other."""
         return [self._iterate(place, iteration) for place in range(len(self.actors))]
@@ -216,15 +226,29 @@ class Share:
             found.append((arrays, meta | {"failure": self.failures[place]}))
         return found
 
-    def restore(self, states: Sequence[State]) -> None:
-        """Continue from what :meth:`states` returned."""
-        for place, (arrays, meta) in enumerate(states):
-            self.actors[place].restore(arrays, meta)
-            self.failures[place] = meta["failure"]
-            if self.agents:
-                agent = self.agents[place]
-                agent.weights[:], agent.states[:] = arrays["weights"], arrays["states"]
-                agent.updates = int(meta["updates"])
+    def restore(self, states: Sequence[State]) -> list[str | None]:
+        """Continue from what :meth:`states` returned; tells, by agent, what is wrong with it."""
+        return [what_is_wrong(self._restore, place, *state) for place, state in enumerate(states)]
+
+    def _restore(
+        self, place: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        self.actors[place].restore(arrays, meta)
+        self.failures[place] = meta["failure"]
+        if self.agents:
+            agent = self.agents[place]
+            put(agent.weights, arrays["weights"])
+            put(agent.states, arrays["states"])
+            agent.updates = int(meta["updates"])
+
+
+def what_is_wrong(restore: Callable[..., None], *state: Any) -> str | None:
+    """Why something cannot go on from a state, if it is the state's fault."""
+    try:
+        restore(*state)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return f"no {error}" if isinstance(error, KeyError) else str(error)
+    return None
 
 
 def diverged(step: int) -> str:
