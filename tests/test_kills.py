@@ -186,7 +186,7 @@ def test_a_whole_study_killed_before_and_after_every_durable_write(
     expected = results(tmp_path / "whole")
     states = [expected[spec.key][1] for spec in SMALL]
     assert states == ["done", "diverged", "failed"]
-    for write in ("migrate", "add", "claim", "heartbeat", "finish", "diverge", "fail"):
+    for write in ("migrate", "add", "claim", "heartbeat", "settle", "fail"):
         assert {f"{write}: before begin", f"{write}: before commit"} <= set(names)
         assert f"{write}: after commit" in names
     for write in ("write: before file", "write: before sync", "write: before replace"):

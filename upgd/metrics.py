@@ -8,7 +8,7 @@ taken over windows of two tasks, which are means of pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
 AT_A_TIME = 32
-"""Matrices that a GPU decomposes together."""
+"""Matrices, or networks, that a GPU works on together."""
 
 
 # ------------------------------------------------------------------------- per sample
@@ -199,13 +199,12 @@ def effective_rank(matrix: Tensor) -> float:
     return float(_effective_ranks(torch.linalg.svdvals(rows)))
 
 
-@torch.no_grad()
 def effective_ranks(matrices: Tensor) -> list[float]:
     """:func:`effective_rank` of each of R matrices [R, ...], none of which affects another's.
 
-    On CPU they are the same numbers. On CUDA singular values come from the products of rows,
-    :data:`AT_A_TIME` matrices at a time, which is faster; the ranks agree to 1e-5 of their size. A
-    matrix that is not finite has rank NaN.
+    On CPU they are the same numbers. Of matrices on CUDA it is the products of rows that are copied
+    to the CPU, whose singular values follow from; the ranks agree to 1e-5 of their size. A matrix
+    that is not finite has rank NaN.
 
     Example:
         >>> import torch
@@ -213,28 +212,48 @@ def effective_ranks(matrices: Tensor) -> list[float]:
         >>> effective_ranks(torch.stack([torch.eye(4), torch.ones(4, 4)]))
         [4.0, 1.0]
     """
-    found: list[float] = []
+    return effective_ranks_later(matrices)()
+
+
+@torch.no_grad()
+def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
+    """What is left of :func:`effective_ranks` when the matrices are not needed any more.
+
+    It needs the CPU alone, so that a device can go on meanwhile, and may run in another thread.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
     for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):
         rows = some.double()
         finite = rows.isfinite().flatten(1).all(1)
         other = torch.eye(*rows.shape[1:], dtype=rows.dtype, device=rows.device)
         rows = torch.where(finite[:, None, None], rows, other)
-        values = _from_products(rows) if rows.is_cuda else torch.linalg.svdvals(rows)
-        found += _effective_ranks(values).where(finite, math.nan).tolist()
-    return found
+        found.append((_products(rows).cpu() if rows.is_cuda else rows, finite.cpu()))
+
+    def ranks() -> list[float]:
+        all_: list[float] = []
+        for rows, finite in found:
+            values = _from_products(rows) if matrices.is_cuda else torch.linalg.svdvals(rows)
+            all_ += _effective_ranks(values).where(finite, math.nan).tolist()
+        return all_
+
+    return ranks
 
 
-def _from_products(rows: Tensor) -> Tensor:
-    """Singular values of matrices [R, ...]; what comes out of one depends on no other.
-
-    Those below 1e-8 of the greatest are lost in rounding; they hardly count in an entropy.
-    """
-    # Always as many, since the way they are computed depends on their number.
+def _products(rows: Tensor) -> Tensor:
+    """Of each matrix's rows with each other, or columns if they are fewer."""
+    # Always of as many, since the way they are computed depends on their number.
     filled = torch.cat([rows, rows[-1:].expand(AT_A_TIME - len(rows), -1, -1)])
     if filled.shape[1] > filled.shape[2]:
         filled = filled.mT
-    squares = torch.linalg.eigvalsh(filled @ filled.mT)[: len(rows)]
-    values: Tensor = squares.clamp(min=0).sqrt().flip(-1)
+    return (filled @ filled.mT)[: len(rows)]
+
+
+def _from_products(products: Tensor) -> Tensor:
+    """Singular values.
+
+    Those below 1e-8 of the greatest are lost in rounding; they hardly count in an entropy.
+    """
+    values: Tensor = torch.linalg.eigvalsh(products).clamp(min=0).sqrt().flip(-1)
     return values
 
 

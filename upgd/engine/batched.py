@@ -14,25 +14,22 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.func import functional_call
 
 from upgd.engine import roofline
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.eager import Setting
-from upgd.engine.feed import Chunk, Feed
+from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
-from upgd.metrics import AT_A_TIME, effective_ranks
+from upgd.engine.stacked import Networks
 from upgd.networks import build
 from upgd.streams import Problem
 
@@ -130,6 +127,10 @@ class BatchedRun:
         self.weighed = np.full((len(settings), windows, 3), np.nan)
         self._ahead: tuple[tuple[int, int], Future[Chunk]] | None = None
         self._pool = ThreadPoolExecutor(1)
+        self.networks = Networks(problem, self.stack)
+        self._ranking: tuple[int, Future[list[float]]] | None = None
+        # One thread each, also within: the learners need the others.
+        self._ranks_pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
     def _make(self, learners: list[Learner], dtype: torch.dtype) -> Any:
         problem = self.problem
@@ -180,11 +181,15 @@ class BatchedRun:
             self.stack.restart(start // length, self._restarting)
         chunk = self._chunk(start, stop)
         self._fetch_ahead(stop)
+        held_out: Future[HeldOut] | None = None
+        if self.setting.held_out and length and stop % length == 0:
+            task = stop // length - 1
+            held_out = self._pool.submit(self.feed.held_out, task, self.setting.held_out)
         self.stack.advance(chunk)
         if self.setting.weighs(stop - 1):
             self._weigh(stop - 1)
-        if self.setting.held_out and length and stop % length == 0:
-            self._hold_out(stop // length - 1)
+        if held_out is not None:
+            self._hold_out(held_out.result())
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         length, setting = self.problem.task_length, self.setting
@@ -221,66 +226,22 @@ class BatchedRun:
     # ------------------------------------------------------------------------- measuring
     def _weigh(self, step: int) -> None:
         """Norms and ranks of the weights; the gradient's are summed up by the stack."""
-        ranks: list[float] = []
-        norms: list[Tensor] = []
-        for some in torch.as_tensor(self.stack.weights).split(AT_A_TIME):
-            flat = self._in_order(some)
-            if self.setting.ranks(step):
-                parts = flat.split([math.prod(shape) for shape in self._shapes], 1)
-                pairs = zip(parts, self._shapes, strict=True)
-                each = [effective_ranks(p.view(-1, *shape)) for p, shape in pairs if len(shape) > 1]
-                ranks += [float(np.mean(one)) for one in zip(*each, strict=True)]
-            wide = [one.double() for one in flat]
-            norms += [torch.stack([one.abs().sum(), one.norm()]) for one in wide]
-        both = torch.stack(norms).cpu().numpy()
-        for run, place in self._place.items():
-            found = self.weighed[run, step // self.window]
-            found[:2], found[2] = both[place], ranks[place] if ranks else math.nan
+        window = step // self.window
+        self.weighed[:, window, :2] = self.networks.norms()
+        if self.setting.ranks(step):
+            self._wait_for_ranks()
+            self._ranking = window, self._ranks_pool.submit(self.networks.ranks_later())
+            if torch.device(self.device).type == "cpu":  # nobody else could go on
+                self._wait_for_ranks()
 
-    def _in_order(self, weights: Tensor) -> Tensor:
-        """Weights [..., size] of a stack in the order of a network's parameters."""
-        if self.kind == "general":
-            return weights
-        return weights[..., self._places.to(weights.device)]
+    def _wait_for_ranks(self) -> None:
+        if self._ranking is not None:
+            window, ranks = self._ranking
+            self.weighed[:, window, 2] = ranks.result()
+            self._ranking = None
 
-    @cached_property
-    def _places(self) -> Tensor:
-        return torch.from_numpy(self.stack.layout.places).to(self.device)
-
-    @cached_property
-    def _model(self) -> torch.nn.Module:
-        """A network of this problem, to be called with the weights of a run."""
-        return build(self.problem.network, 0, self.problem.activation)
-
-    @cached_property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(p.shape) for p in self._model.parameters()]
-
-    @torch.no_grad()
-    def _hold_out(self, task: int) -> None:
-        """Accuracy of every run on held-out samples of a task.
-
-        Networks are called one by one: a product of many could round differently for another stack.
-        """
-        names = [name for name, _ in self._model.named_parameters()]
-        samples: dict[int, tuple[Tensor, Tensor]] = {}
-        right: list[Tensor] = []
-        for run, stream in enumerate(self.streams):
-            weights = self._in_order(torch.as_tensor(self.stack.weights[self._place[run]]))
-            if stream.seed not in samples:
-                x, y = stream.held_out(task, self.setting.held_out)
-                samples[stream.seed] = (
-                    torch.from_numpy(x).to(weights),
-                    torch.from_numpy(y).to(weights.device),
-                )
-            x, y = samples[stream.seed]
-            parts = weights.split([math.prod(shape) for shape in self._shapes])
-            own = {
-                name: part.view(shape)
-                for name, part, shape in zip(names, parts, self._shapes, strict=True)
-            }
-            right.append((functional_call(self._model, own, (x,)).argmax(1) == y).double().mean())
-        for known, share in zip(self.offline, torch.stack(right).tolist(), strict=True):
+    def _hold_out(self, samples: HeldOut) -> None:
+        for known, share in zip(self.offline, self.networks.accuracy(samples), strict=True):
             known.append(share)
 
     def diverged_at(self, run: int) -> int | None:
@@ -303,6 +264,7 @@ class BatchedRun:
             with np.errstate(invalid="ignore", divide="ignore"):
                 measured = sums[:, COLUMNS.index("measured"), None]
                 means = sums[:, 3:7] / measured
+            self._wait_for_ranks()
             weights = self.weighed[run, :closed]
             found |= {name: means[:, i] for i, name in enumerate(COLUMNS[3:7])}
             if self.problem.activation != "relu":
@@ -317,7 +279,7 @@ class BatchedRun:
         None where that cannot be measured; see :mod:`upgd.engine.roofline`.
         """
         methods = [setting.method for setting in self.settings]
-        parameters = sum(math.prod(shape) for shape in self._shapes)
+        parameters = self.networks.size
         itemsize = int(self.stack.dtype.itemsize)
         size = itemsize * parameters * max(roofline.kept(method) for method in methods)
         threads = getattr(self.stack, "threads", torch.get_num_threads())
@@ -331,6 +293,7 @@ class BatchedRun:
     # ----------------------------------------------------------------------- checkpoints
     def state(self, run: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything that the rest of one run depends on: arrays, and what fits into JSON."""
+        self._wait_for_ranks()
         arrays = dict(self.stack.state(self._place[run]))
         arrays["weighed"] = self.weighed[run]
         return arrays, {"step": self.step, "offline": self.offline[run]}

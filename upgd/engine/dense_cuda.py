@@ -12,6 +12,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from upgd.engine.branches import Branches
 from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
@@ -33,6 +34,7 @@ class Tuning:
         reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
         back_rows, back_columns, back_warps: The tile of a backward pass.
         columns, head_warps: Of the last layer's kernel.
+        wide_head_warps: The same from 65 outputs on, for which four warps have too few registers.
     """
 
     block: int = 128
@@ -46,6 +48,7 @@ class Tuning:
     back_warps: int = 4
     columns: int = 128
     head_warps: int = 4
+    wide_head_warps: int = 8
 
 
 class CudaStack(DenseStack):
@@ -78,11 +81,7 @@ class CudaStack(DenseStack):
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._streams = (
-            [torch.cuda.Stream(self.device) for _ in self.groups]
-            if self.device.type == "cuda"
-            else []
-        )
+        self._branches = Branches(len(self.groups), self.device)
         self._table: NDArray[Any] | None = None
         self.data: Tensor | None = None
         self.index: Tensor | None = None
@@ -240,17 +239,7 @@ class CudaStack(DenseStack):
     def _learn(self, offset: int) -> None:
         """One step of all learners: what they share, then each method beside the others."""
         self._sample(offset, forward=True)
-        if self.device.type != "cuda" or len(self.groups) == 1:
-            for number in range(len(self.groups)):
-                self._update(number, offset)
-            return
-        main = torch.cuda.current_stream(self.device)
-        for number, stream in enumerate(self._streams):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                self._update(number, offset)
-        for stream in self._streams:
-            main.wait_stream(stream)
+        self._branches.each(lambda number: self._update(number, offset))
 
     def _sample(self, offset: int, forward: bool) -> None:
         """Finish the last sample; with `forward` predict the next one and go back."""
@@ -275,7 +264,7 @@ class CudaStack(DenseStack):
             SECOND=self.second,
             FEATURES=self.features,
             FORWARD=forward,
-            num_warps=t.head_warps,
+            num_warps=t.head_warps if self.out_block < 128 else t.wide_head_warps,
         )
         if not forward:
             return

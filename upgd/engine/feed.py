@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,20 @@ class Chunk:
     permutations: NDArray[np.int32] | None = None
     slots: NDArray[np.int32] | None = None
     inputs: NDArray[np.float32] | None = None
+
+
+class HeldOut(NamedTuple):
+    """Samples that nobody learns from: `count` of S streams, of which each learner has one.
+
+    Attributes:
+        x: [S, count, ...].
+        y: [S, count].
+        of: [R], each learner's stream.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    of: NDArray[np.int64]
 
 
 def has_table(stream: Any) -> bool:
@@ -98,6 +112,11 @@ class Feed:
             permutations=permutations,
             slots=slots,
         )
+
+    def held_out(self, task: int, count: int) -> HeldOut:
+        """Samples of the test split, for measuring."""
+        samples = [s.held_out(task, count) for s in self._own]
+        return HeldOut(np.stack([s.x for s in samples]), np.stack([s.y for s in samples]), self._of)
 
     def _each(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Every learner's, from those of different streams."""

@@ -237,7 +237,8 @@ class GeneralStack:
         found = torch.autograd.grad(losses.sum(), self.params)
         with torch.no_grad():
             torch._foreach_copy_(self._gradient_views, list(found))
-            finite = losses.isfinite() & self.gradients.isfinite().all(1)
+            largest = torch.linalg.vector_norm(self.gradients, math.inf, 1)  # one pass
+            finite = losses.isfinite() & largest.isfinite()
             fresh = ~finite & (self.diverged < 0)
             self.diverged.copy_(torch.where(fresh, self.clock[0], self.diverged))
             self.corrections.mul_(self.decays).add_(1 - self.decays)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from upgd.engine.branches import Branches
 from upgd.kernels import triton_stored as kernels
 from upgd.kernels.triton_rules import compile_rules
 
@@ -43,35 +44,39 @@ class FusedUpdates:
         self.iota = torch.arange(BLOCK, dtype=torch.int32, device=device)
         self.partial = torch.zeros(runs, dtype=stack.dtype, device=device)
         self.norms = torch.zeros(runs, len(rows), dtype=stack.dtype, device=device)
+        self._branches = Branches(len(stack.groups), device)
 
     def __call__(self) -> None:
         """Update every group."""
-        stack = self.stack
-        size, rows = stack.weights.shape[1], len(self.rows)
         self.partial.fill_(-math.inf)
-        for group, states, rules in zip(stack.groups, stack.states, self._rules, strict=True):
-            first = states if group.states else stack.weights
-            arrays = (stack.weights, first, stack.gradients)
-            if group.reduce == "max":
-                kernels.reduce_kernel[(len(self.items), group.count)](
-                    *(*arrays, self.partial, self.items, stack.hyper, group.first, size),
-                    RULE=rules.reduce,
-                    BLOCK=BLOCK,
-                )
-            elif group.reduce == "row_norm":
-                kernels.norm_kernel[(rows, group.count)](
-                    *(*arrays, self.norms, self.rows, stack.hyper, group.first, size, rows),
-                    RULE=rules.reduce,
-                    BLOCK=BLOCK,
-                )
-            kernels.update_kernel[(len(self.items), group.count)](
-                *(*arrays, self.partial, self.norms, self.items, self.iota, stack.hyper),
-                *(stack.corrections, stack.seeds, stack.clock, group.first, group.count),
-                *(size, rows),
-                RULE=rules.update,
-                STATES=len(group.states),
-                GLOBAL=group.reduce == "max",
-                LOCAL=group.reduce == "row_norm",
-                NOISE=group.noise,
+        self._branches.each(self._update)
+
+    def _update(self, number: int) -> None:
+        stack = self.stack
+        group, states, rules = stack.groups[number], stack.states[number], self._rules[number]
+        size, rows = stack.weights.shape[1], len(self.rows)
+        first = states if group.states else stack.weights
+        arrays = (stack.weights, first, stack.gradients)
+        if group.reduce == "max":
+            kernels.reduce_kernel[(len(self.items), group.count)](
+                *(*arrays, self.partial, self.items, stack.hyper, group.first, size),
+                RULE=rules.reduce,
                 BLOCK=BLOCK,
             )
+        elif group.reduce == "row_norm":
+            kernels.norm_kernel[(rows, group.count)](
+                *(*arrays, self.norms, self.rows, stack.hyper, group.first, size, rows),
+                RULE=rules.reduce,
+                BLOCK=BLOCK,
+            )
+        kernels.update_kernel[(len(self.items), group.count)](
+            *(*arrays, self.partial, self.norms, self.items, self.iota, stack.hyper),
+            *(stack.corrections, stack.seeds, stack.clock, group.first, group.count),
+            *(size, rows),
+            RULE=rules.update,
+            STATES=len(group.states),
+            GLOBAL=group.reduce == "max",
+            LOCAL=group.reduce == "row_norm",
+            NOISE=group.noise,
+            BLOCK=BLOCK,
+        )

@@ -200,7 +200,7 @@ class TaskStream:
         self._test = test
         if not 1 <= count <= len(test):
             raise ValueError(f"count must be from 1 to {len(test)} test samples, got {count}")
-        index = keyed.permutation(len(test), self.seed, Purpose.HELD_OUT, task)[:count]
+        index = keyed.permutation(len(test), self.seed, Purpose.HELD_OUT, task, first=count)
         tasks = np.full(count, task)
         return Sample(self._inputs(test, index, tasks), self._labels(test, index, tasks))
 

@@ -168,7 +168,7 @@ class Alone(Attempt):
         result = self.keeper.result(
             run.step, values, run.setting.window, length, run.offline, self._diverged_at
         )
-        self.sink.finish(self.spec, result)
+        self.sink.finish([(self.spec, result)])
 
 
 class Stack(Attempt):
@@ -232,8 +232,9 @@ class Stack(Attempt):
 
     def finish(self) -> None:
         assert self.run is not None
-        for i, spec in enumerate(self.specs):
-            self.sink.finish(spec, self._result(i, self.run.diverged_at(i)))
+        ends = [self.run.diverged_at(i) for i in range(len(self.specs))]
+        results = [self._result(i, end) for i, end in enumerate(ends)]
+        self.sink.finish(list(zip(self.specs, results, strict=True)))
 
     def _result(self, number: int, diverged_at: int | None) -> Result:
         assert self.run is not None

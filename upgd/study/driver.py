@@ -28,7 +28,7 @@ from upgd.study.jobs import Died, Ended, Event, Finished, Job, Kept, Ready, Told
 from upgd.study.ledger import SUSPECT, Ledger
 from upgd.study.pools import Pool
 from upgd.study.records import Claim, Result, owner_name
-from upgd.study.sinks import Progress, Tally, checkpoint_path, forget, tidy
+from upgd.study.sinks import Progress, Tally, checkpoint_path, settle, tidy
 from upgd.study.spec import RULES_VERSION
 from upgd.study.work import at_work, evict_departed
 
@@ -356,17 +356,9 @@ class _Driver:
         """Write results and signs of progress to the ledger, all in one transaction each."""
         if self.results:
             results, self.results = self.results, []
-            lost = {claim.spec.key for claim in self.ledger.settle(results)}
-            for claim, result in results:
+            settle(self.ledger, results, self.tally)
+            for claim, _ in results:
                 self._forget(claim)
-                if claim.spec.key in lost:
-                    self.tally.lost += 1
-                    continue
-                if result.diverged_at is None:
-                    self.tally.done += 1
-                else:
-                    self.tally.diverged += 1
-                forget(self.ledger, claim.spec.key)
         if self.kept:
             kept, self.kept = self.kept, {}
             self.ledger.hear(kept.values())

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -150,8 +150,9 @@ class Wire:
         latest = {name: float(value) for name, value in progress.latest.items()}
         self._send(Told(progress.step, float(progress.rate), latest, progress.share))
 
-    def finish(self, spec: RunSpec, result: Result) -> None:
-        self._send(Finished(spec.key, result))
+    def finish(self, results: Sequence[tuple[RunSpec, Result]]) -> None:
+        for spec, result in results:
+            self._send(Finished(spec.key, result))
 
 
 class Servant:

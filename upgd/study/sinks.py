@@ -79,8 +79,8 @@ class Sink(Protocol):
     def tell(self, progress: Progress) -> None:
         """Say how far they are."""
 
-    def finish(self, spec: RunSpec, result: Result) -> None:
-        """Keep a run's result; its checkpoint is of no use any more."""
+    def finish(self, results: Sequence[tuple[RunSpec, Result]]) -> None:
+        """Keep the results of runs; their checkpoints are of no use any more."""
 
 
 class StudySink:
@@ -120,19 +120,9 @@ class StudySink:
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def finish(self, spec: RunSpec, result: Result) -> None:
-        claim = self.claims[spec.key]
-        try:
-            if result.diverged_at is None:
-                self.ledger.finish(claim, result)
-                self.tally.done += 1
-            else:
-                self.ledger.diverge(claim, result.diverged_at, result)
-                self.tally.diverged += 1
-        except LeaseLostError:
-            self.tally.lost += 1  # another process has it; its result will be the same
-            return
-        forget(self.ledger, spec.key)
+    def finish(self, results: Sequence[tuple[RunSpec, Result]]) -> None:
+        pairs = [(self.claims[spec.key], result) for spec, result in results]
+        settle(self.ledger, pairs, self.tally)
 
     def fail(self, reason: str, told: str = "") -> None:
         """Record that these runs went wrong; the tally has `told` if that is shorter."""
@@ -147,6 +137,21 @@ class StudySink:
         for claim in self.claims.values():
             with suppress(StudyError):  # the first error is the one to tell
                 self.ledger.release(claim)
+
+
+def settle(ledger: Ledger, results: Sequence[tuple[Claim, Result]], tally: Tally) -> None:
+    """Commit results in one transaction and count them; their checkpoints are removed after."""
+    lost = {claim.spec.key for claim in ledger.settle(results)}
+    for claim, result in results:
+        key = claim.spec.key
+        if key in lost:  # another process has it; its result will be the same
+            tally.lost += 1
+            continue
+        if result.diverged_at is None:
+            tally.done += 1
+        else:
+            tally.diverged += 1
+        forget(ledger, key)
 
 
 # -------------------------------------------------------------------------- checkpoints
