@@ -47,8 +47,14 @@ def seed_list(text: str) -> list[int]:
 
 
 def all_methods(methods: list[str]) -> list[str]:
-    """Methods by name; ``paper`` stands for the ten of the paper's main figures."""
-    return [name for m in methods for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
+    """Methods by name, also with commas; ``paper`` stands for the ten of the main figures.
+
+    Example:
+        >>> all_methods(["upgd,pgd", "adamw"])
+        ['upgd', 'pgd', 'adamw']
+    """
+    given = [name.strip() for word in methods for name in word.split(",") if name.strip()]
+    return [name for m in given for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
 
 
 def hyperparameters(
