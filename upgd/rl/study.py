@@ -400,8 +400,7 @@ class Agents(Attempt):
             self.keeper.save(member.spec, both, run)
 
     def finish(self) -> None:
-        for member in self.members:
-            self.sink.finish(member.spec, self._result(member))
+        self.sink.finish([(member.spec, self._result(member)) for member in self.members])
 
     def _result(self, member: Member) -> Result:
         series, failed_at = member.curves.series(), member.failed_at
