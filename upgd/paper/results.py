@@ -10,8 +10,8 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,15 @@ from numpy.typing import NDArray
 from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
 from upgd.paper.searches import SEEDS_OF_SEARCHES
+from upgd.rl.runs import is_rl
 from upgd.study import Ledger, Run
 from upgd.study.files import write_atomically
 
 Array = NDArray[np.float64]
 TABLE = "series.csv.gz"
 DIGITS = 5
+DIVERGED = "diverged"
+"""In place of a number of samples."""
 MEASURING = frozenset({"stride", "held_out"})
 """Options that change what is measured and nothing else."""
 
@@ -39,11 +42,13 @@ class Results:
         name: The experiment's.
         window: Samples per value.
         series: By metric, arm and seed, a value per window.
+        diverged: By arm, seeds of agents that diverged; their series end before that window.
     """
 
     name: str
     window: int
     series: Mapping[str, Mapping[str, Mapping[int, Array]]]
+    diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def of(self, arm: str, metric: str) -> Mapping[int, Array]:
         """An arm's series by seed; empty if there is none."""
@@ -64,7 +69,8 @@ class Results:
     @property
     def arms(self) -> tuple[str, ...]:
         """Those that have results."""
-        return tuple(dict.fromkeys(arm for arms in self.series.values() for arm in arms))
+        found = (arm for arms in (*self.series.values(), self.diverged) for arm in arms)
+        return tuple(dict.fromkeys(found))
 
 
 class Found(NamedTuple):
@@ -76,7 +82,10 @@ class Found(NamedTuple):
 
 
 def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
-    """What ledgers have of an experiment: its longest runs, one per arm and seed.
+    """What ledgers have of an experiment, one run per arm and seed.
+
+    Of several lengths it is the one that most runs have, and of those the longest: a single run
+    that is longer hides no others.
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
     measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
@@ -97,8 +106,14 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
             other = same.get((arm, spec.seed))
             if other is None or len(spec.options) > len(other.run.spec.options):
                 same[arm, spec.seed] = Found(arm, run, ledger)
-    done = [n for n, runs in found.items() if any(f.run.state == "done" for f in runs.values())]
-    return list(found[max(done)].values()) if done else []
+    counts = {n: sum(_counts(each.run) for each in runs.values()) for n, runs in found.items()}
+    most = max(counts, key=lambda n: (counts[n], n), default=0)
+    return list(found[most].values()) if counts.get(most) else []
+
+
+def _counts(run: Run) -> bool:
+    """Whether a run has results: it is done, or an agent, whose divergence is one."""
+    return run.state == "done" or (run.state == "diverged" and is_rl(run.spec.problem))
 
 
 def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
@@ -107,19 +122,29 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of the runs that are done; None if there are none."""
-    runs: dict[Ledger, dict[str, tuple[str, int]]] = {}
-    for arm, run, ledger in found:
-        if run.state == "done":
-            runs.setdefault(ledger, {})[run.key] = arm, run.spec.seed
+    """The series of the runs that are done, and of agents that diverged; None if there are none."""
+    runs: dict[Ledger, dict[str, Found]] = {}
+    diverged: dict[str, list[int]] = {}
+    for each in found:
+        if _counts(each.run):
+            runs.setdefault(each.ledger, {})[each.run.key] = each
+            if each.run.state == "diverged":
+                diverged.setdefault(each.arm, []).append(each.run.spec.seed)
     series: dict[str, dict[str, dict[int, Array]]] = {}
     window = 0
     for ledger, some in runs.items():
         for kept in ledger.each_series(keys=list(some)):
-            arm, seed = some[kept.key]
-            series.setdefault(kept.metric, {}).setdefault(arm, {})[seed] = kept.values.astype(float)
+            arm, run, _ = some[kept.key]
+            values = kept.values[: _windows(run, kept.window)].astype(float)
+            series.setdefault(kept.metric, {}).setdefault(arm, {})[run.spec.seed] = values
             window = kept.window if kept.metric != "offline_accuracy" else window or kept.window
-    return Results(name, window, series) if runs else None
+    return Results(name, window, series, diverged) if runs else None
+
+
+def _windows(run: Run, window: int) -> int | None:
+    """How many windows of a run count: those before it diverged; None for all."""
+    end = None if run.result is None else run.result.diverged_at
+    return None if end is None else (end - 1) // window
 
 
 def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]) -> Any:
@@ -131,18 +156,24 @@ def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]
 
 # ------------------------------------------------------------------------------ tables
 def write(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write a table: a row per arm, seed and window, a column per metric."""
+    """Write a table: a row per arm, seed and window, a column per metric.
+
+    After those of an agent that diverged comes one that says so.
+    """
     metrics = sorted(results.series)
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["arm", "seed", "samples", *metrics])
     for arm in results.arms:
-        seeds = sorted({seed for metric in metrics for seed in results.of(arm, metric)})
-        for seed in seeds:
+        gone = results.diverged.get(arm, ())
+        seeds = {seed for metric in metrics for seed in results.of(arm, metric)}
+        for seed in sorted(seeds.union(gone)):
             columns = [results.of(arm, metric).get(seed, np.zeros(0)) for metric in metrics]
-            for k in range(max(map(len, columns))):
+            for k in range(max(map(len, columns), default=0)):
                 cells = [_cell(column[k]) if k < len(column) else "" for column in columns]
                 out.writerow([arm, seed, (k + 1) * results.window, *cells])
+            if seed in gone:
+                out.writerow([arm, seed, DIVERGED, *[""] * len(metrics)])
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:  # the same bytes every time
         file.write(text.getvalue().encode())
@@ -165,8 +196,12 @@ def read(path: str | os.PathLike[str], name: str) -> Results:
 
 def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
     tables: dict[tuple[str, int], list[list[float]]] = {}
+    diverged: dict[str, list[int]] = {}
     window = 0
     for arm, seed, samples, *cells in rows:
+        if samples == DIVERGED:
+            diverged.setdefault(arm, []).append(int(seed))
+            continue
         window = window or int(samples)
         values = [float(cell) if cell else float("nan") for cell in cells]
         tables.setdefault((arm, int(seed)), []).append(values)
@@ -175,7 +210,7 @@ def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
         for metric, column in zip(metrics, np.array(table).T, strict=True):
             if not np.isnan(column).all():
                 series.setdefault(metric, {}).setdefault(arm, {})[number] = column
-    return Results(name, window, series)
+    return Results(name, window, series, diverged)
 
 
 def load(places: Iterable[str | os.PathLike[str]]) -> dict[str, Results]:

@@ -41,12 +41,11 @@ def width(windows: int) -> int:
     return max(1, round(TENTH * windows))
 
 
-def smoothed(returns: ArrayLike) -> Array:
-    """Means of every tenth of the run, by the window at which it begins."""
-    curve = filled(returns)
-    size = width(len(curve))
-    sums = np.cumsum(np.concatenate([[0.0], curve]))
-    return np.asarray((sums[size:] - sums[:-size]) / size)
+def tenths(curves: Array) -> Array:
+    """Means of every tenth of runs [..., windows], by the window at which it begins."""
+    size = width(curves.shape[-1])
+    sums = np.cumsum(np.concatenate([np.zeros((*curves.shape[:-1], 1)), curves], -1), -1)
+    return np.asarray((sums[..., size:] - sums[..., :-size]) / size)
 
 
 def collapse(returns: ArrayLike) -> dict[str, float]:
@@ -60,7 +59,7 @@ def collapse(returns: ArrayLike) -> dict[str, float]:
     curve = np.asarray(returns, np.float64)
     if not np.isfinite(curve).any():
         return {}
-    means = smoothed(curve)
+    means = tenths(filled(curve))
     peak, final = float(means.max()), float(means[-1])
     return dict(zip(NAMES, (peak, final, peak - final), strict=True))
 
