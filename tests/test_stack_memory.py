@@ -74,7 +74,7 @@ CASES = {
     "one method": ("input-permuted-digits", "upgd " * 20, 2_500, 100),
     "mixed": ("label-permuted-digits", "sgd upgd s-rwalk adamw feature-upgd ", 2_500, 100),
     "many windows": ("label-permuted-digits", "sgd " * 10, 1, 30_000),
-    "ready-made": ("toy-changing-sign", "upgd " * 10, 200, 2_000),
+    "made": ("toy-changing-sign", "upgd " * 10, 200, 2_000),
 }
 
 

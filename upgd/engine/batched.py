@@ -36,7 +36,7 @@ from upgd.streams import Problem
 Kind = Literal["dense", "general"]
 LONGEST_CHUNK = 5_000
 MOST_BYTES = 1 << 28
-"""Of samples that lie on the device at a time, where they come ready-made."""
+"""Of inputs that lie on the device at a time, where they are made for each chunk."""
 log = logging.getLogger(__name__)
 
 
@@ -195,8 +195,8 @@ class BatchedRun:
         length, setting = self.problem.task_length, self.setting
         at_tasks = length and _ends_at_tasks(setting, self.streams[0])
         longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
-        if not self.feed.is_table:
-            longest = max(1, min(longest, MOST_BYTES // (4 * len(self.streams) * self._features())))
+        if self.feed.made:
+            longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * self._features())))
         while start < stop:
             end = min(stop, start + longest)
             if at_tasks:

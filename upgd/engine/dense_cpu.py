@@ -127,17 +127,11 @@ class CpuStack(DenseStack):
     def _samples(self, run: int, chunk: Chunk) -> tuple[NDArray[Any], ...]:
         """One learner's part of a chunk; what there is not is empty or zero."""
         length = chunk.steps + 1
-        if chunk.inputs is not None:
-            rows, index = chunk.inputs[run], np.arange(length, dtype=np.int32)
-        else:
-            assert chunk.table is not None
-            assert chunk.index is not None
-            rows, index = chunk.table, chunk.index[run]
         permutation, slots = np.zeros((2, 0), np.int32), np.zeros(0, np.int32)
         if chunk.permutations is not None:
             assert chunk.slots is not None
             permutation, slots = chunk.permutations[:, run], chunk.slots
         labels = np.zeros(length, np.int32) if chunk.labels is None else chunk.labels[run]
         targets = np.zeros((length, 0), np.float32) if chunk.targets is None else chunk.targets[run]
-        arrays = (rows, index, permutation, slots, labels, targets)
+        arrays = (chunk.table, chunk.index[run], permutation, slots, labels, targets)
         return tuple(np.ascontiguousarray(array) for array in arrays)

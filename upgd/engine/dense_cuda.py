@@ -158,12 +158,9 @@ class CudaStack(DenseStack):
     def _feed(self, chunk: Chunk) -> None:
         """Put a chunk's samples where the kernels look for them."""
         order = self.order
-        if chunk.inputs is not None:
-            self.inputs = sample.READY
-        else:
-            self.inputs = sample.TABLE if chunk.permutations is None else sample.PERMUTED
-        self._put_into("data", chunk.table if chunk.inputs is None else chunk.inputs[order])
-        self._put_into("index", None if chunk.index is None else chunk.index[order])
+        self.inputs = sample.TABLE if chunk.permutations is None else sample.PERMUTED
+        self._put_into("data", chunk.table)
+        self._put_into("index", chunk.index[order])
         self._put_into("labels", None if chunk.labels is None else chunk.labels[order])
         self._put_into("targets", None if chunk.targets is None else chunk.targets[order])
         permutations = None if chunk.permutations is None else chunk.permutations[:, order]

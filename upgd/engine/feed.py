@@ -17,27 +17,26 @@ from upgd.streams.stream import TaskStream
 class Chunk:
     """Samples of `steps` steps of R learners, and of one more: the next chunk's first.
 
-    Inputs are rows of a table, perhaps under a permutation, or ready-made.
+    Inputs are rows of a table, perhaps under a permutation.
 
     Attributes:
         steps: T.
+        table: float32 [N, features]: a whole dataset, the same array in every chunk, or what the
+            streams made for this one.
+        index: int32 [R, T + 1], rows of the table.
         labels: int32 [R, T + 1], for classification.
         targets: float32 [R, T + 1, outputs], for regression.
-        table: float32 [N, features], the same in every chunk.
-        index: int32 [R, T + 1], rows of the table.
         permutations: int32 [2, R, features].
         slots: int32 [T + 1], which of the two a step has.
-        inputs: float32 [R, T + 1, features], where there is no table.
     """
 
     steps: int
+    table: NDArray[np.float32]
+    index: NDArray[np.int32]
     labels: NDArray[np.int32] | None = None
     targets: NDArray[np.float32] | None = None
-    table: NDArray[np.float32] | None = None
-    index: NDArray[np.int32] | None = None
     permutations: NDArray[np.int32] | None = None
     slots: NDArray[np.int32] | None = None
-    inputs: NDArray[np.float32] | None = None
 
 
 class HeldOut(NamedTuple):
@@ -77,24 +76,25 @@ class Feed:
             self._table = everything.reshape(len(first.dataset), -1)
 
     @property
-    def is_table(self) -> bool:
-        """Whether inputs are rows of a table that lies on the device."""
-        return self._table is not None
+    def made(self) -> int:
+        """How many streams make inputs for each chunk; none where they are a dataset's."""
+        return 0 if self._table is not None else len(self._own)
 
     def chunk(self, start: int, steps: int) -> Chunk:
         """Samples ``start … start + steps``."""
         if self._table is None:
             samples = [s.samples(start, steps + 1) for s in self._own]
-            x = self._each([s.x.reshape(steps + 1, -1) for s in samples])
+            table = np.concatenate([s.x.reshape(steps + 1, -1) for s in samples])
+            index = (self._of[:, None] * (steps + 1) + np.arange(steps + 1)).astype(np.int32)
             y = self._each([s.y for s in samples])
             if self._own[0].loss == "cross_entropy":
-                return Chunk(steps, labels=y.astype(np.int32), inputs=x)
-            return Chunk(steps, targets=y.reshape(len(x), steps + 1, -1), inputs=x)
+                return Chunk(steps, table, index, labels=y.astype(np.int32))
+            return Chunk(steps, table, index, targets=y.reshape(*index.shape, -1))
         blocks = [s.block(start, steps + 1) for s in self._own]
         index = self._each([b.index for b in blocks]).astype(np.int32)
         labels = self._each([b.label for b in blocks]).astype(np.int32)
         if self._own[0].permute != "inputs":
-            return Chunk(steps, labels=labels, table=self._table, index=index)
+            return Chunk(steps, self._table, index, labels=labels)
         tasks = blocks[0].task
         first = int(tasks[0])
         if not np.isin(tasks, (first, tasks[-1])).all():
@@ -105,12 +105,7 @@ class Feed:
             [self._each([s.input_permutation(task) for s in self._own]) for task in both]
         ).astype(np.int32)
         return Chunk(
-            steps,
-            labels=labels,
-            table=self._table,
-            index=index,
-            permutations=permutations,
-            slots=slots,
+            steps, self._table, index, labels=labels, permutations=permutations, slots=slots
         )
 
     def held_out(self, task: int, count: int) -> HeldOut:

@@ -177,10 +177,9 @@ class GeneralStack:
     def _feed(self, chunk: Chunk) -> None:
         order = self.order
         fed: dict[str, NDArray[Any] | None] = {
-            "index": None if chunk.index is None else chunk.index[order].astype(np.int64),
+            "index": chunk.index[order].astype(np.int64),
             "labels": None if chunk.labels is None else chunk.labels[order].astype(np.int64),
             "targets": None if chunk.targets is None else chunk.targets[order],
-            "inputs": None if chunk.inputs is None else chunk.inputs[order],
             "slots": None if chunk.slots is None else chunk.slots.astype(np.int64),
         }
         if chunk.permutations is not None:
@@ -274,13 +273,10 @@ class GeneralStack:
         """This step's inputs [R, ...] and labels or targets."""
         fed = self._fed
         here = (self.clock[:1] - self.clock[1:]).clamp(0, self._length() - 1)
-        if "inputs" in fed:
-            x = fed["inputs"].index_select(1, here).squeeze(1)
-        else:
-            x = fed["table"].index_select(0, fed["index"].index_select(1, here).squeeze(1))
-            if "permutations" in fed:
-                slot = fed["slots"].index_select(0, here)
-                x = x.gather(1, fed["permutations"].index_select(0, slot).squeeze(0))
+        x = fed["table"].index_select(0, fed["index"].index_select(1, here).squeeze(1))
+        if "permutations" in fed:
+            slot = fed["slots"].index_select(0, here)
+            x = x.gather(1, fed["permutations"].index_select(0, slot).squeeze(0))
         y = fed["targets" if self.squared else "labels"].index_select(1, here).squeeze(1)
         return x.view(len(x), *self.shape), y
 

@@ -44,8 +44,8 @@ class Need:
     Attributes:
         shared: Whatever their number.
         each: Of every run, in order.
-        inputs: Of one run, for inputs that come ready-made: chunks are so short that those of all
-            runs stay below `most_inputs`.
+        inputs: Of a run with a seed of its own, for inputs that are made for each chunk: chunks
+            are so short that those of all seeds stay below `most_inputs`.
     """
 
     shared: int
@@ -97,7 +97,7 @@ def need(
     features = math.prod(stream.shape)
     beside = series + BESIDE + _samples(stream, length, on_cuda)
     each = tuple(4 * count + beside for count in numbers)
-    copies = 2 if on_cuda else 4  # on CPU this chunk and the next, each also run by run
+    copies = 2 if on_cuda else 4  # on CPU this chunk and the next, each also stream by stream
     if has_table(stream):
         table = 4 * len(stream.dataset) * features
         return Need(table + shared, each)
@@ -175,8 +175,9 @@ def _samples(stream: Any, length: int, on_cuda: bool) -> int:
     """Bytes of a run's labels or targets, and of what leads to its inputs."""
     whole = 8 if on_cuda else 24  # on CPU two chunks, and the stream's own wide numbers
     labels = stream.outputs * length * whole if stream.loss != "cross_entropy" else length * whole
+    labels += length * whole  # rows of the table
     if not has_table(stream):
         return labels
     permutations = math.prod(stream.shape) * whole * 2 if stream.permute == "inputs" else 0
     recent = 0 if on_cuda else 32 * min(len(stream.dataset), stream.task_length or length)
-    return labels + length * whole + permutations + recent
+    return labels + permutations + recent

@@ -18,8 +18,8 @@ import triton.language as tl
 
 # Activations by number, as in upgd.networks.
 RELU, LEAKY_RELU, TANH, LINEAR = (tl.constexpr(i) for i in range(4))
-# Where inputs come from: a table under a permutation, a table, or ready-made.
-PERMUTED, TABLE, READY = (tl.constexpr(i) for i in range(3))
+# What inputs are: rows of a table under a permutation, or as they are.
+PERMUTED, TABLE = (tl.constexpr(i) for i in range(2))
 # The columns of the metrics.
 LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS = (
     tl.constexpr(i) for i in range(9)
@@ -351,10 +351,7 @@ def _fetch(
     IN: tl.constexpr,
 ):
     """Copy one sample's inputs to where the first layer reads them."""
-    if INPUTS == READY:
-        source = data + (run * LENGTH + here) * inputs
-    else:
-        source = data + tl.load(index + run * LENGTH + here).to(tl.int64) * inputs
+    source = data + tl.load(index + run * LENGTH + here).to(tl.int64) * inputs
     for c in range(0, inputs, IN):
         col = c + tl.arange(0, IN)
         at = col
