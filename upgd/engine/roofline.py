@@ -27,6 +27,7 @@ SECONDS = 0.005
 
 
 # ------------------------------------------------------------------------------ the floor
+@cache
 def kept(method: str) -> int:
     """Numbers that a learner keeps per weight: the weight itself and the method's states.
 
@@ -37,6 +38,7 @@ def kept(method: str) -> int:
     return 1 if "gates" in row.needs else 1 + len(row.states)
 
 
+@cache
 def passes(method: str) -> int:
     """Reads and writes of a number per weight that a step cannot do without.
 
