@@ -14,6 +14,7 @@ Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for t
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -127,6 +128,7 @@ class RuleOptimizer(StatefulOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            self._refuse_sharded()
             self._check_group(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
@@ -159,6 +161,20 @@ class RuleOptimizer(StatefulOptimizer):
                     "tensors of 16, 32 or 64 bits"
                 )
 
+    def _refuse_sharded(self) -> None:
+        """Raise where a parameter is a ``DTensor``: no path reads its shards as one tensor."""
+        loaded = sys.modules.get("torch.distributed.tensor")  # else there can be none
+        if loaded is None:
+            return
+        for place, group in enumerate(self.param_groups):
+            for index, p in enumerate(group["params"]):
+                if isinstance(p, loaded.DTensor):
+                    name = _name(group, index, place)
+                    raise TypeError(
+                        f"{type(self).__name__}: {name} is a DTensor; FSDP2 and tensor parallelism "
+                        "are not supported, DDP and ZeRO are"
+                    )
+
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
         """The method's phases under `group`'s options; all groups share the reductions."""
         return self.method.phases
@@ -187,6 +203,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _step_fused(self) -> None:
+        self._refuse_sharded()
         step: FusedStep | None = self.__dict__.get("_fused_step")
         if step is None:
             step = self._fused_step = FusedStep(self)
@@ -237,6 +254,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.no_grad()
     def _gather(self) -> list[Batch]:
         """Collect what this step updates and draw its noise: the one part not compiled."""
+        self._refuse_sharded()
         members = self._members_with_gradient()
         if not members:
             return []
