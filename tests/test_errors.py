@@ -180,6 +180,13 @@ def test_features_must_be_features() -> None:
         FeatureUPGD(network().parameters(), features=network())  # type: ignore[arg-type]
 
 
+def test_features_must_be_those_of_the_parameters() -> None:
+    model = network()
+    for other in (network(), copy.deepcopy(model)):
+        with pytest.raises(ValueError, match="no parameter leads into a feature"):
+            FeatureUPGD(model.parameters(), features=Features(other))
+
+
 @pytest.fixture
 def sharded(tmp_path: Path) -> Iterator[Callable[[nn.Module], nn.Module]]:
     """What FSDP2 does to a model, by a single process."""

@@ -123,6 +123,11 @@ class FeatureUPGD(UtilityOptimizer):
             curvature=curvature,
             **common,
         )
+        if all(features.of(p) is None for group in self.param_groups for p in group["params"]):
+            raise ValueError(
+                "FeatureUPGD: no parameter leads into a feature of `features`; it must watch the "
+                "model whose parameters these are, not another one or a copy"
+            )
 
     def _curvature_of(self) -> dict[str, Any]:
         return {"params": (), "features": self.features}
@@ -242,7 +247,8 @@ class FeatureUPGD(UtilityOptimizer):
         raise RuntimeError(
             f"FeatureUPGD: layer {layer.name!r} has gradients but its gates were not measured; run "
             "the forward pass through the model given to Features, with gradients enabled, or "
-            "leave the layer out with Features(model, layers=...)"
+            "leave the layer out with Features(model, layers=...). A model that has run under "
+            "torch.compile does not see new hooks: make Features(model) first"
         )
 
     def _raise_nonfinite(self, members: list[Member]) -> None:
