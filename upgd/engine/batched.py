@@ -129,8 +129,7 @@ class BatchedRun:
         self._pool = ThreadPoolExecutor(1)
         self.networks = Networks(problem, self.stack)
         self._ranking: tuple[int, Future[list[float]]] | None = None
-        # One thread each, also within: the learners need the others.
-        self._ranks_pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self._ranks_pool = ThreadPoolExecutor(1)
 
     def _make(self, learners: list[Learner], dtype: torch.dtype) -> Any:
         problem = self.problem

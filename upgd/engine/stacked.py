@@ -16,6 +16,7 @@ from upgd.engine.feed import HeldOut
 from upgd.metrics import AT_A_TIME, effective_ranks_later
 from upgd.networks import build
 from upgd.streams import Problem
+from upgd.threads import one_thread
 
 
 class Networks:
@@ -65,7 +66,8 @@ class Networks:
         ]
 
         def ranks() -> list[float]:
-            every = [zip(*[layer() for layer in group], strict=True) for group in waiting]
+            with one_thread():  # others have work to do
+                every = [zip(*[layer() for layer in group], strict=True) for group in waiting]
             return [float(np.mean(one)) for group in every for one in group][: self._runs]
 
         return ranks
