@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from upgd.cli import app, reproduce
+from upgd.paper import provenance
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.figures import FIGURES
 from upgd.paper.pages import Site
+from upgd.paper.results import Found
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
@@ -36,6 +39,7 @@ OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
 SMALL = [*(f"--ppo={k}={v}" for k, v in OPTIONS.items() if k != "window"), "--window=128"]
 STEPS = 640
 PAGE = Path(__file__).parents[1] / "docs" / "rl.md"
+RESULTS = PAGE.parent / "results"
 
 
 def call(*arguments: object) -> Any:
@@ -308,7 +312,7 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"series.csv.gz", "provenance.json"}
     facts = json.loads((folder / "provenance.json").read_text())
     assert facts["problem"] == "ppo/Hopper-v5"
-    assert facts["command"] == "upgd reproduce fig8 --seeds 3"
+    assert facts["command"] == "upgd reproduce fig8 --environments Hopper --seeds 3"
     assert facts["options"] == {"anneal": False}
     for place in (tmp_path, tmp_path / "results"):
         found = json.loads(call("claims", place, "--json").output)
@@ -319,6 +323,70 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
     assert call("report", tmp_path).exit_code == 0
     text = Site(tmp_path / "results").texts()[folder / "README.md"]
     assert text.splitlines()[2] == "# PPO on Hopper-v5"
+
+
+def asked_for(commands: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The runs that commands would do."""
+    found: list[RunSpec] = []
+    monkeypatch.setattr("upgd.cli.rl._outlook", lambda study, specs, *_: found.extend(specs))
+    monkeypatch.setattr(reproduce, "_run", lambda specs, *_: found.extend(specs))
+    for line in commands.splitlines():
+        ran = call(*shlex.split(line)[1:], "--dry-run")
+        assert ran.exit_code == 0, ran.output
+    return {spec.key for spec in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "seeds"),
+    [
+        ("ppo-hopper", 3_000_000, {"adam": [0, 1], "ada-upgd": [0, 1], "ada-upgd-authors": [0, 1]}),
+        ("ppo-hopper-annealed", 1_000_000, {"adam": [0], "ada-upgd": [0], "ada-upgd-authors": [0]}),
+        ("ppo-hopper", 1_000_000, {"adam": [0, 1, 2], "ada-upgd": [0, 1, 2]}),
+        ("ppo-humanoid", 10_000_000, {"adam": [3, 5], "ada-upgd": [4], "ada-upgd-authors": [4]}),
+    ],
+)
+def test_the_command_that_is_told_gives_the_same_runs(
+    name: str, steps: int, seeds: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = EXPERIMENTS[name]
+    arms = {arm.name: arm for arm in experiment.arms}
+    result = Result("ppo-cpu")
+    ran = [
+        RunSpec(
+            experiment.problem,
+            arms[arm].method,
+            arms[arm].hyper,
+            seed,
+            steps,
+            {**experiment.options},
+        )
+        for arm in seeds
+        for seed in seeds[arm]
+    ]
+    found = [
+        Found(arm, SimpleNamespace(spec=spec, result=result), None)  # type: ignore[arg-type]
+        for arm, spec in zip([arm for arm in seeds for _ in seeds[arm]], ran, strict=True)
+    ]
+    told = provenance.command(found, experiment)
+    assert asked_for(told, monkeypatch) == {spec.key for spec in ran}
+    assert told.startswith("upgd reproduce") == (seeds.keys() == arms.keys() and steps < 4_000_000)
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("ppo_*")), ids=lambda path: path.name)
+def test_committed_commands_give_the_same_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = provenance.read(folder)
+    assert known is not None
+    arms = {arm.name: arm for arm in EXPERIMENTS[known.experiment].arms}
+    hyper = {name: arm.hyper for name, arm in arms.items()} | dict(known.sets)
+    ran = {
+        RunSpec(known.problem, arms[arm].method, hyper[arm], seed, known.steps, known.options).key
+        for some in (known.seeds, known.diverged)
+        for arm, seeds in some.items()
+        for seed in seeds
+    }
+    assert asked_for(known.command, monkeypatch) == ran
 
 
 def test_reproduce_leaves_agents_out_without_the_extra(

@@ -16,10 +16,10 @@ from typing import Any
 from upgd.paper.experiments import Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
-from upgd.rl.runs import is_rl
+from upgd.rl.runs import PREFIX, is_rl, specification
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
-from upgd.study import Run, write_atomically
+from upgd.study import Run, RunSpec, write_atomically
 
 NAME = "provenance.json"
 CPU = "cpu"
@@ -149,21 +149,80 @@ def describe(
 
 
 def command(found: Sequence[Found], experiment: Experiment) -> str:
-    """What gives these results again: the first figure that needs them, at their scale."""
+    """What gives these results again: the first figure that needs them, at their scale.
+
+    Agents that are not all of a figure's arms, seeds or steps have a command of their own.
+    """
+    scale, seeds = _scale(found[0].run.spec.steps, experiment), _seeds(found)
+    first = list(range(max(map(len, seeds.values()))))
+    whole = all(seeds.get(arm.name) == first for arm in experiment.arms)
+    if experiment.agents and (scale is None or not whole):
+        return "\n".join(_of_agents(found, experiment))
     figures = [figure.name for figure in FIGURES.values() if experiment.name in figure.experiments]
     words = ["upgd reproduce", figures[0] if figures else "all"]
-    steps = found[0].run.spec.steps
-    if steps != experiment.steps:
-        words.append(f"--scale {steps / experiment.steps:g}")
-    seeds = len({each.run.spec.seed for each in found})
-    if seeds != experiment.seeds:
-        words.append(f"--seeds {seeds}")
+    if experiment.agents:
+        words.append(f"--environments {experiment.problem.removeprefix(PREFIX).rpartition('-')[0]}")
+    if scale is None or float(scale) != 1:
+        words.append(f"--scale {scale or format(found[0].run.spec.steps / experiment.steps, 'g')}")
+    count = len({each.run.spec.seed for each in found})
+    if count != experiment.seeds:
+        words.append(f"--seeds {count}")
+    return " ".join([*words, *_where(found)])
+
+
+def _scale(steps: int, experiment: Experiment) -> str | None:
+    """The shortest number that gives as many steps; None if there is none.
+
+    Example:
+        >>> from upgd.paper.experiments import EXPERIMENTS
+        >>> _scale(1_000_000, EXPERIMENTS["ppo-hopper"]), _scale(10**7, EXPERIMENTS["ppo-hopper"])
+        ('0.3333333', None)
+    """
+    share = steps / experiment.steps
+    texts = (f"{share:.{digits}g}" for digits in range(1, 18))
+    fits = (text for text in texts if float(text) <= 1 and experiment.length(float(text)) == steps)
+    return next(fits, None)
+
+
+def _of_agents(found: Sequence[Found], experiment: Experiment) -> list[str]:
+    """Commands for some agents: one for all arms that have the same seeds."""
+    alike: dict[str, list[str]] = {}
+    learners = {each.arm: each.run.spec for each in found}
+    for arm, seeds in _seeds(found).items():
+        alike.setdefault(_listed(seeds), []).append(_optimizer(learners[arm]))
+    environment, steps = experiment.problem.removeprefix(PREFIX), found[0].run.spec.steps
+    constant = [] if experiment.options.get("anneal", True) else ["--constant-lr"]
+    rest = [f"--steps {steps}", *constant, *_where(found)]
+    return [
+        " ".join(["upgd rl", environment, "--optimizers", ",".join(some), "--seeds", seeds, *rest])
+        for seeds, some in alike.items()
+    ]
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Seeds as commands take them.
+
+    Example:
+        >>> _listed([0, 1, 2]), _listed([3, 5]), _listed([5])
+        ('0-2', '3,5', '5-5')
+    """
+    whole = len(seeds) == seeds[-1] - seeds[0] + 1
+    return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
+
+
+def _optimizer(spec: RunSpec) -> str:
+    """A method with the hyperparameters that it does not have anyway, as ``upgd rl`` takes it."""
+    usual = specification("", spec.method, {}, 0, 1).hyper
+    own = [f":{name}={value!r}" for name, value in spec.hyper.items() if value != usual[name]]
+    return spec.method + "".join(own)
+
+
+def _where(found: Sequence[Found]) -> list[str]:
+    """Options for the device and engine that ran these."""
     results = [each.run.result for each in found if each.run.result is not None]
-    if any(result.device != CPU for result in results):
-        words.append("--device cuda")
-    if all(result.engine == "eager" for result in results):
-        words.append("--engine eager")
-    return " ".join(words)
+    device = ["--device cuda"] if any(result.device != CPU for result in results) else []
+    eager = all(result.engine == "eager" for result in results)
+    return [*device, *(["--engine eager"] if eager else [])]
 
 
 def data_facts(problem: str, data_dir: Path | None) -> dict[str, Any] | None:
