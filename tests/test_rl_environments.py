@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from upgd.rl.environments import Simulation, make
 from upgd.rl.network import Network
 from upgd.rl.ppo import run_network, trajectory
 from upgd.rl.rollouts import Actor, fresh_normalisers
-from upgd.rl.workers import StatesError
+from upgd.rl.workers import StatesError, Workers
 
 SHORT = Settings(steps=32, epochs=1, minibatches=2)
 
@@ -274,6 +277,25 @@ def test_groups_that_will_not_do() -> None:
     group = AgentGroup("Pendulum", [learner("adam", 0)], SHORT, steps=320)
     with group, pytest.raises(RLError, match="2 states do not fit 1 agents"):
         group.restore(group.states() * 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_young_workers_do_not_hear_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they are so far as to ignore it themselves, they would tell where they were."""
+    deaf: list[bool] = []
+
+    def look(workers: Workers) -> list[Any]:
+        for process in workers._processes:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            [ignored] = re.findall(r"SigIgn:\s*(\w+)", status)
+            deaf.append(bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1))
+        return []
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Workers, "_receive", look)
+    AgentGroup("Pendulum", [learner("adam", 0)], SHORT, steps=320, workers=1).close()
+    assert deaf == [True]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("stacked", [False, True])

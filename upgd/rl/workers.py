@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,7 +277,7 @@ class Workers:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with _one_thread():
+                with _one_thread(), _deaf():
                     process.start()
                 there.close()
                 self._pipes.append(here)
@@ -336,6 +337,19 @@ class _one_thread:  # noqa: N801 - used like a function
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin here ignore Ctrl-C from the first moment on: this one sees to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _serve(pipe: Any, plan: Plan) -> None:
