@@ -62,7 +62,7 @@ def test_groups_are_checked_too(row: Row) -> None:
         ({"seed": -1}, ValueError, "seed must be in"),
         ({"seed": 2**63}, ValueError, "seed must be in"),
         ({"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
-        ({"momentum": 0.9}, TypeError, "momentum"),
+        ({"noise": 3}, TypeError, "noise must have a method draw .*got 3"),
     ],
 )
 def test_common_arguments(
@@ -70,6 +70,28 @@ def test_common_arguments(
 ) -> None:
     with pytest.raises(error, match=words):
         row.make(network(), **arguments)
+
+
+@every_method
+def test_unknown_arguments(row: Row) -> None:
+    words = f"{row.optimizer.__name__}: unknown argument 'momentum'; there are .*lr.*nonfinite"
+    with pytest.raises(TypeError, match=words):
+        row.make(network(), momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("order", 2), ("scaling", "local"), ("curvature", "ggn"), ("nonfinite", "skip"), ("seed", 4)],
+)
+def test_what_groups_share_is_no_groups_own(name: str, value: Any) -> None:
+    first, second = network().parameters(), network().parameters()
+    opt = UPGD(first, seed=3)
+    words = f"UPGD: {name} is one for all groups, .* here; a group has {value!r}"
+    with pytest.raises(ValueError, match=words):
+        opt.add_param_group({"params": second, name: value})
+    assert len(opt.param_groups) == 1
+    own = opt.param_groups[0].get(name, getattr(opt, name, None))
+    opt.add_param_group({"params": second, name: own})  # as those of ZeRO have it
 
 
 @pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
@@ -249,6 +271,35 @@ def test_another_optimizers_state_is_refused(name: str) -> None:
             ours.load_state_dict(other.state_dict())
     assert repr(ours) == before
     ours.load_state_dict(ours.state_dict())  # a refusal leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("saved", "loads"),
+    [
+        ("ada-upgd", "upgd"),
+        ("upgd", "pgd"),
+        ("upgd", "feature-upgd"),
+        ("feature-upgd", "upgd"),
+        ("s-rwalk", "s-ewc"),
+    ],
+)
+def test_a_state_that_holds_more_is_refused_too(saved: str, loads: str) -> None:
+    model = network()
+    other, ours = METHODS[saved].make(model), METHODS[loads].make(network())
+    model(torch.ones(1, 6)).sum().backward()
+    other.step()
+    with pytest.raises(ValueError, match=r"another (model's or )?optimizer's"):
+        ours.load_state_dict(other.state_dict())
+    assert not ours.state
+
+
+def test_another_models_state_is_refused() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    opt = UPGD(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    with pytest.raises(ValueError, match=r"utility of shape \(2, 2\) .* where \(3, 2\) is kept"):
+        UPGD(nn.Linear(2, 3, bias=False).parameters()).load_state_dict(opt.state_dict())
 
 
 def test_loading_hooks_are_honoured() -> None:

@@ -14,6 +14,7 @@ Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for t
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -98,8 +99,19 @@ class RuleOptimizer(StatefulOptimizer):
         fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
+        **unknown: Any,
     ) -> None:
         owner = type(self).__name__
+        if unknown:
+            raise TypeError(
+                f"{owner}: unknown argument {next(iter(unknown))!r}; there are "
+                f"{', '.join(_arguments(type(self)))}"
+            )
+        if noise is not None and not callable(getattr(noise, "draw", None)):
+            raise TypeError(
+                f"{owner}: noise must have a method draw (upgd.optim.noise.NoiseSource), got "
+                f"{noise!r}"
+            )
         if nonfinite not in (None, "raise", "skip"):
             raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
         self.method = method
@@ -125,6 +137,7 @@ class RuleOptimizer(StatefulOptimizer):
     # ------------------------------------------------------------ configuration
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its hyperparameters are checked, missing ones take the defaults."""
+        self._refuse_own(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -141,6 +154,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         owner = type(self).__name__
+        _seed(owner, group["seed"])
         for name in self.method.hyper:
             HYPERPARAMETERS[name].check(owner, group[name])
         for name in ("maximize", "foreach", "capturable"):
@@ -159,6 +173,19 @@ class RuleOptimizer(StatefulOptimizer):
                 raise TypeError(
                     f"{owner}: {name} is {p.dtype}; parameters must be real floating-point "
                     "tensors of 16, 32 or 64 bits"
+                )
+
+    def _refuse_own(self, group: Any) -> None:
+        """Raise where a group asks for what all groups share."""
+        names = [n for n in _arguments(type(self)) if hasattr(self, n) and n not in self.defaults]
+        shared = {name: getattr(self, name) for name in names}
+        if self.param_groups:
+            shared["seed"] = self.param_groups[0]["seed"]
+        for name, value in group.items() if isinstance(group, dict) else ():
+            if name in shared and value != shared[name]:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is one for all groups, {shared[name]!r} here; "
+                    f"a group has {value!r}"
                 )
 
     def _refuse_sharded(self) -> None:
@@ -593,6 +620,14 @@ def _guarded(eta: Tensor, dtype: torch.dtype) -> Tensor:
 def _rows(p: Tensor) -> int:
     """How many rows: one per output unit, where a vector is a single row."""
     return p.shape[0] if p.dim() > 1 else 1
+
+
+def _arguments(cls: type[RuleOptimizer]) -> tuple[str, ...]:
+    """The names of all that the constructor takes, besides parameters."""
+    makers = [each.__init__ for each in cls.__mro__ if issubclass(each, RuleOptimizer)]
+    found = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
+    named = dict.fromkeys(p.name for p in found if p.kind is not p.VAR_KEYWORD)
+    return tuple(n for n in named if n not in ("self", "params", "method", "hyper", "options"))
 
 
 def _name(group: dict[str, Any], index: int, group_index: int) -> str:

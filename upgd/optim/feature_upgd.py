@@ -160,6 +160,10 @@ class FeatureUPGD(UtilityOptimizer):
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
         pass
 
+    def _state_shape(self, p: Tensor) -> torch.Size | None:
+        layer = self.features.of(p)
+        return None if layer is None else torch.Size([layer.size])
+
     # ------------------------------------------------------------------- gather
     def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
         batches = super()._batches(members, gated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
-from upgd.rules.vocabulary import Method
+from upgd.rules.vocabulary import HYPERPARAMETERS, Method
 
 _CLOCK = ("step", "attempts")
 
@@ -89,10 +90,8 @@ class StatefulOptimizer(Optimizer):
     @torch.no_grad()
     def _restore(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict["state"]
-        keys = [k for group in state_dict["param_groups"] for k in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
         clocks: dict[Any, dict[str, Tensor]] = {}
-        for key, p in zip(keys, params, strict=True):
+        for key, p in self._by_key(state_dict):
             if key in saved:
                 state = {
                     k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()
@@ -104,22 +103,44 @@ class StatefulOptimizer(Optimizer):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse another optimizer's state before anything is loaded."""
-        owner = type(self).__name__
+        from upgd.optim.registry import METHODS
+
+        states = {name for row in METHODS.values() for name in row.states}
+        own = {*_CLOCK, *self.method.states}
         for group in state_dict["param_groups"]:
             # Loading makes PyTorch add a default that earlier dicts do not have.
             missing = self.defaults.keys() - group.keys() - {"differentiable"}
-            if missing:
-                raise ValueError(
-                    f"{owner}: this state dict is another optimizer's; its groups lack "
-                    f"{', '.join(sorted(missing))}"
-                )
+            foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
+            self._refuse_state("groups", missing, foreign)
         for state in state_dict["state"].values():
             missing = {*_CLOCK, *self._weight_states()} - state.keys()
-            if missing:
+            self._refuse_state("states", missing, (state.keys() & states) - own)
+        for key, p in self._by_key(state_dict):
+            state, shape = state_dict["state"].get(key, {}), self._state_shape(p)
+            wrong = [n for n in self.method.states if n in state and state[n].shape != shape]
+            if wrong and shape is not None:
                 raise ValueError(
-                    f"{owner}: this state dict is another optimizer's; its states lack "
-                    f"{', '.join(sorted(missing))}"
+                    f"{type(self).__name__}: this state dict is another model's or optimizer's; "
+                    f"it has a {wrong[0]} of shape {tuple(state[wrong[0]].shape)} for a parameter "
+                    f"where {tuple(shape)} is kept"
                 )
+
+    def _refuse_state(self, where: str, missing: set[str], foreign: set[str]) -> None:
+        for names, what in ((missing, "lack"), (foreign, "have")):
+            if names:
+                raise ValueError(
+                    f"{type(self).__name__}: this state dict is another optimizer's; its {where} "
+                    f"{what} {', '.join(sorted(names))}"
+                )
+
+    def _by_key(self, state_dict: dict[str, Any]) -> Iterable[tuple[Any, Tensor]]:
+        """Each parameter with the key that a state dict has for it."""
+        keys = [k for group in state_dict["param_groups"] for k in group["params"]]
+        return zip(keys, (p for group in self.param_groups for p in group["params"]), strict=False)
+
+    def _state_shape(self, p: Tensor) -> torch.Size | None:
+        """The shape of what is kept for a parameter; None where anything goes."""
+        return p.shape
 
     def _weight_states(self) -> tuple[str, ...]:
         """States that are kept for every weight."""
