@@ -175,15 +175,16 @@ class Broken(gym.Env):
     action_space = gym.spaces.Box(-1, 1, (1,))
 
     def __init__(self, what: str) -> None:
-        self.what, self.count, self.state = what, 0, np.zeros(2)
+        self.what, self.state = what, np.zeros(1)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
+        self.state = np.zeros(1)
         return np.zeros(2), {}
 
     def step(self, action: Any) -> Any:
-        self.count += 1
-        bad = np.nan if self.count == 5 else 0.0
+        self.state = self.state + 1
+        bad = np.nan if self.state[0] == 5 else 0.0
         reward = bad if self.what == "reward" else 0.0
         return np.full(2, bad if self.what == "observation" else 0.0), reward, False, False, {}
 
@@ -201,6 +202,97 @@ def test_an_environment_that_gives_nan_stops_its_agent(what: str, stacked: bool)
         assert record.failure == f"{name} gave {words} that is not finite at step 5"
         assert record.values == {}
         assert group.iterate()[0].failure == record.failure
+
+
+class Keeps(gym.Env):
+    """Has a state, or nothing, and keeps a number beside it if asked to."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, has_state: bool, hides: bool) -> None:
+        self.has_state, self.hides = has_state, hides
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.hidden = 0
+        if self.has_state:
+            self.state = np.zeros(2)
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        self.hidden += self.hides
+        drawn = self.np_random.normal(size=2)
+        if self.has_state:
+            self.state = self.state + drawn
+            drawn = self.state
+        return drawn, float(self.hidden), False, False, {}
+
+
+class Doubled(gym.RewardWrapper):  # type: ignore[type-arg]
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+def registered(name: str, make_it: Any) -> str:
+    gym.registry.pop(name, None)
+    gym.register(name, entry_point=make_it, max_episode_steps=12)
+    return name
+
+
+def test_environments_that_keep_more_than_is_saved_are_refused() -> None:
+    sound = registered("upgd/Sound-v0", lambda: Keeps(True, False))
+    assert make(sound)[1].limit == 12
+    for name, make_it, words in (
+        ("upgd/Stateless-v0", lambda: Keeps(False, False), "it has no 'state'"),
+        ("upgd/Hiding-v0", lambda: Keeps(True, True), "its episodes go on differently"),
+        ("upgd/Wrapped-v0", lambda: Doubled(Keeps(True, False)), "is wrapped in Doubled"),
+    ):
+        with pytest.raises(RLError) as caught:
+            AgentGroup(registered(name, make_it), [learner("adam", 0)])
+        assert words in one_line(caught.value)
+        assert name in one_line(caught.value)
+
+
+def test_wrappers_of_a_specification_are_refused() -> None:
+    name = registered("upgd/Added-v0", lambda **given: Keeps(True, False))
+    wrapper = gym.envs.registration.WrapperSpec("Doubled", f"{__name__}:Doubled", kwargs={})
+    gym.registry[name].additional_wrappers = (wrapper,)
+    with pytest.raises(RLError, match="is wrapped in Doubled"):
+        make(name)
+
+
+def test_a_module_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = f"from {__name__} import Keeps, registered\n"
+    code += "registered('Mine-v0', lambda: Keeps(True, False))\n"
+    (tmp_path / "of_mine.py").write_text(code)
+    assert make("of_mine:Mine")[1].name == "of_mine:Mine-v0"
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(RLError, match="module 'broken' cannot be imported: division by zero"):
+        make("broken:Mine")
+    with pytest.raises(RLError, match="module 'nowhere' cannot be imported"):
+        make("nowhere:Mine")
+
+
+def test_old_versions_are_made_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
+    make("Hopper-v4")
+    with pytest.raises(RLError):
+        make("Hopper-v3")
+    assert not [w for w in recwarn if "out of date" in str(w.message)]
+
+
+def test_what_is_missing_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(what: str) -> Any:
+        def make_it(**_: Any) -> Any:
+            raise gym.error.DependencyNotInstalled(f"{what} is not installed, get it")
+
+        return make_it
+
+    with pytest.raises(RLError, match="cannot be made: Box2D is not installed, get it"):
+        make(registered("upgd/Lander-v0", lacks("Box2D")))
+    with pytest.raises(MissingExtraError, match="needs mujoco"):
+        make(registered("upgd/Ant-v0", lacks("MuJoCo")))
 
 
 def one_line(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,12 +168,8 @@ def _pair(text: str, whole_text: str) -> tuple[str, float]:
 def _list(as_json: bool) -> None:
     found: list[Spaces] = []
     for name in newest_environments():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found.append(make(name)[1])
-            except RLError:
-                continue
+        with suppress(RLError):
+            found.append(make(name)[1])
     if as_json:
         facts = [
             {"name": s.name, "observations": s.observations, "actions": s.actions, "limit": s.limit}

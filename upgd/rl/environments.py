@@ -8,10 +8,13 @@ done here and in :mod:`upgd.rl.rollouts`, and tests hold both against each other
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,9 @@ _DERIVED = re.compile(
     r"subtree_|qfrc_|qacc|actuator_|act_dot$|sensordata$|energy$)"
 )
 """What MuJoCo derives from its state at the beginning of a step, and environments read after it."""
+
+SAVED_AFTER, COMPARED = 5, 20
+"""Steps before and after a state is saved, to see whether it is all that an environment keeps."""
 
 
 class RLError(ValueError):
@@ -47,11 +53,20 @@ def _gymnasium() -> Any:
 def environment_id(name: str) -> str:
     """The full name of an environment; without a version, the newest that is installed.
 
+    Before a colon may stand the module that registers it: ``my_package:MyEnv``.
+
     Raises:
         RLError: There is no such environment.
         MissingExtraError: gymnasium is not installed.
     """
     known = _gymnasium().registry
+    module, colon, rest = name.rpartition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # modules raise what they like
+            raise RLError(f"module {module!r} cannot be imported: {_reason(error)}") from error
+        return f"{module}:{environment_id(rest)}"
     if name in known:
         return name
     versions = {i: int(i.rpartition("-v")[2]) for i in known if i.rpartition("-v")[0] == name}
@@ -97,17 +112,32 @@ def make(name: str) -> tuple[Any, Spaces]:
     """An environment without wrappers, and its spaces.
 
     Raises:
-        RLError: It does not exist, cannot be made, or is not one of continuous control.
+        RLError: It does not exist, cannot be made, is not one of continuous control, or cannot be
+            saved.
     """
+    env, spaces = _make(name)
+    _check_saving(spaces.name)
+    return env, spaces
+
+
+def _make(name: str) -> tuple[Any, Spaces]:
     gymnasium, full = _gymnasium(), environment_id(name)
     try:
         _quieten()
-        wrapped = gymnasium.make(full)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise MissingExtraError(_MISSING.format("mujoco")) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # who names a version wants it
+            wrapped = gymnasium.make(full)
     except Exception as error:  # environments raise what they like
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RLError(f"environment {full!r} cannot be made: {reason}") from error
+        lacks = isinstance(error, gymnasium.error.DependencyNotInstalled)
+        if lacks and "mujoco" in str(error).lower():
+            raise MissingExtraError(_MISSING.format("mujoco")) from error
+        raise RLError(f"environment {full!r} cannot be made: {_reason(error)}") from error
+    own = _wrappers(gymnasium, wrapped)
+    if own:
+        raise RLError(
+            f"environment {full!r} is wrapped in {', '.join(own)}; environments run here without "
+            "wrappers, so put what they do into the environment itself"
+        )
     env, box = wrapped.unwrapped, gymnasium.spaces.Box
     if not isinstance(env.action_space, box) or len(env.action_space.shape) != 1:
         raise RLError(
@@ -123,6 +153,57 @@ def make(name: str) -> tuple[Any, Spaces]:
     size = int(np.prod(env.observation_space.shape))
     limit = int(wrapped.spec.max_episode_steps or 0)
     return env, Spaces(full, size, len(low), low, high, limit)
+
+
+def _wrappers(gymnasium: Any, wrapped: Any) -> list[str]:
+    """Wrappers beside those that gymnasium puts around every environment."""
+    wrappers, found = gymnasium.wrappers, []
+    usual = (wrappers.PassiveEnvChecker, wrappers.OrderEnforcing, wrappers.TimeLimit)
+    while isinstance(wrapped, gymnasium.Wrapper):
+        if not isinstance(wrapped, usual):
+            found.append(type(wrapped).__name__)
+        wrapped = wrapped.env
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@cache
+def _check_saving(name: str) -> None:
+    """Make sure that what was saved goes on as it would have gone on anyway.
+
+    Raises:
+        RLError: It does not: the environment keeps more than is saved.
+    """
+    one, other = Simulation(name), Simulation(name)
+    low, high = np.maximum(one.spaces.low, -1), np.minimum(one.spaces.high, 1)
+    actions = np.random.default_rng(0).uniform(low, high, (SAVED_AFTER + COMPARED, len(low)))
+    try:
+        one.reset(0)
+        for action in actions[:SAVED_AFTER]:
+            if one.step(action)[-1]:
+                one.reset(1)
+        other.reset(2)
+        other.restore(*one.state())
+        for action in actions[SAVED_AFTER:]:
+            steps = one.step(action), other.step(action)
+            for seen, expected in zip(*steps, strict=True):
+                np.testing.assert_array_equal(seen, expected)
+            if steps[0][-1]:
+                np.testing.assert_array_equal(one.reset(3), other.reset(3))
+    except RLError:
+        raise
+    except AssertionError:
+        raise RLError(
+            f"the state of environment {name!r} cannot be saved: its episodes go on differently "
+            "after it has been restored, so it keeps more than its simulator or 'state' has"
+        ) from None
+    except Exception as error:  # environments raise what they like
+        reason = _reason(error)
+        raise RLError(f"the state of environment {name!r} cannot be saved: {reason}") from error
 
 
 def _quieten() -> None:
@@ -147,7 +228,7 @@ class Simulation:
     """
 
     def __init__(self, name: str) -> None:
-        self.env, self.spaces = make(name)
+        self.env, self.spaces = _make(name)
         self.elapsed = 0
 
     def reset(self, seed: int) -> NDArray[np.float64]:
@@ -175,7 +256,10 @@ class Simulation:
         if hasattr(self.env, "data") and hasattr(self.env, "model"):
             return self._simulator_state(), meta
         if getattr(self.env, "state", None) is None:
-            raise RLError(f"the state of environment {self.spaces.name!r} cannot be saved")
+            raise RLError(
+                f"the state of environment {self.spaces.name!r} cannot be saved: it has no 'state' "
+                "and no MuJoCo simulator"
+            )
         meta["kind"] = "tuple" if isinstance(self.env.state, tuple) else "array"
         return {"state": np.array(self.env.state, np.float64)}, meta
 
