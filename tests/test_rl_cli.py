@@ -304,9 +304,12 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
                 returns[73:] -= np.linspace(0, 1000, 73)
             series = {"return": Series(returns, 20480)}
             ledger.finish(claim, Result("ppo-cpu", series=series, wall=1.0))
-    drawn = call("reproduce", "fig8", "--no-run", "--study", tmp_path, "--format", "png")
+    drawn = call("reproduce", "fig8", "--no-run", "--study", tmp_path, "--format", "svg")
     assert drawn.exit_code == 0, drawn.output
-    assert (tmp_path / "fig8.png").stat().st_size > 10_000
+    assert (tmp_path / "fig8.svg").stat().st_size > 10_000
+    text = (tmp_path / "fig8.svg").read_text()
+    assert "Hopper" in text
+    assert "HalfCheetah" not in text  # whose agents did not run
     assert "fig8 lacks ppo-halfcheetah" in drawn.output
     folder = tmp_path / "results" / "ppo_hopper"
     assert {path.name for path in folder.iterdir()} == {"series.csv.gz", "provenance.json"}

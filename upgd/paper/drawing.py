@@ -52,7 +52,7 @@ def colour(arm: str) -> str | None:
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
-    """Draw a figure; returns what it lacks.
+    """Draw a figure; returns what it lacks. Environments in which no agent ran have no panel.
 
     Args:
         figure: Which.
@@ -65,16 +65,17 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
     lacking = missing(figure, results)
     if not can_draw(figure, results):
         raise StudyError(f"nothing to draw for {figure.name}: there is no {lacking[0]}")
-    columns = min(figure.columns, len(figure.panels))
-    rows = -(-len(figure.panels) // columns)
+    panels = [p for p in figure.panels if p.kind != "returns" or p.experiment in results]
+    columns = min(figure.columns, len(panels))
+    rows = -(-len(panels) // columns)
     heat = any(panel.kind == "heat" for panel in figure.panels)
     size = (
         (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
     )
     picture, grid = canvas(rows, columns, (size[0], size[1] + 0.45))
-    for axes, panel in zip(grid.flat, figure.panels, strict=False):
+    for axes, panel in zip(grid.flat, panels, strict=False):
         _panel(axes, panel, results)
-    for axes in grid.flat[len(figure.panels) :]:
+    for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     _legend(picture, grid)
     save(picture, paths)
