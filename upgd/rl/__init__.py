@@ -3,8 +3,8 @@
 Needs ``pip install "upgd[rl]"``.
 
 =====================  ===================================================================
-``ppo.py``             the settings and the algorithm, on tensors of many agents
-``compiled.py``        the same for one agent on a core of its own; ``kernels.py`` is compiled
+``ppo.py``             the settings and the algorithm, on tensors of many agents; runs on CUDA
+``compiled.py``        the same for one agent on a core; runs on CPU; ``kernels.py`` is compiled
 ``network.py``         an agent's parameters, first values, and where they lie
 ``environments.py``    environments by name, without wrappers, in states that can be saved
 ``rollouts.py``        an agent in its environment: normalising, acting, counting episodes

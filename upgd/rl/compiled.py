@@ -95,7 +95,8 @@ class CompiledPPO:
             share: What is left of the step size.
 
         Returns:
-            :data:`upgd.rl.ppo.MEASURES` and plasticity as means over the minibatches.
+            :data:`upgd.rl.ppo.MEASURES` as means over the minibatches, and plasticity as one over
+            the last of each epoch.
         """
         kernels, settings, index = self.kernels, self.settings, self._index
         seen, actions, log_probabilities, rewards, values, ends = trajectory

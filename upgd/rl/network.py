@@ -16,11 +16,6 @@ from torch import Tensor
 
 from upgd.kernels import philox
 
-LANES = 16
-"""Workspaces are padded to vectors of as many numbers (:mod:`upgd.kernels.vectors`)."""
-INITIAL = 0x80000003
-"""Stands where optimizers have the number of a tensor, for the numbers of first weights."""
-
 
 @dataclass(frozen=True)
 class Network:
@@ -137,6 +132,9 @@ def _layer_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _padded(count: int) -> int:
+    """A size in whole vectors."""
+    from upgd.kernels.vectors import LANES
+
     return -(-count // LANES) * LANES
 
 
@@ -145,6 +143,6 @@ def _orthogonal(rows: int, columns: int, seed: int, number: int) -> NDArray[np.f
     from upgd.rl import kernels
 
     shape = (min(rows, columns), max(rows, columns))
-    found = philox.normal(shape, seed, INITIAL, number, dtype=torch.float64).numpy()
+    found = philox.normal(shape, seed, kernels.INITIAL, number, dtype=torch.float64).numpy()
     kernels.orthonormalise(found)
     return np.ascontiguousarray(found if rows <= columns else found.T)

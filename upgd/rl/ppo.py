@@ -4,9 +4,10 @@ An *iteration* is: every agent takes ``steps`` steps in its environment with the
 (:mod:`upgd.rl.rollouts`); advantages are estimated from the rewards; then, for some epochs, the
 steps are shuffled, cut into minibatches, and each minibatch makes one update of all parameters.
 
-This file has the algorithm for tensors with a leading dimension of agents, on any device; on CUDA
-the whole update phase is one graph. :mod:`upgd.rl.compiled` has the same for one agent on a core of
-its own. Updates are made by the rules of the registry, whatever method they are.
+This file has the settings, and the algorithm for tensors with a leading dimension of agents, on any
+device: it is what runs on CUDA, where the whole update phase is one graph, and the one to read. On
+CPU agents run :mod:`upgd.rl.compiled`, the same for one agent on a core of its own, and tests hold
+both against each other. Updates are made by the rules of the registry, whatever method they are.
 """
 
 from __future__ import annotations
@@ -292,7 +293,8 @@ class StackedPPO(GeneralStack):
             share: What is left of the step size.
 
         Returns:
-            :data:`MEASURES` [S, …] and plasticity [S] as means over the minibatches.
+            :data:`MEASURES` [S, …] as means over the minibatches, and plasticity [S] as one over
+            the last of each epoch.
         """
         settings = self.settings
         rewards, values, ends = (trajectories[name] for name in ("rewards", "values", "ends"))
