@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 
 from upgd.cli import app, reproduce
 from upgd.paper import provenance
-from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.experiments import EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES
 from upgd.paper.pages import Site
 from upgd.paper.results import Found
@@ -432,6 +433,20 @@ def test_the_page_s_commands_are_right() -> None:
     for line in lines:
         name, *arguments = shlex.split(line)
         commands.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+def test_the_page_s_longer_runs_are_figure_8_s_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = re.findall(r"^upgd rl .*--steps 1e7.*$", PAGE.read_text(), re.M)
+    named = [shlex.split(line)[2] for line in lines]
+    assert named == ["Hopper", "Humanoid"]
+    for line, environment in zip(lines, named, strict=True):
+        experiment = EXPERIMENTS[agents_name(environment)]
+        expected = {
+            replace(spec, steps=10**7).key
+            for specs in experiment.specs(seeds=10).values()
+            for spec in specs
+        }
+        assert asked_for(line, monkeypatch) == expected
 
 
 # ------------------------------------------------------------------------------- mistakes
