@@ -28,7 +28,7 @@ from upgd.cli.working import (
 )
 from upgd.paper import provenance
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
-from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
+from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, SHORTEST, Experiment, agents_name
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
@@ -90,6 +90,8 @@ def reproduce(
     if figures == ["list"]:
         _list()
         return
+    if scale <= 0:
+        raise ValueError(f"--scale must be above 0 and at most 1, got {scale:g}")
     drawn, measured = _chosen(figures, run or dry_run)
     studies = study or [STUDY]
     tables = results or studies[0] / "results"
@@ -104,6 +106,8 @@ def reproduce(
         if not EXPERIMENTS[name].arms:
             problem = EXPERIMENTS[name].problem
             _note(f"{name}: the paper prints no sets; 'upgd search {problem}' finds some")
+        if run or dry_run:
+            _tell_length(EXPERIMENTS[name], scale)
     if run or dry_run:
         check_device(device)
         tally = _run(_specs(to_run, scale, seeds), studies, how, dry_run)
@@ -177,6 +181,14 @@ def _list() -> None:
         _tell(f"{figure.name:18} {figure.caption} ({', '.join(figure.run)})")
     for each in MEASURED.values():
         _tell(f"{each.NAME:18} {each.CAPTION}")
+
+
+def _tell_length(experiment: Experiment, scale: float) -> None:
+    """Say that runs are longer than asked for, if they are."""
+    asked, steps = round(experiment.steps * scale), experiment.length(scale)
+    if steps == experiment.shortest and asked < steps:
+        why = f"a run has at least {SHORTEST} windows of {experiment.window}"
+        _note(f"{experiment.name}: {steps} steps instead of {asked}, since {why}")
 
 
 # --------------------------------------------------------------------------------- runs

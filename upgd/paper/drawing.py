@@ -232,6 +232,7 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
                 highest = max(highest, float(np.nanmax(middle)))
     if panel.metric == "loss" and highest > SURGE * usual > 0:
         axes.set_ylim(0, SURGE / 2 * usual)  # one that nearly diverges would hide the others
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=_points(panel, results), ylabel=AXES.get(panel.metric, panel.metric))
 
 

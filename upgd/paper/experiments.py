@@ -32,6 +32,8 @@ STATIONARY = "stationary-mnist"
 STRIDE = 100
 """Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
 HELD_OUT = 250
+SHORTEST = 4
+"""Windows of a run at any scale: of fewer no change over the run can be computed."""
 ENVIRONMENTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "HumanoidStandup")
 """Figure 8 has four that the source does not name; its text names the last two."""
 VERSION = "v5"
@@ -111,19 +113,23 @@ class Experiment:
         return is_rl(self.problem)
 
     def length(self, scale: float) -> int:
-        """How many samples a run has at this scale: whole windows, four at least."""
+        """How many samples a run has at this scale: whole windows, :data:`SHORTEST` at least."""
         if self.agents:  # which take whole iterations of whatever they are given
-            return max(4 * self._window(), round(self.steps * scale))
-        window = int(self.options.get("window", 0)) or self._task() or self._window()
-        return max(4, round(self.steps * scale / window)) * window
+            return max(self.shortest, round(self.steps * scale))
+        return max(self.shortest, round(self.steps * scale / self.window) * self.window)
 
-    def _task(self) -> int:
-        return int(self.options.get("task_length", 0))
+    @property
+    def shortest(self) -> int:
+        """How many samples a run has at least."""
+        return SHORTEST * self.window
 
-    def _window(self) -> int:
+    @property
+    def window(self) -> int:
+        """Samples per value of a series."""
         if self.agents:
             return ITERATIONS * Settings().steps
-        return get_problem(self.problem).window
+        own = int(self.options.get("window", 0)) or int(self.options.get("task_length", 0))
+        return own or get_problem(self.problem).window
 
     def twins(self) -> dict[str, str]:
         """Arms that are the same learner as an earlier one, with that one's name."""

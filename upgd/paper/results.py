@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ class Results:
         name: The experiment's.
         window: Samples per value.
         series: By metric, arm and seed, a value per window.
-        diverged: By arm, seeds of agents that diverged; their series end before that window.
+        diverged: By arm, seeds that diverged. Agents' series end before that window, others have
+            none.
     """
 
     name: str
@@ -69,8 +71,7 @@ class Results:
     @property
     def arms(self) -> tuple[str, ...]:
         """Those that have results."""
-        found = (arm for arms in (*self.series.values(), self.diverged) for arm in arms)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(arm for arms in self.series.values() for arm in arms))
 
 
 class Found(NamedTuple):
@@ -122,14 +123,17 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of the runs that are done, and of agents that diverged; None if there are none."""
+    """The series of the runs that are done, and of agents that diverged; None if there are none.
+
+    Which of the others diverged is known, too.
+    """
     runs: dict[Ledger, dict[str, Found]] = {}
     diverged: dict[str, list[int]] = {}
     for each in found:
+        if each.run.state == "diverged":
+            diverged.setdefault(each.arm, []).append(each.run.spec.seed)
         if _counts(each.run):
             runs.setdefault(each.ledger, {})[each.run.key] = each
-            if each.run.state == "diverged":
-                diverged.setdefault(each.arm, []).append(each.run.spec.seed)
     series: dict[str, dict[str, dict[int, Array]]] = {}
     window = 0
     for ledger, some in runs.items():
@@ -158,13 +162,13 @@ def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]
 def write(results: Results, path: str | os.PathLike[str]) -> None:
     """Write a table: a row per arm, seed and window, a column per metric.
 
-    After those of an agent that diverged comes one that says so.
+    After those of a run that diverged comes one that says so.
     """
     metrics = sorted(results.series)
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["arm", "seed", "samples", *metrics])
-    for arm in results.arms:
+    for arm in dict.fromkeys((*results.arms, *results.diverged)):
         gone = results.diverged.get(arm, ())
         seeds = {seed for metric in metrics for seed in results.of(arm, metric)}
         for seed in sorted(seeds.union(gone)):
@@ -185,13 +189,34 @@ def _cell(value: float) -> str:
 
 
 def read(path: str | os.PathLike[str], name: str) -> Results:
-    """Read a table that :func:`write` wrote."""
-    with gzip.open(path, "rt", newline="") as file:
-        rows = csv.reader(file)
-        header = next(rows)
-        if header[:3] != ["arm", "seed", "samples"]:
-            raise ValueError(f"{path} is no table of results: it begins with {','.join(header)}")
+    """Read a table that :func:`write` wrote.
+
+    Raises:
+        ValueError: It is none, or broken.
+    """
+    header, *rows = table_rows(path)
+    if header[:3] != ["arm", "seed", "samples"]:
+        raise ValueError(f"{path} is no table of results: it begins with {','.join(header)}")
+    try:
         return _parse(rows, header[3:], name)
+    except ValueError as error:
+        raise ValueError(f"{path} is no table of results: {error}") from None
+
+
+def table_rows(path: str | os.PathLike[str]) -> list[list[str]]:
+    """The rows of a compressed table, with its header.
+
+    Raises:
+        ValueError: It is broken, or empty.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is broken: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    return rows
 
 
 def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
