@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from pathlib import Path
 
@@ -12,10 +13,23 @@ pytest.importorskip("matplotlib")
 
 from upgd.metrics import Interval
 from upgd.optim.registry import METHODS as REGISTRY
-from upgd.paper import claims
-from upgd.paper.claims import CLAIMS
-from upgd.paper.evidence import NO, UNKNOWN, YES, Finding, parts, worst
-from upgd.paper.experiments import EXPERIMENTS, MAIN, ablation_arms
+from upgd.paper import evidence, statements
+from upgd.paper.claims import CLAIMS, Judged, judge_claim, sure, table
+from upgd.paper.evidence import (
+    FEWEST,
+    FEWEST_RESAMPLED,
+    NO,
+    PERCENT,
+    PLAIN,
+    TOLD,
+    UNKNOWN,
+    YES,
+    Finding,
+    interval,
+    parts,
+    resampled,
+)
+from upgd.paper.experiments import EXPERIMENTS, MAIN, TOYS, ablation_arms
 from upgd.paper.results import Results, collect, load, read, write
 from upgd.paper.sets import METHODS
 from upgd.study import Ledger, RunSpec
@@ -43,8 +57,18 @@ def made_up(
     return Results(name, 5_000, {metric: curves})
 
 
+def judged(number: int, *results: Results) -> Judged:
+    return judge_claim(BY_NUMBER[number], {r.name: r for r in results})
+
+
 def verdict(number: int, *results: Results) -> str:
-    return worst(f.verdict for f in BY_NUMBER[number].check({r.name: r for r in results}))
+    return judged(number, *results).verdict
+
+
+def finding(number: int, words: str, *results: Results) -> Finding:
+    """The statement that has these words."""
+    [found] = [f for f in judged(number, *results).findings if words in f.statement]
+    return found
 
 
 STORY = dict.fromkeys(METHODS, -0.1) | {"upgd": 0.0, "n-upgd": 0.0, "shrink-and-perturb": 0.0}
@@ -71,14 +95,52 @@ def test_a_better_rival_is_noticed() -> None:
 
 def test_little_data_is_not_evidence() -> None:
     assert verdict(2) == UNKNOWN
-    assert verdict(2, made_up("input-permuted-mnist", STORY, seeds=1)) == UNKNOWN
+    for seeds in range(1, FEWEST + 1):
+        few = made_up("input-permuted-mnist", STORY, seeds=seeds)
+        assert verdict(2, few) == (YES if seeds == FEWEST else UNKNOWN)
     assert verdict(2, made_up("input-permuted-mnist", STORY, tasks=3)) == UNKNOWN
     some = {arm: STORY[arm] for arm in ("upgd", "s-ewc")}
     assert verdict(2, made_up("input-permuted-mnist", some)) == UNKNOWN
 
 
+@pytest.mark.parametrize("story", [STORY, {**STORY, "upgd": -0.2}], ids=["true", "false"])
+def test_short_runs_give_statistics_and_no_verdict(story: dict[str, float]) -> None:
+    whole = judged(2, made_up("input-permuted-mnist", story))
+    half = judged(2, made_up("input-permuted-mnist", story, tasks=TASKS // 2))
+    short = judged(2, made_up("input-permuted-mnist", story, tasks=TASKS // 2 - 1))
+    assert whole.verdict == half.verdict != UNKNOWN
+    assert [f.verdict for f in short.findings] == [UNKNOWN] * len(short.findings)
+    assert all(f.found is not None for f in short.findings)
+    assert whole.data == f"all steps, {SEEDS} seeds"
+    assert "too short" in short.data
+    assert short.data in table([short])[-1]
+
+
+def test_of_several_experiments_the_short_ones_do_not_count() -> None:
+    trends = {method: -0.02 * i for i, method in enumerate(METHODS)}
+    whole = made_up("input-permuted-mnist", trends)
+    short = made_up("label-permuted-emnist", trends, tasks=20)
+    found = judged(8, whole, short)
+    assert found.data.startswith("2 of 4 experiments: ")
+    assert finding(8, "input-permuted-mnist: forgetting", whole, short).verdict == NO
+    other = finding(8, "label-permuted-emnist: forgetting", whole, short)
+    assert (other.verdict, other.found is None) == (UNKNOWN, False)
+
+
+def test_few_seeds_have_no_interval() -> None:
+    assert np.isnan(interval([1.0, 2.0]).low)
+    assert np.isfinite(interval([1.0, 2.0, 4.0]).low)
+    few = {"a": dict.fromkeys(range(FEWEST_RESAMPLED - 1), 1.0)}
+    enough = {"a": dict.fromkeys(range(FEWEST_RESAMPLED), 1.0)}
+    for values, known in ((few, False), (enough, True)):
+        found = resampled(values, lambda means: float(means[0]))
+        assert found is not None
+        assert np.isfinite(found.low) == known
+    two = Finding("x", interval([0.01, 0.03]), UNKNOWN)
+    assert evidence.shown(two) == "2.0 points"
+
+
 def test_short_runs_compare_quarters() -> None:
-    assert verdict(2, made_up("input-permuted-mnist", STORY, tasks=12)) == YES
     assert parts(50) == (range(10, 30), range(30, 50))
     assert parts(12) == (range(3, 6), range(9, 12))
     assert parts(3) is None
@@ -97,7 +159,7 @@ def test_short_runs_compare_quarters() -> None:
 )
 def test_judgements(low: float, high: float, expected: dict[str, str]) -> None:
     found = Interval((low + high) / 2, low, high)
-    assert {name: getattr(claims, name)(found) for name in expected} == expected
+    assert {name: getattr(evidence, name)(found) for name in expected} == expected
 
 
 def both(accuracy: Results, plasticity: Results) -> Results:
@@ -112,16 +174,26 @@ def test_correlation_over_methods() -> None:
     reversed_ = dict(zip(METHODS, list(levels.values())[::-1], strict=True))
     other = made_up("input-permuted-mnist", flat, reversed_, "plasticity")
     assert verdict(3, both(accuracy, same)) == YES
+    few = dict(zip(METHODS, [0.5, 0.9, *[0.6, 0.61] * 4], strict=True))
+    level = dict(zip(METHODS, [0.5, 0.9, *[0.62, 0.6] * 4], strict=True))
+    mixed = both(
+        made_up("input-permuted-mnist", flat, few),
+        made_up("input-permuted-mnist", flat, level, "plasticity"),
+    )
+    over_methods, over_seeds = judged(3, mixed).findings
+    assert over_seeds.found is not None
+    assert over_seeds.found.low > statements.STRONG  # two methods of ten make it so
+    assert over_methods.verdict == UNKNOWN
+    assert over_seeds.verdict == TOLD
+    assert sure(judged(3, mixed)) == "0 of 1"
     assert verdict(3, both(accuracy, other)) == NO
     assert verdict(3, accuracy) == UNKNOWN
 
 
 def test_rank_among_ten() -> None:
     trends = {method: -0.02 * i for i, method in enumerate(METHODS)}  # the later the more forgotten
-    findings = BY_NUMBER[8].check({"input-permuted-mnist": made_up("input-permuted-mnist", trends)})
-    rank = next(
-        f for f in findings if "MNIST" in f.statement.upper() and "forgetting" in f.statement
-    )
+    results = made_up("input-permuted-mnist", trends)
+    rank = finding(8, "input-permuted-mnist: forgetting", results)
     assert rank.found is not None
     assert rank.found.estimate == METHODS.index("upgd") + 1
     assert rank.verdict == NO
@@ -140,6 +212,107 @@ def test_label_permuted_story() -> None:
         "label-permuted-mini-imagenet", dict.fromkeys(METHODS, -0.2), metric="plasticity"
     )
     assert verdict(7, both(mini, mini_lost)) == YES
+
+
+# ------------------------------------------------------------------------------- other claims
+def test_gating_alone_is_judged_where_it_is_another_arm() -> None:
+    """On EMNIST SGD+UG is UPGD-W−WP, and still not UPGD-W."""
+    for name in MAIN[1:]:
+        ablation = f"ablation-{name}"
+        arms = EXPERIMENTS[ablation].arms
+        there = [arm.name for arm in arms if arm.name not in EXPERIMENTS[ablation].twins()]
+        results = made_up(ablation, dict.fromkeys(there, 0.1))
+        assert finding(12, f"{name}: SGD+UG improves", results).verdict == YES
+        assert finding(12, f"{name}: decay and perturbation matter", results).verdict == YES
+
+
+def test_arms_that_are_the_same_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ablation-label-permuted-emnist"
+    [full] = [arm for arm in EXPERIMENTS[name].arms if arm.name == "upgd"]
+    same = tuple(
+        dataclasses.replace(full, name=arm.name) if arm.name == "sgd+ug" else arm
+        for arm in EXPERIMENTS[name].arms
+    )
+    changed = dataclasses.replace(EXPERIMENTS[name], arms=same)
+    before = len(judged(12).findings)
+    monkeypatch.setitem(EXPERIMENTS, name, changed)  # type: ignore[arg-type]
+    assert len(judged(12).findings) == before - 1
+
+
+def test_toys_name_their_arms() -> None:
+    texts = [f.statement for f in judged(10).findings]
+    assert all(text.startswith(("changing inputs: ", "changing sign: ")) for text in texts)
+    for rival in ("Reference", "SGD", "S&P", "PGD", "N-UPGD"):
+        assert f"changing inputs: UPGD beats {rival}" in texts
+    assert "changing sign: UPGD, 2nd order beats UPGD" in texts
+    assert not any("-W" in text for text in texts)
+
+
+def test_the_toys_losses_are_compared() -> None:
+    order = ("upgd-2nd", "upgd", "n-upgd", "pgd", "shrink-and-perturb", "reference", "sgdw")
+    levels = {arm: 0.1 + 0.05 * place for place, arm in enumerate(order)}
+    first = dict.fromkeys(order, 0.0) | {"sgdw": 0.1, "upgd": -0.01}
+    inputs = made_up(TOYS[0], first, levels, "loss", tasks=250)
+    sign = made_up(TOYS[1], dict.fromkeys(order, 0.0), levels, "loss", tasks=250)
+    assert verdict(10, inputs, sign) == YES
+    levels["shrink-and-perturb"] = 0.12
+    assert verdict(10, made_up(TOYS[0], first, levels, "loss", tasks=250), sign) == NO
+
+
+def test_who_falls_below_is_seen_in_the_last_tasks() -> None:
+    """Adam begins far above its restarts and ends below them."""
+    tasks = 250
+    falls = np.linspace(0.95, 0.75, tasks).repeat(100)
+    curves = {"adam": falls, "adam-restarts": np.full(len(falls), 0.8), "upgd": falls[::-1]}
+    rng = np.random.default_rng(0)
+    noisy = {
+        arm: {seed: curve + 1e-3 * rng.standard_normal(len(curve)) for seed in range(SEEDS)}
+        for arm, curve in curves.items()
+    }
+    results = Results("figure-1", 600, {"accuracy": noisy})
+    assert finding(14, "Adam is below", results).verdict == YES
+    assert finding(14, "UPGD-W is not below", results).verdict == YES
+
+
+# --------------------------------------------------------------------------------- divergence
+def gone(results: Results, arm: str, seeds: range) -> Results:
+    """The same results with seeds of an arm that diverged."""
+    series = {
+        metric: {
+            name: {s: x for s, x in curves.items() if name != arm or s not in seeds}
+            for name, curves in arms.items()
+        }
+        for metric, arms in results.series.items()
+    }
+    return dataclasses.replace(results, series=series, diverged={arm: list(seeds)})
+
+
+def test_an_arm_with_seeds_that_diverged_does_not_win() -> None:
+    story = made_up("input-permuted-mnist", STORY)
+    for arm, name, number in (("n-upgd", "N-UPGD-W", 1), ("shrink-and-perturb", "S&P", SEEDS)):
+        results = gone(story, arm, range(number))
+        found = finding(2, f"{name} holds", results)
+        assert found.verdict == NO
+        assert f"({name}: {number} of {SEEDS} seeds diverged)" in found.statement
+    assert finding(2, "competitive", gone(story, "upgd", range(1))).verdict == NO
+    rival = gone(story, "adamw", range(SEEDS))
+    assert finding(2, "competitive", rival).verdict == YES  # nobody is behind who has diverged
+    few = gone(made_up("input-permuted-mnist", STORY, seeds=2), "upgd", range(1))
+    assert verdict(2, few) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("lost", "better", "expected"),
+    [(3, False, YES), (2, True, YES), (2, False, NO), (1, False, NO), (5, False, YES)],
+)
+def test_an_arm_that_diverged_is_beaten(lost: int, better: bool, expected: str) -> None:
+    """By half of its seeds, or else by those that are left."""
+    levels = {"upgd": 0.8 if better else 0.6, "sgdw": 0.7}
+    flat = dict.fromkeys(levels, 0.0)
+    results = gone(made_up("stationary-mnist", flat, levels), "sgdw", range(lost))
+    assert finding(11, "UPGD beats SGD", results).verdict == expected
+    other = gone(made_up("stationary-mnist", flat, levels), "upgd", range(lost))
+    assert finding(11, "UPGD beats SGD", other).verdict == NO
 
 
 def test_tasks_longer_than_windows() -> None:
@@ -179,6 +352,7 @@ def test_scales_are_whole_windows() -> None:
     assert figure.length(1.0) == 15_000_000
     assert figure.length(0.01) % 600 == 0
     assert EXPERIMENTS["toy-changing-sign"].length(1e-9) == 4 * 4_000
+    assert EXPERIMENTS["toy-changing-sign"].shortest == 4 * 4_000
 
 
 # ---------------------------------------------------------------------------------- tables
@@ -199,6 +373,14 @@ def test_tables_keep_what_they_are_given(tmp_path: Path) -> None:
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"a,b\n"))
     with pytest.raises(ValueError, match="no table of results"):
         read(tmp_path / "x.gz", "x")
+    header = gzip.compress(b"arm,seed,samples,accuracy\n")
+    broken = {"half": first[: len(first) // 2], "plain": b"arm,seed", "empty": gzip.compress(b"")}
+    broken["words"] = header + gzip.compress(b"upgd,0,5000,high\n")
+    broken["flipped"] = first[:200] + bytes(b ^ 255 for b in first[200:])
+    for name, content in broken.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=str(tmp_path / name)):
+            read(tmp_path / name, results.name)
 
 
 def test_a_ledgers_longest_runs_count(tmp_path: Path) -> None:
@@ -223,7 +405,35 @@ def test_a_ledgers_longest_runs_count(tmp_path: Path) -> None:
     assert load([tmp_path])["input-permuted-mnist"].arms == ("upgd",)
 
 
+def test_which_runs_diverged_is_kept(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["input-permuted-mnist"]
+    runs = [run for arm in ("sgdw", "upgd") for run in experiment.specs(seeds=3)[arm]]
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(runs)
+        for claim in ledger.claim("me", 60, limit=len(runs)):
+            result = Result("eager", "cpu", series={"accuracy": Series(np.zeros(9), 5_000)})
+            if claim.spec.method == "sgdw" or claim.spec.seed == 1:
+                ledger.diverge(claim, 45_000, result)
+            else:
+                ledger.finish(claim, result)
+        found = collect(ledger, experiment)
+    assert found is not None
+    assert found.arms == ("upgd",)
+    assert list(found.of("upgd", "accuracy")) == [0, 2]
+    assert {arm: sorted(seeds) for arm, seeds in found.diverged.items()} == {
+        "sgdw": [0, 1, 2],
+        "upgd": [1],
+    }
+    write(found, tmp_path / "x.gz")
+    assert read(tmp_path / "x.gz", found.name).diverged == found.diverged
+    assert evidence.diverged(found, "upgd") == (1, 3)
+    assert evidence.has_lost(found, "sgdw")
+
+
 def test_findings_read_well() -> None:
-    finding = Finding("UPGD-W holds", Interval(-0.0004, -0.001, 0.0002), YES)
-    assert str(finding) == "UPGD-W holds: 0.0 points [−0.1, 0.0], holds"
+    found = Finding("UPGD-W holds", Interval(-0.0004, -0.001, 0.0002), YES)
+    assert str(found) == "UPGD-W holds: 0.0 points [−0.1, 0.0], holds"
     assert str(Finding("x", None, UNKNOWN)) == "x: -, not enough data"
+    assert evidence.shown(found._replace(unit=PERCENT)) == "0.0% [−0.1, 0.0]"
+    tiny = Finding("x", Interval(1.5e-16, float("nan"), float("nan")), TOLD, PLAIN)
+    assert evidence.shown(tiny) == "1.5e−16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,27 @@ def test_a_figure_that_is_measured_in_one_go(
     assert "remove" in run(*command, "--format", "png").output  # it is not measured again
 
 
+def test_runs_longer_than_asked_for_are_told(tiny: None, tmp_path: Path) -> None:
+    command = ("reproduce", "figtiny", "--dry-run", "--study", str(tmp_path))
+    raised = run(*command, "--scale", "0.01")
+    assert (
+        "tiny: 200 steps instead of 40, since a run has at least 4 windows of 50" in raised.output
+    )
+    assert "instead" not in run(*command, "--scale", "0.05").output
+    nothing = run(*command, "--scale", "0")
+    assert nothing.exit_code == 2
+    assert "--scale must be above 0" in nothing.output
+
+
+def test_a_figure_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utility_quality, "ACTIVATIONS", {"relu": torch.nn.ReLU})
+    command = ("reproduce", "fig2", "--scale", "0.01", "--seeds", "1", "--study", str(tmp_path))
+    told = run(*command, "--format", "png")
+    assert told.exit_code == 0, told.output
+    assert "1 seed of 50 steps" in told.output
+    assert provenance.read(tmp_path / "results" / "utility_quality").runs == 2  # type: ignore[union-attr]
+
+
 def test_a_plan_runs_nothing(tiny: None, tmp_path: Path) -> None:
     shown = run("reproduce", "figtiny", "--dry-run", "--study", str(tmp_path / "x"))
     assert "4 of 4 runs to do" in shown.output
@@ -178,6 +200,24 @@ def test_every_figure_can_be_drawn(
         draw(figure, {}, tmp_path / "y.svg")
 
 
+def test_tasks_are_whole_numbers(tmp_path: Path) -> None:
+    some = made_up("input-permuted-mnist")
+    short = {
+        m: {a: {s: x[:4] for s, x in c.items()} for a, c in arms.items()}
+        for m, arms in some.series.items()
+    }
+    draw(
+        figures.FIGURES["fig3"],
+        {some.name: results.Results(some.name, 5_000, short)},
+        tmp_path / "x.svg",
+    )
+    ticks = re.findall(
+        r">(\d+(?:\.\d+)?)<", (tmp_path / "x.svg").read_text().split("Task number")[0]
+    )
+    assert {"1", "2", "3", "4"} <= set(ticks)
+    assert "1.5" not in ticks
+
+
 def test_a_figure_says_what_it_lacks(tmp_path: Path) -> None:
     figure = figures.FIGURES["fig6"]
     some = made_up("label-permuted-emnist")
@@ -219,18 +259,59 @@ def test_every_arm_has_a_colour() -> None:
 def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = tuple(c for c in claims.CLAIMS if c.number != 13)  # which computes for seconds
     monkeypatch.setattr(claims, "CLAIMS", quick)
+    folder = tmp_path / "input_permuted_mnist"
+    folder.mkdir()
+    results.write(made_up("input-permuted-mnist"), folder / results.TABLE)
     shown = json.loads(run("claims", str(tmp_path), "--json").output)
+    assert shown[1]["judged by"] == "0.6 of the steps, 3 seeds"
     assert [claim["number"] for claim in shown] == [1, *(c.number for c in quick)]
-    assert {claim["verdict"] for claim in shown} == {"not enough data"}
+    others = {claim["verdict"] for claim in shown if claim["judged by"] == "-"}
+    assert others == {"not enough data"}
     told = run("claims", str(tmp_path / "nowhere"))
     assert told.exit_code == 2
     assert "is no folder" in told.output
+    (tmp_path / "empty").mkdir()
+    told = run("claims", str(tmp_path / "empty"))
+    assert told.exit_code == 2
+    assert "no results in" in told.output
     page = run("claims", str(tmp_path), "--markdown").output
     assert page.count("\n|") == len(quick) + 2
-    assert "S-EWC decays" in run("claims", str(tmp_path), "--details").output
+    details = run("claims", str(tmp_path), "--details").output
+    assert "S-EWC decays" in details
+    assert "3 seeds" in details
 
 
 def test_theorems_hold() -> None:
     [theorems] = [c for c in claims.CLAIMS if c.number == 13]
     found = theorems.check({})
-    assert [finding.verdict for finding in found] == ["holds"] * 5
+    verdicts = [finding.verdict for finding in found]
+    assert {verdict: verdicts.count(verdict) for verdict in verdicts} == {
+        "holds": 4,
+        "not judged": 4,
+    }
+    told = {f.statement: f.found for f in found if f.verdict == "not judged"}
+    [second] = [value for text, value in told.items() if "second-order" in text]
+    [sampled] = [value for text, value in told.items() if "β = 0 " in text]
+    assert second is not None
+    assert sampled is not None
+    assert second.estimate > 0.1  # it is not conserved
+    assert np.isnan(second.low)  # a median of networks
+    assert 1 < sampled.low < sampled.estimate < sampled.high  # the bound is violated
+
+
+def test_a_small_study_gets_no_verdict(tiny: None, tmp_path: Path) -> None:
+    """Two seeds, and a fiftieth of the steps, of the claims about Input-permuted MNIST."""
+    for seeds, windows in ((2, 200), (5, 4)):
+        folder = tmp_path / f"{seeds}" / "input_permuted_mnist"
+        folder.mkdir(parents=True)
+        few = {
+            metric: {
+                arm: {s: curves[s % 3][:windows] for s in range(seeds)}
+                for arm, curves in arms.items()
+            }
+            for metric, arms in made_up("input-permuted-mnist").series.items()
+        }
+        results.write(results.Results("input-permuted-mnist", 5_000, few), folder / results.TABLE)
+        judged = [c for c in claims.judge([tmp_path / f"{seeds}"]) if c.number in (2, 3, 4, 8)]
+        assert {claim.verdict for claim in judged} == {"not enough data"}
+        assert all(any(f.found is not None for f in claim.findings) for claim in judged)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import upgd
 from upgd import utility
 from upgd.paper import provenance, utility_quality
+from upgd.paper.evidence import NO, UNKNOWN, YES
 from upgd.paper.measuring import How
 from upgd.utility import (
     approximate,
@@ -368,16 +369,18 @@ def test_the_stream_is_the_problems() -> None:
     torch.testing.assert_close(weights, weights.round(), atol=1e-4, rtol=0)
 
 
-def made_up(**means: tuple[float, float]) -> utility_quality.Results:
+def made_up(
+    seeds: int = 4, points: int = 200, **means: tuple[float, float]
+) -> utility_quality.Results:
     """Results whose series go linearly from one value to another, with a little noise."""
     rng = np.random.default_rng(0)
-    results = utility_quality.Results([0, 1, 2, 3])
+    results = utility_quality.Results(list(range(seeds)))
     for kind, (start, end) in means.items():
-        line = np.linspace(start, end, 50) + rng.normal(scale=1e-3, size=(4, 50))
+        line = np.linspace(start, end, points) + rng.normal(scale=1e-3, size=(seeds, points))
         for of in ("weight", "feature"):
             for scope in ("global", "local", "argsort"):
                 results.series["relu", of, scope, kind] = line
-                results.undefined["relu", of, scope, kind] = np.array([0, 1, 2, 3])
+                results.undefined["relu", of, scope, kind] = np.arange(seeds)
     return results
 
 
@@ -389,7 +392,10 @@ def test_claim_one_can_hold_and_fail(tmp_path: Any) -> None:
         "magnitude": (0.2, 0.1),
         "random": (0.0, 0.0),
     }
-    assert all(f.holds for f in utility_quality.claim(made_up(**paper)))
+    assert {f.verdict for f in utility_quality.claim(made_up(**paper))} == {YES}
+    for seeds, points in ((2, 200), (4, 99)):  # too few, too short
+        few = utility_quality.claim(made_up(seeds, points, **paper))
+        assert {f.verdict for f in few} == {UNKNOWN}
     for broken in (
         {"second": (0.85, 0.95)},
         {"first": (0.8, 0.9)},
@@ -399,8 +405,11 @@ def test_claim_one_can_hold_and_fail(tmp_path: Any) -> None:
         {"squared_gradient": (0.0, 0.9)},
         {"random": (0.05, 0.05)},
     ):
-        verdicts = [f.holds for f in utility_quality.claim(made_up(**{**paper, **broken}))]
-        assert verdicts.count(False) >= 1
+        verdicts = [f.verdict for f in utility_quality.claim(made_up(**{**paper, **broken}))]
+        assert NO in verdicts
+    wide = made_up(**paper)
+    wide.series["relu", "weight", "global", "random"] += np.array([-0.2, 0.2, -0.1, 0.1])[:, None]
+    assert [f.verdict for f in utility_quality.claim(wide)][-1] == UNKNOWN
     results = made_up(**paper)
     results.save(tmp_path / "c.csv.gz")
     loaded = utility_quality.Results.load(tmp_path / "c.csv.gz")
@@ -413,15 +422,15 @@ def test_claim_one_can_hold_and_fail(tmp_path: Any) -> None:
 def test_it_is_measured_drawn_and_told(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(utility_quality, "ACTIVATIONS", {"relu": torch.nn.ReLU})
     how = How(scale=1e-9, seeds=1)
-    assert utility_quality.size(how) == (2, 50)
+    assert utility_quality.size(how) == (1, 50)
     assert utility_quality.size(How()) == (30, 2000)
-    assert "2 seeds of 50 steps" in utility_quality.plan(how)
+    assert "1 seed of 50 steps" in utility_quality.plan(how)
     told: list[str] = []
     utility_quality.measure(how, tmp_path, told.append)
-    assert told == [f"ReLU, {of}s: 50 steps of 2 seeds done" for of in ("weight", "feature")]
+    assert told == [f"ReLU, {of}s: 50 steps of 1 seed done" for of in ("weight", "feature")]
     known = provenance.read(tmp_path)
     assert known is not None
-    assert (known.steps, known.runs, known.learner_steps) == (50, 4, 200)
+    assert (known.steps, known.runs, known.learner_steps) == (50, 2, 100)
     drawn = utility_quality.draw(tmp_path, tmp_path, ["png"])
     assert [path.stem for path in drawn] == list(utility_quality.pictures(tmp_path))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out
 from upgd.paper.claims import Judged, judge, sure, table
-from upgd.paper.evidence import NO, YES, shown
+from upgd.paper.evidence import NO, NOTHING, TOLD, YES, shown
 
-STYLES = {YES: "green", NO: "red"}
+STYLES = {YES: "green", NO: "red", TOLD: "dim"}
 
 
 @app.command()
@@ -28,11 +28,18 @@ def claims(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table for a page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Judge the paper's claims by what has been run, at whatever scale that is."""
+    """Judge the paper's claims by what has been run.
+
+    There are statistics at whatever scale that is. Verdicts take half of the paper's steps and
+    three seeds.
+    """
     for place in places:
         if not place.is_dir():
             raise ValueError(f"{place} is no folder; give a study or a folder of results")
     found = judge(places)
+    if all(claim.data == NOTHING for claim in found):
+        where = ", ".join(map(str, places))
+        raise ValueError(f"no results in {where}; 'upgd reproduce list' shows what can be run")
     if as_json:
         print(json.dumps([_plain(claim) for claim in found]))
     elif markdown:
@@ -46,7 +53,8 @@ def _print(found: list[Judged], details: bool) -> None:
     for claim in found:
         style = STYLES.get(claim.verdict, "yellow")
         verdict = f"[{style}]{claim.verdict}[/{style}]"
-        grid.add_row(str(claim.number), claim.text, sure(claim), verdict, end_section=details)
+        text = f"{claim.text}\n[dim]{claim.data}[/dim]"
+        grid.add_row(str(claim.number), text, sure(claim), verdict, end_section=details)
         for finding in claim.findings if details else ():
             style = STYLES.get(finding.verdict, "yellow")
             line = f"  {finding.statement}: {shown(finding)}".replace("[", r"\[")
@@ -59,5 +67,10 @@ def _plain(claim: Judged) -> dict[str, object]:
         {"statement": f.statement, "found": f.found and list(f.found), "verdict": f.verdict}
         for f in claim.findings
     ]
-    plain = {"number": claim.number, "claim": claim.text, "verdict": claim.verdict}
-    return {**plain, "statements": findings}
+    return {
+        "number": claim.number,
+        "claim": claim.text,
+        "judged by": claim.data,
+        "verdict": claim.verdict,
+        "statements": findings,
+    }

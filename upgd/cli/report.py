@@ -10,8 +10,8 @@ import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.cli.show import PROBLEM, STUDY, chosen_runs
-from upgd.paper.claims import CLAIMS
-from upgd.paper.evidence import shown, worst
+from upgd.paper.claims import CLAIMS, judge_claim
+from upgd.paper.evidence import shown
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import collect
 from upgd.report import sections
@@ -64,16 +64,16 @@ def judge(ledger: Ledger, problem: str = "") -> tuple[list[Judged], list[str]]:
     results = {}
     for name, experiment in EXPERIMENTS.items():
         asked = problem in ("", experiment.problem)
-        found = collect(ledger, experiment) if asked else None
-        if found is not None:
-            results[name] = found
+        there = collect(ledger, experiment) if asked else None
+        if there is not None:
+            results[name] = there
     judged, others = [], []
     for claim in CLAIMS:
         if not any(name in results for name in claim.needs):
             others.append(f"{claim.number}. {claim.text}")
             continue
-        findings = claim.check(results)
-        statements = [(each.statement, shown(each), each.verdict) for each in findings]
-        verdict = worst(each.verdict for each in findings)
-        judged.append(Judged(claim.number, claim.text, verdict, statements))
+        found = judge_claim(claim, results)
+        statements = [(each.statement, shown(each), each.verdict) for each in found.findings]
+        text = f"{found.text} ({found.data})"
+        judged.append(Judged(found.number, text, found.verdict, statements))
     return judged, others

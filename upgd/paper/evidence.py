@@ -8,10 +8,14 @@ otherwise:
 * an arm *improves* (*decays*) if the 95% interval of its change lies above (below) 0, and *holds*
   if it lies within ±1 point;
 * an arm is *competitive* if it is less than 1 point behind the best other arm, seed by seed, in
-  mean accuracy over the run.
+  mean accuracy over the run, and *beats* another if the interval of its lead lies above 0;
+* a seed that diverged has lost: an arm that has one does not hold, improve, compete or beat
+  another. It is beaten if at least half of its seeds diverged, and otherwise by the seeds that are
+  left. All else looks at those that are left.
 
-A statement holds, does not hold, or there is not enough data: no runs, a single seed, or an
-interval too wide to tell.
+A statement holds, does not hold, or there is not enough data: no runs, fewer than three seeds
+(five where seeds are resampled), runs shorter than half of the paper's, or an interval too wide to
+tell. Statistics are shown all the same.
 """
 
 from __future__ import annotations
@@ -19,27 +23,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.metrics import Interval, forgetting, loss_of_plasticity
-from upgd.paper.experiments import EXPERIMENTS, title
+from upgd.metrics import Interval, forgetting, loss_of_plasticity, mean_interval
+from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import Results
 from upgd.paper.sets import METHODS
-from upgd.report.verdict import HOLDS, Parts, interval
+from upgd.report.verdict import HOLDS, Parts
 
 Array = NDArray[np.float64]
 All = Mapping[str, Results]
-Verdict = Literal["holds", "does not hold", "not enough data"]
+Verdict = Literal["holds", "does not hold", "not enough data", "not judged"]
+Unit = Literal[" points", "%", ""]
 YES: Verdict = "holds"
 NO: Verdict = "does not hold"
 UNKNOWN: Verdict = "not enough data"
+TOLD: Verdict = "not judged"
+"""Of what is measured and told beside a claim's statements."""
+POINTS: Unit = " points"
+PERCENT: Unit = "%"
+PLAIN: Unit = ""
 
 MOST = 6
 """Of ten methods."""
 RESAMPLES = 2000
+FEWEST = 3
+"""Seeds from which on there are intervals, and so verdicts."""
+FEWEST_RESAMPLED = 5
+"""The same where seeds are resampled: of fewer there are too few ways to draw them."""
+NOTHING = "-"
+"""What there is to judge by where there is nothing."""
+LAST = 20
+"""Tasks at the end of a run that are compared with others."""
+LONG_ENOUGH = 0.5
+"""The share of the paper's length from which on there are verdicts."""
 
 
 class Finding(NamedTuple):
@@ -48,7 +68,7 @@ class Finding(NamedTuple):
     statement: str
     found: Interval | None
     verdict: Verdict
-    points: bool = True
+    unit: Unit = POINTS
 
     def __str__(self) -> str:
         return f"{self.statement}: {shown(self)}, {self.verdict}"
@@ -63,26 +83,60 @@ def shown(finding: Finding) -> str:
     """
     if finding.found is None:
         return "-"
-    factor, digits, unit = (100, 1, " points") if finding.points else (1, 2, "")
-    value, low, high = (_number(factor * x, digits) for x in finding.found)
-    return f"{value}{unit} [{low}, {high}]"
+    value, low, high = (_number(x, finding.unit) for x in finding.found)
+    return f"{value}{finding.unit}" + ("" if math.isnan(finding.found.low) else f" [{low}, {high}]")
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+def _number(value: float, unit: Unit) -> str:
+    text = f"{value:.3g}" if unit == PLAIN else f"{round(100 * value, 1) + 0.0:.1f}"
+    return text.replace("-", "−")
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """What a claim is worth: one statement that does not hold decides, then one that is open.
 
     Example:
-        >>> worst([YES, UNKNOWN]), worst([YES, UNKNOWN, NO]), worst([])
-        ('not enough data', 'does not hold', 'not enough data')
+        >>> worst([YES, UNKNOWN]), worst([YES, UNKNOWN, NO]), worst([YES, TOLD]), worst([])
+        ('not enough data', 'does not hold', 'holds', 'not enough data')
     """
-    found = list(verdicts)
+    found = [verdict for verdict in verdicts if verdict != TOLD]
     if NO in found:
         return NO
     return UNKNOWN if UNKNOWN in found or not found else YES
+
+
+# ------------------------------------------------------------------------------- extent
+def length(results: Results) -> float:
+    """The share of the paper's steps that runs have."""
+    arms = (curves for by_arm in results.series.values() for curves in by_arm.values())
+    windows = max((len(curve) for curves in arms for curve in curves.values()), default=0)
+    return windows * results.window / EXPERIMENTS[results.name].steps
+
+
+def extent(some: Sequence[Results]) -> str:
+    """How long runs are and how many seeds arms have, for people.
+
+    Example:
+        >>> curves = {"upgd": {0: np.zeros(4), 1: np.zeros(4)}}
+        >>> extent([Results("input-permuted-mnist", 5_000, {"accuracy": curves})])
+        '0.02 of the steps (too short), 2 seeds (too few)'
+    """
+    arms = [(each, arm) for each in some for arm in each.arms]
+    counts = [max(len(each.of(arm, metric)) for metric in each.series) for each, arm in arms]
+    return how_much([length(each) for each in some], counts) if arms else NOTHING
+
+
+def how_much(lengths: Sequence[float], seeds: Sequence[int]) -> str:
+    """The same of shares of the paper's length and numbers of seeds."""
+    steps = "all steps" if min(lengths) > 0.99 else f"{_range(lengths)} of the steps"
+    short = " (too short)" if min(lengths) < LONG_ENOUGH else ""
+    few = " (too few)" if min(seeds) < FEWEST else ""
+    return f"{steps}{short}, {_range(seeds)} seed{'s' if max(seeds) > 1 else ''}{few}"
+
+
+def _range(values: Sequence[float]) -> str:
+    first, last = (f"{value:.2g}" for value in (min(values), max(values)))
+    return first if first == last else f"{first} to {last}"
 
 
 # --------------------------------------------------------------------------- judgements
@@ -132,7 +186,7 @@ def opposite(verdict: Verdict) -> Verdict:
 def parts(tasks: int) -> Parts | None:
     """Which tasks a change compares; None if there are too few."""
     if tasks >= 50:
-        return Parts(range(10, 30), range(tasks - 20, tasks))
+        return Parts(range(10, 30), range(tasks - LAST, tasks))
     return Parts.of(tasks) if tasks >= 4 else None
 
 
@@ -189,26 +243,34 @@ def relative_change(results: Results | None, arm: str, metric: str) -> Interval 
 
 
 def lead(
-    results: Results | None, arm: str, other: str, metric: str = "accuracy"
+    results: Results | None, arm: str, other: str, metric: str = "accuracy", last: int = 0
 ) -> Interval | None:
-    """An arm's mean over the run less another's, seed by seed."""
+    """An arm's mean over the run, or its last tasks, less another's, seed by seed."""
     if results is None:
         return None
-    mine, theirs = results.of(arm, metric), results.of(other, metric)
+    mine, theirs = (results.by_task(each, metric) for each in (arm, other))
     common = sorted(mine.keys() & theirs.keys())
     if not common:
         return None
-    return interval([float(np.nanmean(mine[s]) - np.nanmean(theirs[s])) for s in common])
+    pairs = ((mine[s][-last:], theirs[s][-last:]) for s in common)  # [-0:] is all
+    return interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
 
 
 def smallest_lead(
     results: Results | None, arm: str, others: Sequence[str], metric: str = "accuracy"
 ) -> Interval | None:
-    """The lead over the best of others; None unless all are there."""
-    leads = [lead(results, arm, other, metric) for other in others if other != arm]
+    """The lead over the best of others; None unless all are there, or have lost."""
+    rivals = [other for other in others if other != arm and not has_lost(results, other)]
+    leads = [lead(results, arm, other, metric) for other in rivals]
     if not leads or any(found is None for found in leads):
         return None
     return min((found for found in leads if found is not None), key=lambda found: found.estimate)
+
+
+def interval(values: Sequence[float] | Array) -> Interval:
+    """The mean with Student's 95% interval; of fewer than :data:`FEWEST` there is none."""
+    found = mean_interval(values)
+    return found if len(values) >= FEWEST else Interval(found.estimate, math.nan, math.nan)
 
 
 def over_seeds(
@@ -222,91 +284,62 @@ def over_seeds(
 
 
 def resampled(
-    curves: Mapping[str, Mapping[int, float]], statistic: Callable[[Array], float]
+    values: Mapping[str, Mapping[int, Any]],
+    statistic: Callable[[Array], float],
+    arms_too: bool = False,
 ) -> Interval | None:
     """A statistic of all arms' means, with a bootstrap interval over the seeds they share.
 
     Args:
-        curves: By arm and seed, a number.
+        values: By arm and seed, a number or several.
         statistic: Takes the means, in the order of the arms.
+        arms_too: Whether arms are drawn as well, where they stand for others.
     """
-    if not curves:
+    if not values:
         return None
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))
-    if not seeds:
+    common = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    if not common:
         return None
-    table = np.array([[by_seed[s] for s in seeds] for by_seed in curves.values()])
-    if len(seeds) == 1:
-        return Interval(statistic(table.mean(1)), float("nan"), float("nan"))
+    table = np.array([[by_seed[s] for s in common] for by_seed in values.values()])
+    estimate = statistic(table.mean(1))
+    if len(common) < FEWEST_RESAMPLED:
+        return Interval(estimate, math.nan, math.nan)
     rng = np.random.default_rng(0)
-    draws = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
-    values = [statistic(table[:, draw].mean(1)) for draw in draws]
-    low, high = np.percentile(values, (2.5, 97.5))
-    return Interval(statistic(table.mean(1)), float(low), float(high))
+    arms, count = len(table), len(common)
+    found = []
+    for seeds in rng.integers(count, size=(RESAMPLES, count)):
+        chosen = rng.integers(arms, size=arms) if arms_too else np.arange(arms)
+        found.append(statistic(table[chosen][:, seeds].mean(1)))
+    low, high = np.nanpercentile(found, (2.5, 97.5))
+    return Interval(estimate, float(low), float(high))
 
 
 def means_of_all(
     results: Results | None, metric: str, statistic: Callable[[Array], float]
 ) -> dict[str, dict[int, float]]:
-    """By method of the paper and seed, a statistic; empty unless all methods have it."""
-    if results is None or not all(results.of(method, metric) for method in METHODS):
+    """By method of the paper and seed, a statistic; empty unless all have it that have not lost."""
+    if results is None:
+        return {}
+    there = [method for method in METHODS if not has_lost(results, method)]
+    if not all(results.of(method, metric) for method in there):
         return {}
     return {
         method: {seed: statistic(curve) for seed, curve in results.of(method, metric).items()}
-        for method in METHODS
+        for method in there
     }
 
 
-# ----------------------------------------------------------------------------- statements
-def improves(results: Results | None, arm: str) -> Finding:
-    """That an arm improves."""
-    found = change(results, arm)
-    return Finding(f"{named(arm)} improves", found, rising(found))
+# ------------------------------------------------------------------------------ divergence
+def diverged(results: Results | None, arm: str) -> tuple[int, int]:
+    """How many of an arm's seeds diverged, and how many there are."""
+    if results is None:
+        return 0, 0
+    gone = set(results.diverged.get(arm, ()))
+    there = {seed for by_arm in results.series.values() for seed in by_arm.get(arm, {})}
+    return len(gone), len(gone | there)
 
 
-def decays(results: Results | None, arm: str) -> Finding:
-    """That it decays."""
-    found = change(results, arm)
-    return Finding(f"{named(arm)} decays", found, falling(found))
-
-
-def holds(results: Results | None, arm: str) -> Finding:
-    """That it holds."""
-    found = change(results, arm)
-    return Finding(f"{named(arm)} holds", found, within(found))
-
-
-def competitive(results: Results | None, arm: str = "upgd") -> Finding:
-    """That no method is a point ahead of it."""
-    found = smallest_lead(results, arm, METHODS)
-    text = f"{named(arm)} surpasses or is competitive with every method"
-    return Finding(text, found, above(found, -HOLDS))
-
-
-def beats(results: Results | None, arm: str, other: str, metric: str = "accuracy") -> Finding:
-    """That it has the higher accuracy, or the lower loss, over the run."""
-    found = lead(results, arm, other, metric)
-    judged = above(found) if metric == "accuracy" else below(found)
-    return Finding(f"{named(arm)} beats {named(other)}", found, judged, metric == "accuracy")
-
-
-def named(arm: str) -> str:
-    """What figures call an arm."""
-    for experiment in EXPERIMENTS.values():
-        for each in experiment.arms:
-            if each.name == arm:
-                return each.title
-    return title(arm) if arm in METHODS else arm
-
-
-def most(
-    statement: str, findings: Sequence[Interval | None], judge: Callable[..., Verdict]
-) -> Finding:
-    """That at least :data:`MOST` of ten intervals are judged to be so."""
-    verdicts = [judge(found) for found in findings]
-    sure, open_ = verdicts.count(YES), verdicts.count(UNKNOWN)
-    verdict = YES if sure >= MOST else NO if sure + open_ < MOST else UNKNOWN
-    known = (
-        Interval(float(sure), float(sure), float(sure + open_)) if open_ < len(verdicts) else None
-    )
-    return Finding(f"{statement} (methods, of {len(verdicts)})", known, verdict, points=False)
+def has_lost(results: Results | None, arm: str) -> bool:
+    """Whether so many of its seeds diverged that it is worse than any that has not."""
+    gone, all_ = diverged(results, arm)
+    return all_ >= FEWEST and 2 * gone >= all_

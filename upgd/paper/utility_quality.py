@@ -14,7 +14,7 @@ import gzip
 import io
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -25,8 +25,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from upgd import curvature
+from upgd.metrics import Interval
 from upgd.paper.drawing import canvas, save
+from upgd.paper.evidence import (
+    LONG_ENOUGH,
+    NO,
+    PLAIN,
+    UNKNOWN,
+    YES,
+    Array,
+    Finding,
+    Verdict,
+    above,
+    below,
+    how_much,
+    interval,
+    within,
+    worst,
+)
 from upgd.paper.measuring import How, Say, note
+from upgd.paper.results import table_rows
 from upgd.study import write_atomically
 from upgd.study.versions import processor
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
@@ -205,9 +223,12 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what :meth:`save` wrote."""
-        with gzip.open(path, "rt") as lines:
-            _, *table = csv.reader(lines)
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: It is broken.
+        """
+        _, *table = table_rows(path)
         results = cls(list(dict.fromkeys(int(row[4]) for row in table)))
         for index in range(0, len(table), len(results.seeds)):
             rows = table[index : index + len(results.seeds)]
@@ -238,7 +259,7 @@ def collect(
             results.series[name] = means
             results.undefined[name] = np.isnan(every).sum(1)
         if say is not None:
-            say(f"{NAMES[activation]}, {of}s: {steps} steps of {len(seeds)} seeds done")
+            say(f"{NAMES[activation]}, {of}s: {steps} steps of {_seeds(len(seeds))} done")
     return results
 
 
@@ -248,16 +269,21 @@ def folder(how: How) -> str:
 
 
 def size(how: How) -> tuple[int, int]:
-    """How many seeds and steps: two at least, and steps in whole points."""
+    """How many seeds and steps, these in whole points and five of them at least."""
     steps = max(5, round(STEPS * how.scale / POINT)) * POINT
-    return max(2, how.seeds or SEEDS), steps
+    return how.seeds or SEEDS, steps
 
 
 def plan(how: How) -> str:
     """How long it takes."""
     seeds, steps = size(how)
     minutes = len(ACTIVATIONS) * steps * (PACE[0] + PACE[1] * seeds) / 60
-    return f"{seeds} seeds of {steps} steps, about {max(1, round(minutes))} minutes on two cores"
+    time_ = f"about {max(1, round(minutes))} minutes on two cores"
+    return f"{_seeds(seeds)} of {steps} steps, {time_}"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def measure(how: How, folder: Path, say: Say) -> None:
@@ -272,23 +298,15 @@ def measure(how: How, folder: Path, say: Say) -> None:
 
 
 # ------------------------------------------------------------------------- the claim
-@dataclass(frozen=True)
-class Finding:
-    """One part of the paper's claim 1, judged: a statistic with a 95% interval over seeds."""
+def extent(results: Results) -> str:
+    """How much there is to judge by, for people."""
+    return how_much([_length(results)], [len(results.seeds)])
 
-    statement: str
-    estimate: float
-    low: float
-    high: float
-    holds: bool
 
-    def __str__(self) -> str:
-        """A row of a Markdown table."""
-        verdict = "holds" if self.holds else "does not hold"
-        return (
-            f"| {self.statement} | {self.estimate:+.3f} | [{self.low:+.3f}, {self.high:+.3f}] "
-            f"| {verdict} |"
-        )
+def _length(results: Results) -> float:
+    """The share of the paper's steps."""
+    points = next(iter(results.series.values())).shape[1]
+    return float(points * POINT / STEPS)
 
 
 def claim(
@@ -298,65 +316,84 @@ def claim(
 
     First and last fifth of the run are compared where something is said to grow or shrink;
     averages over the run where something is said to be higher. "Throughout" also asks for
-    the mean over seeds to be the highest at every point.
+    the mean over seeds to be the highest at every point. Runs that are too short give statistics
+    and no verdict.
     """
     data = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
     fifth = data["second"].shape[1] // 5
-    change = {k: v[:, -fifth:].mean(1) - v[:, :fifth].mean(1) for k, v in data.items()}
-    mean = {k: np.nanmean(v, 1) for k, v in data.items()}
-    average = {k: np.nanmean(v, 0) for k, v in data.items()}
+    change = {k: _mean(v[:, -fifth:]) - _mean(v[:, :fifth]) for k, v in data.items()}
+    mean = {k: _mean(v) for k, v in data.items()}
     others = [k for k in data if k != "second"]
-    best = np.max([average[k] for k in others], axis=0)
-    runner_up = max(others, key=lambda k: float(mean[k].mean()))
-    everywhere = float(np.mean(average["second"] >= best))
-    below = float(np.mean(average["squared_gradient"] < average["first"]))
-    return [
+    runner_up = max(others, key=lambda k: float(np.nanmean(mean[k])))
+    lead = mean["second"] - mean[runner_up]
+    highest, throughout = _throughout(data["second"], [data[k] for k in others])
+    ahead = mean["first"] - mean["squared_gradient"]
+    higher, always = _throughout(data["first"], [data["squared_gradient"]])
+    falls = "last fifth minus first fifth"
+    found = [
         _finding(
             f"second-order minus the next best ({LABELS[runner_up].lower()}); its mean is highest "
-            f"at {100 * everywhere:.0f}% of the points",
-            mean["second"] - mean[runner_up],
-            lambda low, high: low > 0 and everywhere == 1,
+            f"at {100 * highest:.0f}% of the points",
+            lead,
+            lambda found: worst([above(found), throughout]),
         ),
-        _finding(
-            "first-order falls: last fifth minus first fifth",
-            change["first"],
-            lambda low, high: high < 0,
-        ),
+        _finding(f"first-order falls: {falls}", change["first"], below),
         _finding(
             "weight magnitude is small: mean over the run (small: below 0.3)",
             mean["magnitude"],
-            lambda low, high: high < 0.3,
+            lambda found: below(found, 0.3),
         ),
-        _finding(
-            "weight magnitude shrinks: last fifth minus first fifth",
-            change["magnitude"],
-            lambda low, high: high < 0,
-        ),
-        _finding(
-            "squared gradient grows: last fifth minus first fifth",
-            change["squared_gradient"],
-            lambda low, high: low > 0,
-        ),
+        _finding(f"weight magnitude shrinks: {falls}", change["magnitude"], below),
+        _finding(f"squared gradient grows: {falls}", change["squared_gradient"], above),
         _finding(
             "first-order minus squared gradient; the latter's mean is below at "
-            f"{100 * below:.0f}% of the points",
-            mean["first"] - mean["squared_gradient"],
-            lambda low, high: low > 0 and below == 1,
+            f"{100 * higher:.0f}% of the points",
+            ahead,
+            lambda found: worst([above(found), always]),
         ),
         _finding(
             "random is zero: mean over the run (within ±0.01)",
             mean["random"],
-            lambda low, high: low > -0.01 and high < 0.01,
+            lambda found: within(found, 0.01),
         ),
     ]
+    if _length(results) >= LONG_ENOUGH:
+        return found
+    return [each._replace(verdict=UNKNOWN) for each in found]
 
 
-def _finding(statement: str, per_seed: NDArray[np.float64], judge: Any) -> Finding:
-    """Mean over seeds with a 95% bootstrap interval (10⁴ resamples, seeded)."""
-    values = per_seed[np.isfinite(per_seed)]
-    draws = np.random.default_rng(0).integers(len(values), size=(10_000, len(values)))
-    low, high = np.percentile(values[draws].mean(1), [2.5, 97.5])
-    return Finding(statement, float(values.mean()), low, high, bool(judge(low, high)))
+def _mean(values: Array) -> Array:
+    """Over points [seed, point]; not a number where a seed has none."""
+    return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
+
+
+def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, Verdict]:
+    """At which share of points [seed, point] a mean is the highest, and whether it always is.
+
+    Where it is not, the point decides at which it is furthest below, by its interval.
+    """
+    rivals = np.stack(others)
+    best = np.nanmean(rivals, 1).argmax(0)
+    lead = mine - rivals[best, :, np.arange(len(best))].T
+    average = np.nanmean(lead, 0)
+    share = float(np.mean(average >= 0))
+    lowest = lead[:, average.argmin()]
+    found = interval(lowest[np.isfinite(lowest)])
+    return share, YES if share == 1 else NO if below(found) == YES else UNKNOWN
+
+
+def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], Verdict]) -> Finding:
+    """A statement about a mean over seeds."""
+    found = interval(per_seed[np.isfinite(per_seed)])
+    return Finding(statement, found, judge(found), PLAIN)
+
+
+def _row(finding: Finding) -> str:
+    """A finding as a row of a Markdown table."""
+    assert finding.found is not None
+    value, low, high = (f"{x:+.3f}" for x in finding.found)
+    between = "-" if np.isnan(finding.found.low) else f"[{low}, {high}]"
+    return f"| {finding.statement} | {value} | {between} | {finding.verdict} |"
 
 
 # ------------------------------------------------------------------------ the figures
@@ -417,13 +454,15 @@ def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) ->
         values = results.series[activation, of, scope, kind]
         counted = np.isfinite(values).sum(0)
         mean = np.nanmean(values, 0)
-        error = np.nanstd(values, 0, ddof=1) / np.sqrt(counted)
         time_steps = POINT * (np.arange(len(mean)) + 1)
         label = LABELS[kind]
         if kind == "magnitude" and of == "feature":
             label = "Outgoing weight magnitude"
         axes.plot(time_steps, mean, color=f"C{colour}", label=label, linewidth=1.2)
-        axes.fill_between(time_steps, mean - error, mean + error, color=f"C{colour}", alpha=0.25)
+        if len(values) > 1:
+            error = np.nanstd(values, 0, ddof=1) / np.sqrt(counted)
+            ends = (mean - error, mean + error)
+            axes.fill_between(time_steps, *ends, color=f"C{colour}", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_ylim(-0.25, 1.05)
     axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
@@ -449,7 +488,7 @@ def page(folder: Path) -> list[str]:
                 "",
                 "| statement | estimate | 95% interval over seeds | verdict |",
                 "|---|---:|---|---|",
-                *[str(finding) for finding in claim(results, activation, of)],
+                *[_row(finding) for finding in claim(results, activation, of)],
             ]
     first = next(iter(results.series))[0]
     lines += [
@@ -461,7 +500,7 @@ def page(folder: Path) -> list[str]:
         "",
         "| statement | estimate | 95% interval over seeds | verdict |",
         "|---|---:|---|---|",
-        *[str(finding) for finding in claim(results, first, "weight", "argsort")],
+        *[_row(finding) for finding in claim(results, first, "weight", "argsort")],
         "",
         "## Means over the run",
         "",
