@@ -143,6 +143,43 @@ def test_one_activation_module_may_serve_many_layers() -> None:
         torch.testing.assert_close(layer.first, expected)
 
 
+@pytest.mark.parametrize("watched", ["the model", "the compiled model"])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
+        (nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2)),
+    ],
+)
+def test_compiled_models(watched: str, layers: tuple[nn.Module, ...]) -> None:
+    x = torch.randn(6, 3, dtype=DOUBLE)
+    results = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = double(nn.Sequential(*copy.deepcopy(layers)))
+        runs = torch.compile(model, backend="aot_eager") if compiled else model
+        features = Features(model if watched == "the model" else runs)
+        opt = FeatureUPGD(model.parameters(), features=features, seed=0)
+        for _ in range(3):
+            opt.zero_grad()
+            runs(x).square().sum().backward()
+            opt.step()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
+def test_a_model_that_ran_compiled_before_it_was_watched() -> None:
+    torch._dynamo.reset()
+    model = double(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(6, 3, dtype=DOUBLE)
+    compiled(x)
+    opt = FeatureUPGD(model.parameters(), features=Features(model))
+    compiled(x).sum().backward()
+    with pytest.raises(RuntimeError, match=r"torch\.compile.*make Features\(model\) first"):
+        opt.step()
+
+
 def test_two_watchers_of_one_model_do_not_meet() -> None:
     plain, gated = mlp(nn.Tanh())
     x = torch.randn(4, 5, dtype=DOUBLE)

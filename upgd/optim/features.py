@@ -140,6 +140,7 @@ class Features:
         output: str | Iterable[str] | None = None,
         layers: Iterable[str] | None = None,
     ) -> None:
+        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         modules = dict(model.named_modules())
         candidates = [n for n, m in modules.items() if _has_features(m)]
         if not candidates:
@@ -234,10 +235,13 @@ class Features:
         self._handles.clear()
 
     # -------------------------------------------------------------------- hooks
+    # A compiled model must leave its graphs for them: they watch tensors and their nodes.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
             self._sit(_Tap(self._by_module[module]), module, output)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _on_follower(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = getattr(args[0], self._mark, None) if args else None
         if not isinstance(tap, _Tap) or not isinstance(output, Tensor) or not output.requires_grad:
