@@ -1255,6 +1255,7 @@ def test_unsupported_operations_change_nothing(method: Any) -> None:
         "'hutchinson'",
     ):
         assert words in str(caught.value)
+    assert str(caught.value).index("'hutchinson'") < str(caught.value).index("register")
     assert isinstance(caught.value, NotImplementedError)
     assert all(p.grad is None and not hasattr(p, "curvature") for p in model.parameters())
     assert features.layers[0].second is None
@@ -1355,6 +1356,26 @@ def test_custom_functions_with_the_elementwise_rule(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(RULES, "Cube", Rule(lambda op: None))
     curvature.register("Cube")(curvature.elementwise)
     check_cube()
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_shapes_tell_what_is_not_elementwise(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "Glu", Rule(lambda op: None))
+    curvature.register("Glu")(curvature.elementwise)
+    model = double(nn.Linear(3, width), nn.GLU())
+    words = rf"'Glu' is registered as elementwise .*\(5, {width // 2}\) .*\(5, {width}\)"
+    with pytest.raises(curvature.UnsupportedOperationError, match=words):
+        curvature.backward(model(normal(5, 3)).square().sum())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["hesscale", "ggn"])
+def test_compiled_models_are_told_so(method: Any) -> None:
+    model = double(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    opt = UPGD(model.parameters(), order=2, curvature=method)
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(curvature.UnsupportedOperationError, match=r"before torch\.compile"):
+        opt.backward(compiled(normal(5, 3)).square().sum())
 
 
 class TwoAndThree(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Hessian diagonals: HesScale, Gauss-Newton and Hutchinson, for any PyTorch graph."""
+"""Hessian diagonals of PyTorch graphs: HesScale, Gauss-Newton and Hutchinson."""
 
 from upgd.curvature import layers  # registers its rules
 from upgd.curvature.api import Curvature, backward, diagonal, stale, unsupported

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from upgd.curvature.graph import Edge, Node, apply, derivative
-from upgd.curvature.walk import Curvatures, Op, register
+from upgd.curvature.graph import Edge, Node, apply, derivative, operation
+from upgd.curvature.walk import CHECKS, Curvatures, Op, UnsupportedOperationError, register
 
 
 def vjp(op: Op, *vectors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -39,9 +39,11 @@ def scaling(op: Op) -> Curvatures:
 def elementwise(op: Op) -> Curvatures:
     """An element of each input enters one element of the output, linearly or not.
 
-    The second derivative comes from differentiating the node once more, so any elementwise
-    operation that can be differentiated twice is served. A tensor that enters twice
-    (``x * x``) is treated as one input; different inputs are each treated with the others fixed.
+    Inputs must have the output's shape or be broadcast to it, unless the output is a scalar, such
+    as a loss; anything else is refused before the walk begins. The second derivative comes from
+    differentiating the node once more, so any elementwise operation that can be differentiated
+    twice is served. A tensor that enters twice (``x * x``) is treated as one input; different
+    inputs are each treated with the others fixed.
     """
     places: dict[Edge, list[int]] = {}
     for i, (edge, need) in enumerate(zip(op.edges, op.needs, strict=True)):
@@ -59,6 +61,30 @@ def elementwise(op: Op) -> Curvatures:
             second = None if first is None else derivative(first, edge, op.edges)
             found[indices[0]] = _sum(found[indices[0]], second)
     return found
+
+
+def _check_elementwise(node: Node) -> None:
+    """Raise where the shapes tell that an operation is not elementwise."""
+    output = tuple(node._input_metadata[0].shape)
+    edges = [(below, i) for below, i in node.next_functions if below is not None]
+    shapes = [tuple(below._input_metadata[i].shape) for below, i in edges]
+    wrong = [shape for shape in shapes if output and not _is_broadcast(shape, output)]
+    if wrong:
+        raise UnsupportedOperationError(
+            f"{operation(node.name())!r} is registered as elementwise and is not: it makes an "
+            f"output of shape {output} of an input of shape {wrong[0]}; curvature='hutchinson' "
+            "needs no rules"
+        )
+
+
+def _is_broadcast(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(output) - len(shape)) + shape
+    return len(padded) == len(output) and all(
+        a in (1, b) for a, b in zip(padded, output, strict=True)
+    )
+
+
+CHECKS[elementwise] = _check_elementwise
 
 
 def _total(parts: list[Tensor | None]) -> Tensor | None:

@@ -82,8 +82,12 @@ class Rule:
     shaped: bool = False
 
 
+_COMPILED = "CompiledFunction"  # what torch.compile makes of many operations
 RULES: dict[str, Rule] = {}
 """Rules by operation, e.g. ``"Addmm"`` for the nodes ``AddmmBackward0``."""
+
+CHECKS: dict[Callable[[Op], Curvatures], Callable[[Node], None]] = {}
+"""For rules that do not serve every node, what raises where one does not fit."""
 
 
 def register(
@@ -355,20 +359,27 @@ def _rule(node: Node) -> Rule:
     rule = RULES.get(operation(name))
     if rule is None:
         raise UnsupportedOperationError(_unsupported(node, operation(name)))
+    if rule.fn in CHECKS:
+        CHECKS[rule.fn](node)
     return rule
 
 
 def _unsupported(node: Node, name: str) -> str:
     near = _leaf_below(node)
     where = "" if near is None else f" on the way to a parameter of shape {tuple(near.shape)}"
+    if name == _COMPILED:
+        return (
+            f"torch.compile hides the operations{where}; take curvature (order=2) of the model as "
+            "it was before torch.compile. The optimizer's step may be compiled"
+        )
     trace = node.metadata.get("traceback_")
     line = f"\nIt was made here:\n{''.join(trace[-2:])}" if trace else ""
     return (
         f"no curvature rule for the operation {name!r} ({node.name()}){where}. "
-        f"upgd.curvature.unsupported(model, inputs) tells which modules use it; "
-        f"upgd.curvature.register({name!r}) takes a rule for it (an elementwise operation needs "
-        f"one line: upgd.curvature.register({name!r})(upgd.curvature.elementwise)); "
-        f"method 'hutchinson' needs no rules{line}"
+        "curvature='hutchinson' (in upgd.curvature: method='hutchinson') needs no rules; "
+        "upgd.curvature.unsupported(model, inputs) tells which modules use the operation, and "
+        f"upgd.curvature.register({name!r}) takes a rule for it (if it is elementwise: "
+        f"upgd.curvature.register({name!r})(upgd.curvature.elementwise)){line}"
     )
 
 
