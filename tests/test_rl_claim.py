@@ -253,12 +253,13 @@ def test_a_table_keeps_who_diverged(tmp_path: Path) -> None:
 
 
 def test_what_a_study_has_of_agents(tmp_path: Path) -> None:
-    """Those that diverged, up to there; of several lengths the one that most have."""
+    """Those that diverged, up to there; of several lengths the longest that most arms have."""
     experiment = EXPERIMENTS[agents_name("Hopper")]
     runs = [spec for specs in experiment.specs(seeds=4).values() for spec in specs]
     longer = dataclasses.replace(runs[0], steps=10_000_000)
+    shorter = [spec for specs in experiment.specs(0.5, seeds=6).values() for spec in specs]
     with Ledger.open(tmp_path) as ledger:
-        ledger.add([*runs, longer])
+        ledger.add([*runs, longer, *shorter])
         for claim in ledger.claim("me", 60, limit=100):
             series = {"return": Series(RISING, 20480)}
             if claim.spec.method == "adam" and claim.spec.seed == 1:

@@ -406,11 +406,21 @@ def test_reproduce_leaves_agents_out_without_the_extra(
 
 def test_reproduce_takes_some_environments() -> None:
     figure = FIGURES["fig8"]
-    assert reproduce._experiments([figure], "Hopper, ant") == ("ppo-hopper", "ppo-ant")
-    assert len(reproduce._experiments([figure], "")) == 6
+    chosen = reproduce._experiments([figure], environments="Hopper, ant")
+    assert chosen == ("ppo-hopper", "ppo-ant")
+    assert len(reproduce._experiments([figure])) == 6
     narrow = reproduce._narrowed(figure, ("ppo-hopper", "ppo-ant"))
     assert [panel.title for panel in narrow.panels] == ["Hopper", "Ant"]
-    assert reproduce._narrowed(FIGURES["fig3"], ()) == FIGURES["fig3"]
+    assert reproduce._narrowed(figure, figure.experiments) == figure
+    both = [FIGURES["ablation"], figure]
+    some = reproduce._experiments(both, "Input-permuted-mnist", "Hopper")
+    assert some == ("ablation-input-permuted-mnist", "ppo-hopper")
+    assert reproduce._experiments(both, "input-permuted-mnist") == some[:1]
+    panels = reproduce._narrowed(both[0], some).panels
+    assert {panel.experiment for panel in panels} == {"ablation-input-permuted-mnist"}
+    found = call("reproduce", "ablation", "--problems", "mnist", "--dry-run")
+    assert found.exit_code == 2
+    assert "no problem 'mnist'; there are input-permuted-mnist" in found.output
     found = call("reproduce", "fig8", "--environments", "Hoper", "--dry-run")
     assert found.exit_code == 2
     assert "no environment 'hoper'; there are HalfCheetah" in found.output

@@ -67,6 +67,9 @@ def reproduce(
     results: Annotated[
         Path | None, typer.Option(help="A folder for tables; default STUDY/results.")
     ] = None,
+    problems: Annotated[
+        str, typer.Option(help="Only these problems: input-permuted-mnist. Default all.")
+    ] = "",
     environments: Annotated[
         str, typer.Option(help="Of agents, only these: Hopper,Ant. Default all.")
     ] = "",
@@ -96,9 +99,9 @@ def reproduce(
     studies = study or [STUDY]
     tables = results or studies[0] / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
-    names = _experiments(drawn, environments)
-    to_run = _experiments(drawn, environments, to_run=True)
-    drawn = [_narrowed(figure, names) for figure in drawn]
+    names = _experiments(drawn, problems, environments)
+    to_run = _experiments(drawn, problems, environments, to_run=True)
+    drawn = [_narrowed(figure, names) for figure in drawn if set(figure.experiments) & set(names)]
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
@@ -155,25 +158,38 @@ def _has_agents(figure: Figure) -> bool:
 
 
 def _experiments(
-    figures: Sequence[Figure], environments: str, to_run: bool = False
+    figures: Sequence[Figure], problems: str = "", environments: str = "", to_run: bool = False
 ) -> tuple[str, ...]:
-    """What figures need, those of agents only in the environments that are asked for."""
+    """What figures need, of the problems and, for agents, the environments that are asked for."""
     needs = (figure.run if to_run else figure.experiments for figure in figures)
     names = dict.fromkeys(name for some in needs for name in some)
-    wanted = [part.strip().lower() for part in environments.split(",") if part.strip()]
-    known = {name.lower() for name in ENVIRONMENTS}
+    ours = dict.fromkeys(EXPERIMENTS[n].problem for n in names if not EXPERIMENTS[n].agents)
+    wanted = _wanted(problems, "problem", tuple(ours))
+    agents = _wanted(environments, "environment", ENVIRONMENTS)
+    chosen = {agents_name(each, annealed) for each in agents for annealed in (False, True)}
+
+    def is_asked_for(name: str) -> bool:
+        if EXPERIMENTS[name].agents:
+            return name in chosen if agents else not wanted
+        return not wanted or EXPERIMENTS[name].problem in wanted
+
+    return tuple(filter(is_asked_for, names))
+
+
+def _wanted(text: str, what: str, known: Sequence[str]) -> list[str]:
+    wanted = [part.strip().lower() for part in text.split(",") if part.strip()]
     for each in wanted:
-        if each not in known:
-            raise ValueError(f"no environment {each!r}; there are {', '.join(ENVIRONMENTS)}")
-    chosen = {agents_name(each, annealed) for each in wanted for annealed in (False, True)}
-    return tuple(n for n in names if not wanted or not EXPERIMENTS[n].agents or n in chosen)
+        if each not in map(str.lower, known):
+            raise ValueError(f"no {what} {each!r}; there are {', '.join(known)}")
+    return wanted
 
 
 def _narrowed(figure: Figure, names: Sequence[str]) -> Figure:
-    """A figure of agents with the panels that are asked for."""
-    if not _has_agents(figure):
+    """A figure with the panels that are asked for."""
+    if set(figure.experiments) <= set(names):
         return figure
-    return replace(figure, panels=tuple(p for p in figure.panels if p.experiment in names))
+    kept = (p for p in figure.panels if p.kind == "heat" or p.experiment in names)
+    return replace(figure, panels=tuple(kept))
 
 
 def _list() -> None:

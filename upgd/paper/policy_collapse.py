@@ -43,7 +43,18 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.metrics import Interval
-from upgd.paper.evidence import NO, UNKNOWN, YES, All, Finding, Verdict, falling, rising
+from upgd.paper.evidence import (
+    FEWEST,
+    NO,
+    PERCENT,
+    UNKNOWN,
+    YES,
+    All,
+    Finding,
+    Verdict,
+    falling,
+    rising,
+)
 from upgd.paper.experiments import AGENT_STEPS, ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.results import Results
 from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths
@@ -55,8 +66,6 @@ LONG = AGENT_STEPS
 """Steps from which on a run is long: the experiments' full scale."""
 HARDLY = 0.05
 """A fall or a gain that is less than this share is none."""
-FEWEST = 3
-"""Seeds from which on there are intervals."""
 METRIC = "return"
 
 
@@ -162,7 +171,7 @@ def findings(all_: All) -> list[Finding]:
                 text += f" ({gone} of {len(returns)} agents diverged)" if gone else ""
                 if not is_long(results, returns):
                     text, verdict = f"{text} (too short to tell)", UNKNOWN
-            found.append(Finding(text, statistic, verdict))
+            found.append(Finding(text, statistic, verdict, PERCENT))
     return found
 
 

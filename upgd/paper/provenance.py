@@ -158,8 +158,10 @@ def command(found: Sequence[Found], experiment: Experiment) -> str:
     whole = all(seeds.get(arm.name) == first for arm in experiment.arms)
     if experiment.agents and (scale is None or not whole):
         return "\n".join(_of_agents(found, experiment))
-    figures = [figure.name for figure in FIGURES.values() if experiment.name in figure.experiments]
-    words = ["upgd reproduce", figures[0] if figures else "all"]
+    figures = [figure for figure in FIGURES.values() if experiment.name in figure.run]
+    words = ["upgd reproduce", figures[0].name if figures else "all"]
+    if figures and len(figures[0].run) > 1 and not experiment.agents:
+        words.append(f"--problems {experiment.problem}")
     if experiment.agents:
         words.append(f"--environments {experiment.problem.removeprefix(PREFIX).rpartition('-')[0]}")
     if scale is None or float(scale) != 1:

@@ -85,8 +85,8 @@ class Found(NamedTuple):
 def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
     """What ledgers have of an experiment, one run per arm and seed.
 
-    Of several lengths it is the one that most runs have, and of those the longest: a single run
-    that is longer hides no others.
+    Of several lengths it is the longest that most arms have: a single run that is longer hides no
+    others, and neither do many short ones.
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
     measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
@@ -107,9 +107,9 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
             other = same.get((arm, spec.seed))
             if other is None or len(spec.options) > len(other.run.spec.options):
                 same[arm, spec.seed] = Found(arm, run, ledger)
-    counts = {n: sum(_counts(each.run) for each in runs.values()) for n, runs in found.items()}
-    most = max(counts, key=lambda n: (counts[n], n), default=0)
-    return list(found[most].values()) if counts.get(most) else []
+    arms = {n: {f.arm for f in runs.values() if _counts(f.run)} for n, runs in found.items()}
+    best = max(arms, key=lambda n: (len(arms[n]), n), default=0)
+    return list(found[best].values()) if arms.get(best) else []
 
 
 def _counts(run: Run) -> bool:
