@@ -33,7 +33,12 @@ def list_(
         raise ValueError(f"cannot list {what!r}; there are problems and methods")
     problems = {name: _describe(name) for name in PROBLEMS}
     methods: dict[str, dict[str, Any]] = {
-        name: {"title": row.title, "hyper": row.defaults} for name, row in METHODS.items()
+        name: {
+            "title": row.title,
+            "hyper": row.defaults,
+            "aliases": {alias: dict(changed) for alias, changed in row.aliases.items()},
+        }
+        for name, row in METHODS.items()
     }
     if as_json:
         both = {"problems": problems, "methods": methods}
@@ -55,9 +60,14 @@ def list_(
         for column in ("in the paper", "hyperparameters"):
             table.add_column(column)
         for name, facts in methods.items():
-            hyper = " ".join(f"{k}={v}" for k, v in facts["hyper"].items())
-            table.add_row(name, facts["title"], hyper)
+            table.add_row(name, facts["title"], _values(facts["hyper"]))
+            for alias, changed in facts["aliases"].items():
+                table.add_row(alias, f"= {name}", _values(changed))
         out.print(table)
+
+
+def _values(hyper: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in hyper.items())
 
 
 def _describe(name: str) -> dict[str, Any]:
