@@ -181,11 +181,12 @@ def readme() -> None:
     root = Path(__file__).parents[1]
     lines = ["", "  | optimizer | 784-1024-512-10 | 10 × 1024² |", "  |---|---:|---:|"]
     for device, names in (
-        ("CUDA", ["upgd", "ada-upgd", "s-ewc"]),
-        ("CPU", ["upgd", "upgd, sigma=0"]),
+        ("CUDA", ["upgd", "ada-upgd", "s-ewc", "upgd, fused"]),
+        ("CPU", ["upgd", "upgd, sigma=0", "upgd, fused", "upgd, fused, sigma=0"]),
     ):
-        page = (root / f"docs/benchmarks/optimizer_step_{device.lower()}.md").read_text()
         for name in names:
+            kind = f"fused_{device.lower()}" if "fused" in name else device.lower()
+            page = (root / f"docs/benchmarks/optimizer_step_{kind}.md").read_text()
             cells = re.findall(rf"^\| {re.escape(name)} \| \d+ \| ([\d.]+) \|", page, re.M)
             lines.append(f"  | {device}, `{name}` | " + " | ".join(cells) + " |")
     text = (root / "README.md").read_text()

@@ -64,7 +64,7 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The results for scripts.")] = False,
 ) -> None:
-    """See UPGD-W beside Adam and SGD on a stream of digits: a minute or two on two cores.
+    """See UPGD-W beside Adam and SGD on a stream of digits: under a minute on two cores.
 
     The images stay the same and every 500 samples the ten labels are shuffled. Writes a page and
     a figure. What is done already is not run again.
