@@ -180,12 +180,12 @@ def test_correlation_over_methods() -> None:
         made_up("input-permuted-mnist", flat, few),
         made_up("input-permuted-mnist", flat, level, "plasticity"),
     )
-    over_methods, over_seeds = judged(3, mixed).findings
-    assert over_seeds.found is not None
-    assert over_seeds.found.low > statements.STRONG  # two methods of ten make it so
-    assert over_methods.verdict == UNKNOWN
-    assert over_seeds.verdict == TOLD
-    assert sure(judged(3, mixed)) == "0 of 1"
+    over_seeds, over_methods = judged(3, mixed).findings
+    assert over_seeds.verdict == YES
+    assert over_methods.found is not None
+    assert over_methods.found.low < statements.STRONG  # two methods of ten made it so
+    assert over_methods.verdict == TOLD
+    assert sure(judged(3, mixed)) == "1 of 1"
     assert verdict(3, both(accuracy, other)) == NO
     assert verdict(3, accuracy) == UNKNOWN
 

@@ -83,8 +83,8 @@ def input_permuted(all_: All) -> list[Finding]:
 def plasticity_and_accuracy(all_: All) -> list[Finding]:
     """Claim 3.
 
-    It speaks of methods, of which there are ten, so its interval draws methods as well as seeds.
-    That over seeds alone says how well the correlation of these ten is known.
+    It speaks of the figure's ten methods, so that seeds decide. That of ten one cannot tell much
+    about other methods shows where these are drawn, too.
     """
     results = _of(all_, "input-permuted-mnist")
 
@@ -101,13 +101,12 @@ def plasticity_and_accuracy(all_: All) -> list[Finding]:
         method: {seed: (by_seed[seed], plasticity[method][seed]) for seed in by_seed}
         for method, by_seed in (accuracy.items() if plasticity else ())
     }
-    found = resampled(pairs, correlation, arms_too=True)
-    alone = resampled(pairs, correlation)
-    text = f"plasticity and accuracy correlate over methods (r > {STRONG}; methods are drawn too)"
-    of_these = "the same correlation, of these methods alone (seeds are drawn)"
+    found = resampled(pairs, correlation)
+    wide = resampled(pairs, correlation, arms_too=True)
+    text = f"plasticity and accuracy correlate over the ten methods (r > {STRONG})"
     return [
         with_diverged(Finding(text, found, above(found, STRONG), PLAIN), results, *METHODS),
-        Finding(of_these, alone, TOLD, PLAIN),
+        Finding("the same if the ten stand for others (methods are drawn, too)", wide, TOLD, PLAIN),
     ]
 
 
