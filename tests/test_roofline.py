@@ -9,6 +9,7 @@ import pytest
 
 from upgd.engine import Setting, roofline
 from upgd.engine.batched import BatchedRun
+from upgd.engine.stacked import Networks
 from upgd.networks import build
 from upgd.streams import get
 from upgd.study import Ledger, RunSpec
@@ -49,6 +50,7 @@ def test_a_stack_knows_its_share(problem: str, monkeypatch: pytest.MonkeyPatch) 
     run = BatchedRun(row, settings, [row.make(0)] * 3, 10)
     if problem != PROBLEM:  # the streams stay: no sample is taken
         run.problem = get(problem)
+        run.networks = Networks(run.problem, run.stack)
     network = build(run.problem.network, 0)
     parameters = sum(p.numel() for p in network.parameters())
     expected = 100 * 4 * parameters * (2 + 6 + 6) / 3 / 1e9

@@ -53,7 +53,7 @@ def all_methods(methods: list[str]) -> list[str]:
         >>> all_methods(["upgd,pgd", "adamw"])
         ['upgd', 'pgd', 'adamw']
     """
-    given = [name.strip() for word in methods for name in word.split(",") if name.strip()]
+    given = [name.strip() for word in methods for name in word.split(",")]
     return [name for m in given for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
 
 
