@@ -14,8 +14,6 @@ Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for t
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -25,11 +23,13 @@ import torch
 from torch import Tensor
 
 from upgd import curvature
-from upgd.optim.batch import DTYPES, Batch, Member, compute_dtype, tiny, wide_dtype
+from upgd.optim import checks
+from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
+from upgd.optim.checks import parameter_name
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.state import StatefulOptimizer
-from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase
+from upgd.rules.vocabulary import Method, Phase
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
@@ -102,21 +102,9 @@ class RuleOptimizer(StatefulOptimizer):
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
-        if unknown:
-            raise TypeError(
-                f"{owner}: unknown argument {next(iter(unknown))!r}; there are "
-                f"{', '.join(_arguments(type(self)))}"
-            )
-        if noise is not None and not callable(getattr(noise, "draw", None)):
-            raise TypeError(
-                f"{owner}: noise must have a method draw (upgd.optim.noise.NoiseSource), got "
-                f"{noise!r}"
-            )
-        if nonfinite not in (None, "raise", "skip"):
-            raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+        given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
+        checks.check_arguments(owner, self._arguments(), given, unknown)
         self.method = method
-        if not isinstance(fused, bool):
-            raise TypeError(f"{owner}: fused must be True or False, got {fused!r}")
         default = PhiloxNoise() if fused else GeneratorNoise()
         self.noise: NoiseSource = noise if noise is not None else default
         self.nonfinite = nonfinite
@@ -129,7 +117,7 @@ class RuleOptimizer(StatefulOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
-            "seed": _seed(owner, seed),
+            "seed": checks.checked_seed(owner, seed),
             "noise_step": 0,
         }
         super().__init__(params, defaults)
@@ -153,54 +141,23 @@ class RuleOptimizer(StatefulOptimizer):
             self.noise.describe([p.shape for g in self.param_groups for p in g["params"]])
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        owner = type(self).__name__
-        _seed(owner, group["seed"])
-        for name in self.method.hyper:
-            HYPERPARAMETERS[name].check(owner, group[name])
-        for name in ("maximize", "foreach", "capturable"):
-            if not isinstance(group[name], bool) and not (
-                name == "foreach" and group[name] is None
-            ):
-                raise TypeError(f"{owner}: {name} must be True or False, got {group[name]!r}")
-        if group["capturable"] and self.nonfinite == "raise":
-            raise ValueError(
-                f"{owner}: nonfinite='raise' reads a flag from the device, which a CUDA graph "
-                "cannot do; use nonfinite='skip' with capturable=True"
-            )
-        for index, p in enumerate(group["params"]):
-            if p.dtype not in DTYPES:
-                name = _name(group, index, len(self.param_groups) - 1)
-                raise TypeError(
-                    f"{owner}: {name} is {p.dtype}; parameters must be real floating-point "
-                    "tensors of 16, 32 or 64 bits"
-                )
+        place, hyper = len(self.param_groups) - 1, self.method.hyper
+        checks.check_group(type(self).__name__, group, place, hyper, self.nonfinite)
 
     def _refuse_own(self, group: Any) -> None:
         """Raise where a group asks for what all groups share."""
-        names = [n for n in _arguments(type(self)) if hasattr(self, n) and n not in self.defaults]
+        names = [n for n in self._arguments() if hasattr(self, n) and n not in self.defaults]
         shared = {name: getattr(self, name) for name in names}
         if self.param_groups:
             shared["seed"] = self.param_groups[0]["seed"]
-        for name, value in group.items() if isinstance(group, dict) else ():
-            if name in shared and value != shared[name]:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is one for all groups, {shared[name]!r} here; "
-                    f"a group has {value!r}"
-                )
+        checks.refuse_own(type(self).__name__, group, shared)
 
     def _refuse_sharded(self) -> None:
-        """Raise where a parameter is a ``DTensor``: no path reads its shards as one tensor."""
-        loaded = sys.modules.get("torch.distributed.tensor")  # else there can be none
-        if loaded is None:
-            return
-        for place, group in enumerate(self.param_groups):
-            for index, p in enumerate(group["params"]):
-                if isinstance(p, loaded.DTensor):
-                    name = _name(group, index, place)
-                    raise TypeError(
-                        f"{type(self).__name__}: {name} is a DTensor; FSDP2 and tensor parallelism "
-                        "are not supported, DDP and ZeRO are"
-                    )
+        checks.refuse_sharded(type(self).__name__, self.param_groups)
+
+    @classmethod
+    def _arguments(cls) -> tuple[str, ...]:
+        return checks.arguments_of(cls, RuleOptimizer)
 
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
         """The method's phases under `group`'s options; all groups share the reductions."""
@@ -323,8 +280,8 @@ class RuleOptimizer(StatefulOptimizer):
                 if grad is not None and size > 0:
                     if grad.layout is not torch.strided:
                         raise TypeError(
-                            f"{type(self).__name__}: the gradient of {_name(group, i, g)} is "
-                            f"sparse ({grad.layout}); only dense gradients are supported"
+                            f"{type(self).__name__}: the gradient of {parameter_name(group, i, g)} "
+                            f"is sparse ({grad.layout}); only dense gradients are supported"
                         )
                     found.append(Member(g, i, offset, p))
                 offset += size
@@ -604,7 +561,7 @@ class RuleOptimizer(StatefulOptimizer):
         return ok
 
     def _name(self, m: Member) -> str:
-        return _name(self.param_groups[m.group], m.place, m.group)
+        return parameter_name(self.param_groups[m.group], m.place, m.group)
 
 
 def _derivatives(p: Tensor, curved: bool) -> list[tuple[str, Tensor]]:
@@ -620,29 +577,3 @@ def _guarded(eta: Tensor, dtype: torch.dtype) -> Tensor:
 def _rows(p: Tensor) -> int:
     """How many rows: one per output unit, where a vector is a single row."""
     return p.shape[0] if p.dim() > 1 else 1
-
-
-def _arguments(cls: type[RuleOptimizer]) -> tuple[str, ...]:
-    """The names of all that the constructor takes, besides parameters."""
-    makers = [each.__init__ for each in cls.__mro__ if issubclass(each, RuleOptimizer)]
-    found = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
-    named = dict.fromkeys(p.name for p in found if p.kind is not p.VAR_KEYWORD)
-    return tuple(n for n in named if n not in ("self", "params", "method", "hyper", "options"))
-
-
-def _name(group: dict[str, Any], index: int, group_index: int) -> str:
-    """What to call a parameter in a message."""
-    shape = tuple(group["params"][index].shape)
-    if "param_names" in group:
-        return f"parameter '{group['param_names'][index]}' of shape {shape}"
-    return f"parameter {index} of group {group_index}, of shape {shape},"
-
-
-def _seed(owner: str, seed: int | None) -> int:
-    if seed is None:
-        return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"{owner}: seed must be an int, got {seed!r}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"{owner}: seed must be in [0, 2**63), got {seed!r}")
-    return seed

@@ -12,10 +12,9 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
+from upgd.processes import deaf
 from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
@@ -277,7 +277,7 @@ class Workers:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with _one_thread(), _deaf():
+                with _one_thread(), deaf():
                     process.start()
                 there.close()
                 self._pipes.append(here)
@@ -337,19 +337,6 @@ class _one_thread:  # noqa: N801 - used like a function
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that begin here ignore Ctrl-C from the first moment on: this one sees to it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _serve(pipe: Any, plan: Plan) -> None:

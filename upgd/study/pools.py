@@ -8,12 +8,13 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
+from upgd.processes import deaf
 from upgd.study.jobs import BEAT, Alive, Died, Ended, Event, Job, Ready, Servant
 
 STOP, OVER = "stop", "over"
@@ -206,7 +207,7 @@ class LocalPool:
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        with _deaf():
+        with deaf():
             process.start()
         theirs.close()
         worker, self._next = self._next, self._next + 1
@@ -237,19 +238,6 @@ def _told(code: int | None) -> str:
         with suppress(ValueError):
             return f"its worker was killed ({signal.Signals(-code).name})"
     return f"its worker ended with exit code {code}"
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Start processes that do not hear Ctrl-C: this one hears it and tells them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _serve(

@@ -1,0 +1,109 @@
+"""What optimizers refuse, each in a line that says whose argument or parameter it is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from upgd.optim.batch import DTYPES
+from upgd.rules.vocabulary import HYPERPARAMETERS
+
+Groups = Sequence[dict[str, Any]]
+
+
+def arguments_of(cls: type, base: type) -> tuple[str, ...]:
+    """The names of all that a constructor takes, besides parameters, up to `base`'s."""
+    makers = [vars(each)["__init__"] for each in cls.__mro__ if _makes(each, base)]
+    found = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
+    named = dict.fromkeys(p.name for p in found if p.kind is not p.VAR_KEYWORD)
+    return tuple(n for n in named if n not in ("self", "params", "method", "hyper", "options"))
+
+
+def _makes(cls: type, base: type) -> bool:
+    return issubclass(cls, base) and "__init__" in vars(cls)
+
+
+def check_arguments(
+    owner: str, known: Sequence[str], given: Mapping[str, Any], unknown: Iterable[str]
+) -> None:
+    """Raise where a constructor's argument is none, or not what it should be."""
+    for name in unknown:
+        raise TypeError(f"{owner}: unknown argument {name!r}; there are {', '.join(known)}")
+    noise, nonfinite, fused = given["noise"], given["nonfinite"], given["fused"]
+    if noise is not None and not callable(getattr(noise, "draw", None)):
+        needed = "noise must have a method draw (upgd.optim.noise.NoiseSource)"
+        raise TypeError(f"{owner}: {needed}, got {noise!r}")
+    if nonfinite not in (None, "raise", "skip"):
+        raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
+    if not isinstance(fused, bool):
+        raise TypeError(f"{owner}: fused must be True or False, got {fused!r}")
+
+
+def check_group(
+    owner: str, group: dict[str, Any], place: int, hyper: Iterable[str], nonfinite: str | None
+) -> None:
+    """Raise where a group's options or parameters will not do."""
+    checked_seed(owner, group["seed"])
+    for name in hyper:
+        HYPERPARAMETERS[name].check(owner, group[name])
+    for name in ("maximize", "foreach", "capturable"):
+        if not isinstance(group[name], bool) and not (name == "foreach" and group[name] is None):
+            raise TypeError(f"{owner}: {name} must be True or False, got {group[name]!r}")
+    if group["capturable"] and nonfinite == "raise":
+        raise ValueError(
+            f"{owner}: nonfinite='raise' reads a flag from the device, which a CUDA graph "
+            "cannot do; use nonfinite='skip' with capturable=True"
+        )
+    for index, p in enumerate(group["params"]):
+        if p.dtype not in DTYPES:
+            raise TypeError(
+                f"{owner}: {parameter_name(group, index, place)} is {p.dtype}; parameters must be "
+                "real floating-point tensors of 16, 32 or 64 bits"
+            )
+
+
+def refuse_own(owner: str, group: Any, shared: Mapping[str, Any]) -> None:
+    """Raise where a group asks for what all groups share."""
+    for name, value in group.items() if isinstance(group, dict) else ():
+        if name in shared and value != shared[name]:
+            raise ValueError(
+                f"{owner}: {name} is one for all groups, {shared[name]!r} here; "
+                f"a group has {value!r}"
+            )
+
+
+def refuse_sharded(owner: str, groups: Groups) -> None:
+    """Raise where a parameter is a ``DTensor``: no path reads its shards as one tensor."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # else there can be none
+    if loaded is None:
+        return
+    for place, group in enumerate(groups):
+        for index, p in enumerate(group["params"]):
+            if isinstance(p, loaded.DTensor):
+                raise TypeError(
+                    f"{owner}: {parameter_name(group, index, place)} is a DTensor; FSDP2 and "
+                    "tensor parallelism are not supported, DDP and ZeRO are"
+                )
+
+
+def checked_seed(owner: str, seed: int | None) -> int:
+    """A seed, or where there is none, one of PyTorch's global generator."""
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{owner}: seed must be an int, got {seed!r}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{owner}: seed must be in [0, 2**63), got {seed!r}")
+    return seed
+
+
+def parameter_name(group: dict[str, Any], index: int, place: int) -> str:
+    """What to call a parameter in a message."""
+    shape = tuple(group["params"][index].shape)
+    if "param_names" in group:
+        return f"parameter '{group['param_names'][index]}' of shape {shape}"
+    return f"parameter {index} of group {place}, of shape {shape},"
