@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -58,31 +57,42 @@ def wait_for(what: Callable[[], Any]) -> None:
     assert comes(what, seconds=90.0)
 
 
-def kill_at_work(session: int, dice: random.Random, said: Path, deaths: int) -> None:
-    """Kill workers until the driver has said so often that one died with runs to do.
+def kill_at_work(session: int, study: Path, told: Callable[[], int]) -> None:
+    """Kill a worker that has runs to do, which the driver must tell.
 
-    One that has just begun, or just told its last result, has none: then another is killed.
+    All are stopped first, so that nobody does them meanwhile. If runs are under way when the
+    driver has heard what there was to hear, one of the workers has them.
     """
-    killed: set[int] = set()
+    while True:
+        workers, before = workers_of(session), told()
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        if states(study).get("running", 0):
+            break
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    while told() == before:
+        os.kill(workers.pop(), signal.SIGKILL)
+        comes(lambda: told() > before, seconds=4.0)  # a new one takes longer to begin
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
 
-    def noticed() -> bool:
-        return said.read_text().count("runs go on from their checkpoints") == deaths
 
-    def victims() -> list[int]:
-        return sorted(set(workers_of(session)) - killed)
-
-    while not noticed():
-        assert len(killed) < 3
-        wait_for(victims)
-        victim = dice.choice(victims())
-        os.kill(victim, signal.SIGKILL)
-        killed.add(victim)
-        comes(noticed, seconds=5.0)
+def stopped_at_work(driver: subprocess.Popen[bytes], study: Path, done: int) -> bool:
+    """Stop a driver that has so many runs done and others under way; else it goes on."""
+    assert driver.poll() is None
+    driver.send_signal(signal.SIGSTOP)
+    found = states(study)
+    if found.get("done", 0) >= done and found.get("running", 0):
+        return True
+    driver.send_signal(signal.SIGCONT)
+    return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) -> None:
-    specs = small(200, steps=1000)
+    specs = small(200, steps=2000)
     study = tmp_path / "study"
     with Ledger.open(study) as ledger:
         ledger.add(specs)
@@ -92,12 +102,15 @@ def test_200_runs_two_workers_killed_and_the_driver_restarted(tmp_path: Path) ->
     second = None
     with open(tmp_path / "said", "w") as said:
         driver = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+
+    def told() -> int:
+        return (tmp_path / "said").read_text().count("runs go on from their checkpoints")
+
     try:
-        for deaths, part in enumerate((20, 60), start=1):
+        for part in (20, 60):
             wait_for(lambda part=part: states(study).get("done", 0) >= part)  # type: ignore[misc]
-            kill_at_work(driver.pid, random.Random(part), tmp_path / "said", deaths)
-        wait_for(lambda: states(study).get("done", 0) >= 100)
-        assert driver.poll() is None  # still at work
+            kill_at_work(driver.pid, study, told)
+        wait_for(lambda: stopped_at_work(driver, study, 100))
         driver.kill()
         driver.wait()
         left = states(study)
