@@ -116,6 +116,15 @@ def test_short_runs_give_statistics_and_no_verdict(story: dict[str, float]) -> N
     assert short.data in table([short])[-1]
 
 
+def test_seeds_without_the_metrics_do_not_count_as_data() -> None:
+    many = made_up("input-permuted-mnist", STORY)
+    few = made_up("input-permuted-mnist", STORY, metric="zero_activations", seeds=3)
+    diagnostics = dict.fromkeys(("zero_activations", "gradient_l0"), few.series["zero_activations"])
+    some = Results(many.name, many.window, {**many.series, **diagnostics})
+    assert [judged(4, many).data, judged(2, some).data] == ["-", f"all steps, {SEEDS} seeds"]
+    assert judged(4, some).data == "all steps, 3 seeds"
+
+
 def test_of_several_experiments_the_short_ones_do_not_count() -> None:
     trends = {method: -0.02 * i for i, method in enumerate(METHODS)}
     whole = made_up("input-permuted-mnist", trends)

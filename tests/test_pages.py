@@ -106,6 +106,19 @@ def test_a_new_table_has_a_page(name: str, tmp_path: Path) -> None:
     assert any(f"{FIGURES_FOLDER}/{figure}.png" in page for figure in shown)
 
 
+def test_a_figure_says_which_metrics_have_fewer_seeds(tmp_path: Path) -> None:
+    folder = tmp_path / folder_name("input-permuted-mnist")
+    folder.mkdir()
+    results = made_up("input-permuted-mnist", seeds=4)
+    fewer = {arm: {0: curves[0]} for arm, curves in results.series["accuracy"].items()}
+    some = {**results.series, "weight_l2": fewer}
+    write(Results(results.name, results.window, some), folder / TABLE)
+    page = Site(tmp_path).texts()[folder / "README.md"]
+    assert "It lacks" in page
+    assert page.count("1 of 4 seeds measured weight_l2.") == 1
+    assert page.count("seeds measured") == 1
+
+
 def test_numbers_of_a_table_are_those_of_the_series() -> None:
     results = made_up("label-permuted-emnist")
     curves = np.stack(list(results.of("upgd", "accuracy").values()))

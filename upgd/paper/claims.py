@@ -40,12 +40,14 @@ class Claim:
         text: What it says, in a line.
         needs: The experiments it looks at.
         check: Its statements, judged.
+        metrics: What not all runs measure, and it takes.
     """
 
     number: int
     text: str
     needs: tuple[str, ...]
     check: Callable[[All], list[Finding]]
+    metrics: tuple[str, ...] = ()
 
 
 CLAIMS: Sequence[Claim] = (
@@ -66,6 +68,7 @@ CLAIMS: Sequence[Claim] = (
         "Zero activations rise and gradient ℓ0 falls for all but UPGD-W, N-UPGD-W and S&P",
         ("input-permuted-mnist",),
         statements.diagnostics,
+        ("zero_activations", "gradient_l0"),
     ),
     Claim(
         5,
@@ -169,7 +172,7 @@ def judge_claim(claim: Claim, results: All) -> Judged:
         verdicts = [finding.verdict for finding in claim.check(long)]
         both = zip(findings, verdicts, strict=True)
         findings = [finding._replace(verdict=verdict) for finding, verdict in both]
-    data = extent(list(there.values()))
+    data = extent(list(there.values()), claim.metrics)
     if there and len(there) < len(claim.needs):
         data = f"{len(there)} of {len(claim.needs)} experiments: {data}"
     return Judged(claim.number, claim.text, data, findings)

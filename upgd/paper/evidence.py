@@ -113,8 +113,10 @@ def length(results: Results) -> float:
     return windows * results.window / EXPERIMENTS[results.name].steps
 
 
-def extent(some: Sequence[Results]) -> str:
+def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
     """How long runs are and how many seeds arms have, for people.
+
+    With metrics, those seeds count that have them all.
 
     Example:
         >>> curves = {"upgd": {0: np.zeros(4), 1: np.zeros(4)}}
@@ -122,8 +124,11 @@ def extent(some: Sequence[Results]) -> str:
         '0.02 of the steps (too short), 2 seeds (too few)'
     """
     arms = [(each, arm) for each in some for arm in each.arms]
-    counts = [max(len(each.of(arm, metric)) for metric in each.series) for each, arm in arms]
-    return how_much([length(each) for each in some], counts) if arms else NOTHING
+    if metrics:
+        counts = [min(len(each.of(arm, metric)) for metric in metrics) for each, arm in arms]
+    else:
+        counts = [max(len(each.of(arm, metric)) for metric in each.series) for each, arm in arms]
+    return how_much([length(each) for each in some], counts) if any(counts) else NOTHING
 
 
 def how_much(lengths: Sequence[float], seeds: Sequence[int]) -> str:

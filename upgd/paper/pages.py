@@ -143,8 +143,21 @@ class Site:
         lacking, gone = self.lacking(figure), diverged_arms(figure, self.diverged)
         more = f" Diverged: {listed(gone)}." if gone else ""
         more += f" It lacks {listed(lacking)}." if lacking else ""
+        more += self._seeds(figure)
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
+
+    def _seeds(self, figure: Figure) -> str:
+        """How many seeds a figure shows, where other metrics have more."""
+        found: dict[str, list[str]] = {}
+        for panel in figure.panels:
+            if panel.experiment in self.results:
+                series = self.results[panel.experiment].series
+                counts = {m: max(map(len, arms.values()), default=0) for m, arms in series.items()}
+                have, most = counts.get(panel.metric, 0), max(counts.values())
+                if 0 < have < most:
+                    found.setdefault(f"{have} of {most}", []).append(panel.metric)
+        return "".join(f" {n} seeds measured {listed(metrics)}." for n, metrics in found.items())
 
     def _index(self) -> str:
         lines = [
