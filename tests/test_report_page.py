@@ -408,7 +408,7 @@ def test_long_lines_are_thinned_and_it_says_so(tmp_path: Path) -> None:
 
 
 def test_many_seeds_are_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "SEEDS", 5)
+    monkeypatch.setattr(html, "SEED_POINTS", 2 * SEEDS * WINDOWS - 1)
     fill(tmp_path, specs("upgd", "sgd"))
     assert call("report", tmp_path).exit_code == 0
     text = (tmp_path / "report.html").read_text()

@@ -41,8 +41,8 @@ from upgd.study import Result, Run, StudyError
 ASSETS = Path(__file__).parent / "assets"
 POINTS = 2000
 """Of a line; beyond, points are means of several windows."""
-SEEDS = 40
-"""Lines of single seeds in a figure; beyond, there are bands alone."""
+SEED_POINTS = 100_000
+"""Of single seeds' lines in a figure, all together; beyond, there are bands alone."""
 ROWS = 200
 """Of a table."""
 WORDS = 1000
@@ -214,7 +214,8 @@ def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
 
 
 def _shows_seeds(lines: Mapping[int, Line]) -> bool:
-    return sum(len(line.seeds) for line in lines.values()) <= SEEDS
+    points = (len(line.seeds) * min(line.values.shape[1], POINTS) for line in lines.values())
+    return bool(sum(points) <= SEED_POINTS)
 
 
 # ---------------------------------------------------------------------------- sections
@@ -319,7 +320,7 @@ def _thinning(lines: Mapping[int, Line]) -> str:
         each = " or ".join(map(str, sorted(factors)))
         told += f" Each point is a mean of {each} windows, so that there are {POINTS} at most."
     if not _shows_seeds(lines):
-        told += f" Seeds are not drawn one by one: there are more than {SEEDS} lines."
+        told += f" Seeds are not drawn one by one: they have more than {SEED_POINTS} points."
     return told
 
 
