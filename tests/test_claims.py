@@ -30,7 +30,7 @@ from upgd.paper.evidence import (
     resampled,
 )
 from upgd.paper.experiments import EXPERIMENTS, MAIN, TOYS, ablation_arms
-from upgd.paper.results import Results, collect, load, read, write
+from upgd.paper.results import Results, collect, lacking, load, read, write
 from upgd.paper.sets import METHODS
 from upgd.study import Ledger, RunSpec
 from upgd.study.records import Result, Series
@@ -412,6 +412,40 @@ def test_a_ledgers_longest_runs_count(tmp_path: Path) -> None:
     assert list(results.of("upgd", "accuracy")) == [0]
     assert results.of("upgd", "accuracy")[0][0] == 50_000
     assert load([tmp_path])["input-permuted-mnist"].arms == ("upgd",)
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "stands_in"),
+    [
+        ({"stride": 10, "held_out": 5}, "done", True),
+        ({"stride": 10, "held_out": 5, "task_length": 50}, "done", False),
+        ({"stride": 10}, "diverged", True),
+        ({"stride": 20}, "done", False),
+        ({}, "done", False),
+        ({"stride": 10}, "failed", False),
+    ],
+)
+def test_a_run_that_measures_as_much_is_not_run_again(
+    options: dict[str, int], state: str, stands_in: bool, tmp_path: Path
+) -> None:
+    def spec(seed: int, **more: int) -> RunSpec:
+        return RunSpec("input-permuted-mnist", "upgd", {"lr": 1}, seed, 100, more)
+
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([spec(0, **options)])
+        [claim] = ledger.claim("me", 60)
+        if state == "failed":
+            ledger.fail(claim, "why", retry=False)
+        elif state == "diverged":
+            ledger.diverge(claim, 7, Result("eager"))
+        else:
+            ledger.finish(claim, Result("eager"))
+        wanted = [spec(0, stride=10), spec(1, stride=10)]
+        assert lacking(wanted, ledger.runs()) == (wanted[1:] if stands_in else wanted)
+    assert lacking([spec(0), spec(0, stride=10), spec(0, held_out=5)], []) == [
+        spec(0, stride=10),
+        spec(0, held_out=5),
+    ]
 
 
 def test_which_runs_diverged_is_kept(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, SHORTEST, Experime
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
-from upgd.paper.results import TABLE, Results, find, gather, read, write
+from upgd.paper.results import TABLE, Results, find, gather, lacking, read, write
 from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, is_rl
 from upgd.rl.study import pace
@@ -44,7 +44,6 @@ from upgd.study.versions import commit
 from upgd.study.work import Tally
 
 STUDY = Path("studies/paper")
-OVER = ("done", "diverged")
 
 
 @app.command()
@@ -225,8 +224,7 @@ def _run(specs: Sequence[RunSpec], studies: Sequence[Path], how: Work, dry_run: 
             check(data, how.data_dir)  # a wrong file is found before anything starts
     with ExitStack() as stack:
         known = [run for ledger in _ledgers(studies, stack) for run in ledger.runs()]
-    over = {run.key for run in known if run.state in OVER}
-    left = [spec for spec in specs if spec.key not in over]
+    left = lacking(specs, known)
     for problem in dict.fromkeys(spec.problem for spec in left if is_rl(spec.problem)):
         make(problem.removeprefix(PREFIX))  # so is a simulator that is not installed
     if specs and (dry_run or not how.quiet):

@@ -23,7 +23,7 @@ from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
 from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.rl.runs import is_rl
-from upgd.study import Ledger, Run
+from upgd.study import Ledger, Run, RunSpec
 from upgd.study.files import write_atomically
 
 Array = NDArray[np.float64]
@@ -110,6 +110,43 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
     arms = {n: {f.arm for f in runs.values() if _counts(f.run)} for n, runs in found.items()}
     best = max(arms, key=lambda n: (len(arms[n]), n), default=0)
     return list(found[best].values()) if arms.get(best) else []
+
+
+def lacking(specs: Sequence[RunSpec], known: Iterable[Run]) -> list[RunSpec]:
+    """Those for which nothing stands in: a run that is over, or a spec that measures more.
+
+    That is the same learner with the same seed and length, and all that is to be measured.
+
+    Example:
+        >>> plain = RunSpec("p", "upgd", {"lr": 0.1}, 0, 100)
+        >>> more = RunSpec("p", "upgd", {"lr": 0.1}, 0, 100, {"stride": 10})
+        >>> lacking([plain, more], []) == [more]
+        True
+    """
+    over: dict[Any, list[Mapping[str, Any]]] = {}
+    for run in known:
+        if run.result is not None:
+            over.setdefault(_task(run.spec), []).append(run.spec.options)
+    wanted: dict[Any, list[Mapping[str, Any]]] = {}
+    for spec in specs:
+        wanted.setdefault(_task(spec), []).append(spec.options)
+
+    def is_there(spec: RunSpec) -> bool:
+        task, options = _task(spec), spec.options
+        more = (other for other in wanted[task] if len(other) > len(options))
+        return any(_measures(other, options) for other in (*over.get(task, ()), *more))
+
+    return [spec for spec in specs if not is_there(spec)]
+
+
+def _task(spec: RunSpec) -> Any:
+    learner = _learner(spec.method, spec.hyper, spec.options)
+    return spec.problem, spec.seed, spec.steps, *learner
+
+
+def _measures(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a run with these options measures all that is wanted."""
+    return all(options.get(name) == wanted[name] for name in MEASURING.intersection(wanted))
 
 
 def _counts(run: Run) -> bool:
