@@ -45,6 +45,7 @@ from upgd import metrics
 from upgd.metrics import Interval
 from upgd.paper.evidence import (
     FEWEST,
+    FEWEST_RESAMPLED,
     NO,
     PERCENT,
     UNKNOWN,
@@ -253,7 +254,7 @@ def _number(value: float, how: str = ".0f") -> str:
 def draw_returns(
     axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
 ) -> None:
-    """Return against steps: mean over seeds with its 95% interval, or two seeds by themselves.
+    """Return against steps: mean over seeds with its 95% interval, or few seeds by themselves.
 
     Axes show where the seeds are: of few seeds an interval may reach far beyond.
     """
@@ -266,9 +267,9 @@ def draw_returns(
         ends_of_axis += [float(returns.min()), float(returns.max())]
         mean, colour = returns.mean(0), colours.get(arm, "black")
         axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
-        if len(returns) == 2:  # an interval would be twelve times as wide as they are apart
+        if 1 < len(returns) < FEWEST_RESAMPLED:  # intervals of so few would hide everything
             axes.plot(steps, returns.T, color=colour, alpha=0.35, linewidth=0.6)
-        elif len(returns) > 2:
+        elif len(returns) > 1:
             ends = np.array([metrics.mean_interval(column)[1:] for column in returns.T])
             axes.fill_between(
                 *(steps, ends[:, 0], ends[:, 1]), color=colour, alpha=0.2, linewidth=0
