@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -43,6 +44,17 @@ def site() -> Site:
 def test_no_page_drifts_from_the_results(site: Site) -> None:
     for path, text in site.texts(PAGES).items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: 'make results' writes it anew"
+
+
+def test_notes_were_written_for_these_results() -> None:
+    """What is written by hand has numbers, too: whoever changes a table reads its notes again."""
+    for notes in RESULTS.rglob("notes.md"):
+        digest = hashlib.sha256()
+        for table in sorted(notes.parent.rglob("*.csv.gz")):
+            digest.update(table.read_bytes())
+        mark = f"<!-- written for tables {digest.hexdigest()[:12]} -->"
+        text = notes.read_text(encoding="utf-8")
+        assert mark in text, f"{notes}: compare its numbers with the new tables, then say {mark}"
 
 
 def test_every_picture_is_there(site: Site) -> None:
