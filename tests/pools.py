@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from upgd.engine.batched import BatchedRun
-from upgd.study import Ledger, RunSpec
+from upgd.study import RunSpec
 from upgd.study.jobs import Event, Job
 from upgd.study.pools import LocalPool, Pool
 
@@ -73,11 +73,6 @@ def processes_of(session: int) -> list[int]:
             if os.getsid(int(folder.name)) == session and "Z" not in (folder / "stat").read_text():
                 found.append(int(folder.name))
     return found
-
-
-def states(folder: Path) -> dict[str, int]:
-    with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return {state: count for state, count in ledger.counts().items() if count}
 
 
 # --------------------------------------------- what workers are told to do wrong, by seed

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,12 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import upgd
+from tests.waiting import states, wait_for
 from upgd.cli import app
-from upgd.study import Ledger, RunSpec, SpecError
+from upgd.study import Ledger, RunSpec, SpecError, keeping
+from upgd.study.keeping import Keeper
 from upgd.study.prepare import prepare
+from upgd.study.versions import versions
 
 PROBLEM = "label-permuted-digits"
 
@@ -165,16 +167,39 @@ def test_a_script_s_background_job_can_be_terminated(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            time.sleep(0.2)
-            if (tmp_path / "s").exists():
-                with Ledger.open(tmp_path / "s", create=False, read_only=True) as ledger:
-                    if ledger.counts()["running"]:
-                        break
+        wait_for(lambda: states(tmp_path / "s").get("running"))
         job.terminate()
         assert job.wait(30) == 130
     finally:
         job.kill()
-    with Ledger.open(tmp_path / "s", create=False, read_only=True) as ledger:
-        assert ledger.counts()["pending"] == 1
+    assert states(tmp_path / "s") == {"pending": 1}
+
+
+@pytest.mark.parametrize("engine", ["eager", "batched"])
+def test_a_run_is_not_begun_anew_by_other_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    study, batch = tmp_path / "s", (["--batch", "5"] if engine == "eager" else [])
+    command = ["run", PROBLEM, "sgd", "--seeds", "2", "--steps", "200", "--study", str(study)]
+    command += ["--engine", engine, "--window", "100", "--checkpoint-seconds", "0", *batch]
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "result", stop)
+        assert call(*command).exit_code == 130
+    [*saved] = (study / "checkpoints").glob("*.npz")
+    before = [path.read_bytes() for path in saved]
+    assert before
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping, "versions", lambda *_: {**versions(), "torch": "9.9"})
+        told = call("resume", str(study))
+        assert told.exit_code == 2
+        [line] = told.stderr.splitlines()
+        assert f"begun with torch {versions()['torch']}, and here is torch 9.9" in line
+        assert [path.read_bytes() for path in saved] == before
+        for path in saved:
+            path.unlink()
+        assert call("resume", str(study), "--quiet").exit_code == 0  # anew
+    assert states(study) == {"done": 2}

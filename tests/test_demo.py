@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +20,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
+from tests.waiting import states, wait_for
 from upgd.cli import app
 from upgd.cli import demo as demo_module
 from upgd.report import verdict
@@ -249,10 +249,7 @@ def test_an_interrupt_gives_every_run_back(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command, "--workers", "2", "--study", tmp_path], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "workers").glob("*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)
+    wait_for(lambda: states(tmp_path).get("running"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said

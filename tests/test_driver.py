@@ -31,10 +31,10 @@ from tests.pools import (
     processes_of,
     slow_chunks,
     small,
-    states,
 )
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
+from tests.waiting import comes, states
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.backlog import Room
 from upgd.study.driver import drive
@@ -178,9 +178,7 @@ def signalled(folder: Path, *signals: int) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
-        while not newer(folder, begun) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        comes(lambda: newer(folder, begun), seconds=60.0)
         for number in signals:
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)  # as a terminal does
@@ -188,9 +186,7 @@ def signalled(folder: Path, *signals: int) -> tuple[int, str]:
                 process.send_signal(number)
             time.sleep(0.05)
         _, said = process.communicate(timeout=60)
-        while processes_of(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not processes_of(process.pid)  # workers end with their driver
+        assert comes(lambda: not processes_of(process.pid), 60.0)  # workers end with their driver
         return process.returncode, said
     finally:
         process.kill()

@@ -92,7 +92,7 @@ def test_one_study_killed_at_random_times(
         command = resume if begun else [*arguments, str(killed)]
         # At any time from the start on; together, half as long as the study takes.
         pause = startup * rng.uniform(0.0, 1.5) + rng.uniform(0.0, took / kills)
-        assert server.run("cli", command, kill_after=pause) == -signal.SIGKILL
+        end = server.run("cli", command, kill_after=pause)
         if begun:
             check_tables(killed)
             with Ledger.open(killed, read_only=True) as ledger:
@@ -100,9 +100,12 @@ def test_one_study_killed_at_random_times(
         now = finished(killed) if is_begun(killed, 4) else {}
         assert now.items() >= seen.items()  # nothing that was finished is lost, or changed
         seen = now
+        if end == 0:  # others left the machine to us meanwhile, and it was faster than we
+            break
+        assert end == -signal.SIGKILL
     assert any(counts[1] for counts in landed)  # kills did hit runs under way
-    end = [sys.executable, "-m", "upgd.cli", *resume]
-    done = subprocess.run(end, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    last = [sys.executable, "-m", "upgd.cli", *resume]
+    done = subprocess.run(last, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert finished(killed).items() >= seen.items()
     assert results(killed) == results(tmp_path / "whole")

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,10 @@ pytest.importorskip("ray")
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 from tests.killing import results
-from tests.pools import processes_of, small, states
+from tests.pools import processes_of, small
 from tests.test_driver import alone, driven
 from tests.test_kills import check_tables
+from tests.waiting import comes, states, wait_for
 from upgd.study import Ledger, StudyError
 from upgd.study.ray_pool import RayPool
 
@@ -42,19 +42,6 @@ def listens(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
         return True
     return False
-
-
-def comes(what: Callable[[], Any], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def wait_for(what: Callable[[], Any]) -> None:
-    assert comes(what, seconds=90.0)
 
 
 def kill_at_work(session: int, study: Path, told: Callable[[], int]) -> None:

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from upgd.study.prepare import check_device
 from upgd.study.records import Result, owner_name
 from upgd.study.sinks import Progress, Sink, StudySink, Tally, tidy
 from upgd.study.spec import RunSpec
+from upgd.study.versions import OF_AGENTS
 from upgd.study.work import at_work, carry_out, evict_departed
 
 RECENT = 10
@@ -38,7 +38,6 @@ LEASE = 300.0
 """Seconds that runs stay ours without a sign of life: an iteration of many agents takes long."""
 AT_ONCE = 16
 """Agents that are enough to see how fast many are, if cores are few."""
-PACKAGES = ("gymnasium", "mujoco")
 Array = NDArray[np.float64]
 
 
@@ -244,8 +243,7 @@ class Agents(Attempt):
         kind = torch.device(means.device).type
         device = torch.cuda.get_device_name(means.device) if kind == "cuda" else means.device
         pauses = (10.0, LONGEST_LOSS)
-        self.keeper = Keeper(sink, f"ppo-{kind}", device, pauses, means.pause)
-        self._packages = {name: _version(name) for name in PACKAGES}
+        self.keeper = Keeper(sink, f"ppo-{kind}", device, pauses, means.pause, OF_AGENTS)
         self.members = [self._fresh(spec) for spec in specs]
         self._group: AgentGroup | None = None
         self._active: list[Member] = []
@@ -259,7 +257,7 @@ class Agents(Attempt):
         taken_up: list[Checkpoint] = []
         for number, spec in enumerate(self.specs):
             found = self.keeper.load(spec)
-            if found is None or found[1]["run"].get("packages") != self._packages:
+            if found is None:
                 continue
             wrong = what_is_wrong(self._take_up, self.members[number], found)
             if wrong is None:
@@ -396,8 +394,7 @@ class Agents(Attempt):
             both = {f"agent/{name}": array for name, array in arrays.items()}
             both |= {f"curves/{name}": array for name, array in curves.items()}
             run = {"step": group.step, "agent": meta, "curves": facts}
-            run |= {"failed_at": member.failed_at, "packages": self._packages}
-            self.keeper.save(member.spec, both, run)
+            self.keeper.save(member.spec, both, {**run, "failed_at": member.failed_at})
 
     def finish(self) -> None:
         self.sink.finish([(member.spec, self._result(member)) for member in self.members])
@@ -410,18 +407,8 @@ class Agents(Attempt):
             diverged_at=failed_at,
             runs_in_stack=len(self.members),
         )
-        return replace(
-            result,
-            versions={**result.versions, **{k: v for k, v in self._packages.items() if v}},
-            summary={**result.summary, **collapse(series.get("return", ()))},
-        )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+        summary = {**result.summary, **collapse(series.get("return", ()))}
+        return replace(result, summary=summary)
 
 
 # ------------------------------------------------------------------------------- outlook

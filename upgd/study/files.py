@@ -210,18 +210,21 @@ def unpack_checkpoint(content: bytes) -> Checkpoint:
         raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
 
 
-def checkpoint_facts(content: bytes) -> dict[str, Any]:
-    """The facts of a packed checkpoint alone; the arrays are not looked at.
+def checkpoint_facts(content: bytes | Path) -> dict[str, Any]:
+    """The facts of a checkpoint alone, packed or in a file; the arrays are not looked at.
 
     Raises:
         CheckpointError: If they cannot be read.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(
+            content if isinstance(content, Path) else io.BytesIO(content)
+        ) as archive:
             facts: dict[str, Any] = _head(archive)["meta"]
             return facts
     except Exception as error:
-        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
+        what = content if isinstance(content, Path) else "these bytes"
+        raise CheckpointError(f"no checkpoint of upgd: {what} ({error})") from error
 
 
 def _read(file: Path | io.BytesIO) -> Checkpoint:

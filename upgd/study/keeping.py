@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.study.files import Checkpoint
+from upgd.study.errors import CheckpointError, StudyError
+from upgd.study.files import Checkpoint, checkpoint_facts
+from upgd.study.ledger import Ledger, Where
 from upgd.study.records import Result, Series
-from upgd.study.sinks import Sink
+from upgd.study.sinks import Sink, checkpoints
 from upgd.study.spec import RunSpec, Scalar
-from upgd.study.versions import all_versions, commit, versions
+from upgd.study.versions import OF_AGENTS, all_versions, commit, versions
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0
 """After a kill, at most so many seconds of work are done again."""
 FIRST_CHECKPOINT = 1.0
 """Seconds until the first one of an attempt, which tells the ledger that it is not in vain."""
+
+
+def check_versions(ledger: Ledger, where: Where | None = None) -> None:
+    """Make sure that runs go on with what they began with.
+
+    Attempts begin anew where a checkpoint is of other versions, and then overwrite it: somebody
+    who upgraded in the middle of a study would lose what was done without a word.
+
+    Args:
+        ledger: The study's.
+        where: Which runs, as for :meth:`Ledger.claim`.
+
+    Raises:
+        StudyError: If runs have checkpoints of other versions.
+    """
+    made, here = Counter[tuple[tuple[str, str], ...]](), versions(OF_AGENTS)
+    kept = {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+    for spec in ledger.claimable(where) if kept else ():
+        with suppress(KeyError, CheckpointError):  # none, or of no use to anybody
+            stack = dict(checkpoint_facts(kept[spec.key])["stack"])
+            made[tuple((n, v) for n, v in stack.items() if v != here.get(n, v))] += 1
+    del made[()]
+    for others, count in made.most_common(1):
+        then = ", ".join(f"{name} {version}" for name, version in others)
+        now = ", ".join(f"{name} {here[name]}" for name, _ in others)
+        raise StudyError(
+            f"{count} run{'s have' if count > 1 else ' has'} been begun with {then}, and here is "
+            f"{now}: go on with those versions, or remove {checkpoints(ledger)} to begin anew"
+        )
 
 
 class Keeper:
@@ -34,6 +67,7 @@ class Keeper:
         pauses: The least and the most seconds from one checkpoint to the next; between them, so
             that they cost 2% of the time.
         pause: Those seconds, if they are given.
+        packages: What the runs depend on besides numpy and torch.
     """
 
     def __init__(
@@ -43,8 +77,9 @@ class Keeper:
         device: str,
         pauses: tuple[float, float],
         pause: float | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
-        self.sink, self.engine, self.device = sink, engine, device
+        self.sink, self.engine, self.device, self.packages = sink, engine, device, packages
         self._pauses, self._pause = pauses, pause
         self._started, self._worked = time.time(), 0.0
         self._cost, self._kept = 0.0, False
@@ -66,7 +101,7 @@ class Keeper:
     def _stack(self, spec: RunSpec) -> dict[str, str]:
         """What must be the same for a continued run to be the uninterrupted one."""
         same = {"run": spec.key, "engine": self.engine, "device": self.device}
-        return same | versions()
+        return same | versions(self.packages)
 
     # -------------------------------------------------------------------------------- time
     def start(self, *taken_up: Checkpoint) -> None:
@@ -133,7 +168,7 @@ class Keeper:
         return Result(
             engine=self.engine,
             device=self.device,
-            versions=all_versions(self.device),
+            versions=all_versions(self.device, self.packages),
             host={"machine": platform.machine(), "system": platform.system(), **host},
             started=self._started,
             finished=time.time(),

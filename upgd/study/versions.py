@@ -6,6 +6,9 @@ import functools
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +16,35 @@ import torch
 
 import upgd
 
+OF_AGENTS = ("gymnasium", "mujoco")
+"""Packages that runs of reinforcement learning depend on."""
 
-def versions() -> dict[str, str]:
+
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """What must be the same for a continued run to be the uninterrupted one.
+
+    Args:
+        packages: Further ones that a run depends on; of those that are not installed, nothing.
 
     Example:
         >>> sorted(versions())
         ['numpy', 'python', 'torch', 'upgd']
     """
-    return {
+    found = {
         "upgd": upgd.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
-def all_versions(device: str) -> dict[str, str]:
+def all_versions(device: str, packages: Iterable[str] = ()) -> dict[str, str]:
     """The same with a device's compiler if it was used, and the commit if this is a clone."""
-    found = versions()
+    found = versions(packages)
     compiler = "numba" if device.startswith("cpu") else "triton"
     if compiler in sys.modules:
         found[compiler] = str(getattr(sys.modules[compiler], "__version__", "unknown"))
