@@ -66,8 +66,8 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
     if not can_draw(figure, results):
         raise StudyError(f"nothing to draw for {figure.name}: there is no {lacking[0]}")
     panels = [p for p in figure.panels if p.kind != "returns" or p.experiment in results]
-    columns = min(figure.columns, len(panels))
-    rows = -(-len(panels) // columns)
+    rows = -(-len(panels) // figure.columns)
+    columns = -(-len(panels) // rows)  # four panels of three columns are two by two
     heat = any(panel.kind == "heat" for panel in figure.panels)
     size = (
         (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
