@@ -32,8 +32,9 @@ from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
 from upgd.rl.study import Curves, work_agents
 from upgd.rl.workers import Record, WorkerDiedError
-from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError
+from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError, keeping
 from upgd.study.sinks import Progress, Tally
+from upgd.study.versions import OF_AGENTS, versions
 
 ENV = "InvertedPendulum-v5"
 OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
@@ -219,6 +220,24 @@ def test_an_agent_whose_checkpoint_does_not_fit_begins_anew_alone(tmp_path: Path
     assert steps[0] == (64, 1)  # it alone catches up
     assert steps[7] == (8 * 64, 2)
     assert tally.done == 2
+
+
+def test_agents_are_not_begun_anew_by_another_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add(specs(1))
+        with pytest.raises(KeyboardInterrupt):
+            work_agents(ledger, workers=0, on_progress=Stop(3))
+        before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").glob("*.npz")}
+        assert len(before) == 2
+        with monkeypatch.context() as patched:
+            here = {**versions(OF_AGENTS), "mujoco": "9.9"}
+            patched.setattr(keeping, "versions", lambda *_: here)
+            with pytest.raises(StudyError, match=r"2 runs have been begun with mujoco .* 9\.9:"):
+                work_agents(ledger, workers=0)
+        assert all(path.read_bytes() == content for path, content in before.items())
+        assert work_agents(ledger, workers=0).done == 2
 
 
 def test_a_process_that_dies_while_agents_are_restored_costs_no_checkpoint(

@@ -22,7 +22,6 @@ from upgd.rl.study import work_agents
 from upgd.study import Ledger
 from upgd.study.backlog import ENGINES
 from upgd.study.driver import drive
-from upgd.study.keeping import check_versions
 from upgd.study.pools import Pool, make_pool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
@@ -77,7 +76,6 @@ class Work:
 def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
     """Run what is pending among `keys`, or in the whole study; says what went wrong."""
     where: dict[str, Any] | None = None if keys is None else {"key": list(keys)}
-    check_versions(ledger, where)
     total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
     tally = Tally()
     problems = {part.problem for part in ledger.parts()}

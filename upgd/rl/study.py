@@ -27,7 +27,7 @@ from upgd.study.keeping import LONGEST_LOSS, Keeper
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import check_device
 from upgd.study.records import Result, owner_name
-from upgd.study.sinks import Progress, Sink, StudySink, Tally, tidy
+from upgd.study.sinks import Progress, Sink, StudySink, Tally
 from upgd.study.spec import RunSpec
 from upgd.study.versions import OF_AGENTS
 from upgd.study.work import at_work, carry_out, evict_departed
@@ -71,9 +71,8 @@ def work_agents(
     check_device(device)
     owner, tally = owner_name(), Tally()
     means = Means(data_dir, device, checkpoint_seconds)
-    tidy(ledger)
     tried: set[str] = set()
-    with at_work(ledger, owner):
+    with at_work(ledger, owner, where):
         while True:
             evict_departed(ledger)
             specs = _together(ledger.claimable(where), tried)

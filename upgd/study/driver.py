@@ -28,7 +28,7 @@ from upgd.study.jobs import Died, Ended, Event, Finished, Job, Kept, Ready, Told
 from upgd.study.ledger import SUSPECT, Ledger
 from upgd.study.pools import Pool
 from upgd.study.records import Claim, Result, owner_name
-from upgd.study.sinks import Progress, Tally, checkpoint_path, settle, tidy
+from upgd.study.sinks import Progress, Tally, checkpoint_path, settle
 from upgd.study.spec import RULES_VERSION
 from upgd.study.work import at_work, evict_departed
 
@@ -86,7 +86,8 @@ def drive(
         clock: The time in seconds.
 
     Raises:
-        StudyError: The study cannot be written, or no worker can work.
+        StudyError: The study cannot be written, no worker can work, or runs have been begun with
+            other versions.
     """
     driver = _Driver(
         ledger,
@@ -101,8 +102,7 @@ def drive(
         lease_seconds,
         clock,
     )
-    tidy(ledger)
-    with at_work(ledger, driver.owner), _interrupts() as stopping:
+    with at_work(ledger, driver.owner, where), _interrupts() as stopping:
         driver.run(stopping)
     return driver.tally
 

@@ -217,9 +217,8 @@ def checkpoint_facts(content: bytes | Path) -> dict[str, Any]:
         CheckpointError: If they cannot be read.
     """
     try:
-        with zipfile.ZipFile(
-            content if isinstance(content, Path) else io.BytesIO(content)
-        ) as archive:
+        file = content if isinstance(content, Path) else io.BytesIO(content)
+        with zipfile.ZipFile(file) as archive:
             facts: dict[str, Any] = _head(archive)["meta"]
             return facts
     except Exception as error:

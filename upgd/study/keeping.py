@@ -44,7 +44,7 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
     made, here = Counter[tuple[tuple[str, str], ...]](), versions(OF_AGENTS)
     kept = {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
     for spec in ledger.claimable(where) if kept else ():
-        with suppress(KeyError, CheckpointError):  # none, or of no use to anybody
+        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or no use
             stack = dict(checkpoint_facts(kept[spec.key])["stack"])
             made[tuple((n, v) for n, v in stack.items() if v != here.get(n, v))] += 1
     del made[()]

@@ -15,7 +15,7 @@ from upgd.study.errors import StudyError
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import check_device
 from upgd.study.records import Claim, owner_name
-from upgd.study.sinks import Progress, StudySink, Tally, tidy
+from upgd.study.sinks import Progress, StudySink, Tally
 from upgd.study.work import at_work, carry_out, evict_departed
 
 
@@ -53,9 +53,8 @@ def work_stacks(
     means = Means(data_dir, device, checkpoint_seconds)
     shift = _Shift(ledger, means, on_progress, on_note)
     backlog = Backlog(ledger, where, device, "batched", once=True)
-    tidy(ledger)
     said: set[Any] = set()
-    with at_work(ledger, owner):
+    with at_work(ledger, owner, where):
         while True:
             evict_departed(ledger)
             if not backlog:

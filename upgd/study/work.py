@@ -10,6 +10,7 @@ from typing import Any
 from upgd.study.alive import departed, present
 from upgd.study.attempts import Alone, Attempt, Means, is_the_machines
 from upgd.study.errors import LeaseLostError, StudyError
+from upgd.study.keeping import check_versions
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import check_device
 from upgd.study.records import Claim, owner_name
@@ -46,12 +47,12 @@ def work(
 
     Raises:
         SpecError: There is no such device here.
+        StudyError: Runs have been begun with other versions, or the study cannot be written.
     """
     check_device(device)
     owner, tally = owner_name(), Tally()
     means = Means(data_dir, device, checkpoint_seconds)
-    tidy(ledger)
-    with at_work(ledger, owner):
+    with at_work(ledger, owner, where):
         while claims := _claim(ledger, owner, lease_seconds, where):
             for claim in claims:
                 sink = StudySink(ledger, [claim], tally, on_progress)
@@ -62,8 +63,15 @@ def work(
 
 
 @contextmanager
-def at_work(ledger: Ledger, owner: str) -> Iterator[None]:
-    """Be seen as alive; give back what is still held if this ends before its time."""
+def at_work(ledger: Ledger, owner: str, where: Mapping[str, Any] | None) -> Iterator[None]:
+    """Be seen as alive; give back what is still held if this ends before its time.
+
+    Raises:
+        StudyError: If runs have been begun with other versions.
+    """
+    tidy(ledger)
+    evict_departed(ledger)
+    check_versions(ledger, where)
     with present(ledger.path.parent / "workers", owner):
         try:
             yield
