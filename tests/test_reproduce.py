@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import upgd
 from tests import searched
 from upgd.cli import app
-from upgd.paper import claims, experiments, figures, provenance, results, utility_quality
+from upgd.paper import claims, drawing, experiments, figures, provenance, results, utility_quality
 from upgd.paper.drawing import COLOURS, colour, draw, missing
 from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
@@ -106,6 +106,9 @@ def test_tables_of_several_studies(tiny: None, tmp_path: Path) -> None:
     fewer = run(*short, "--no-run", "--study", first)
     assert "kept" in fewer.output
     assert provenance.read(folder) == told
+    table = results.read(folder / "series.csv.gz", "tiny")
+    draw(figures.FIGURES["figtiny"], {"tiny": table}, tmp_path / "x.png")
+    assert (tmp_path / "a" / "figtiny.png").read_bytes() == (tmp_path / "x.png").read_bytes()
 
 
 def test_a_figure_that_is_measured_in_one_go(
@@ -176,6 +179,22 @@ def made_up(name: str) -> results.Results:
     return results.Results(name, int(experiment.options.get("window", 0)) or 2_500, series)
 
 
+def look_and(save: Any, outside: list[str]) -> Any:
+    """Saves, and notes what of the legend and of the axes' texts does not fit into the picture."""
+
+    def watched(picture: Any, paths: Any) -> Any:
+        picture.canvas.draw()
+        texts = [text for legend in picture.legends for text in legend.get_texts()]
+        texts += [text for axes in picture.axes for text in axes.texts]
+        for text in texts:
+            box = text.get_window_extent()
+            if not (picture.bbox.contains(*box.min) and picture.bbox.contains(*box.max)):
+                outside.append(text.get_text())
+        return save(picture, paths)
+
+    return watched
+
+
 SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed", "variants-cifar10")
 
 
@@ -192,7 +211,10 @@ def test_every_figure_can_be_drawn(
     searched.take(searched.made_up(), monkeypatch)
     figure = figures.FIGURES[name]
     found = {each: made_up(each) for each in figure.experiments}
+    outside: list[str] = []
+    monkeypatch.setattr(drawing, "save", look_and(drawing.save, outside))
     assert draw(figure, found, tmp_path / "x.svg") == []
+    assert outside == []
     text = (tmp_path / "x.svg").read_text()
     for panel in figure.panels:
         assert figures.AXES[panel.metric].split(" (")[0] in text

@@ -307,15 +307,16 @@ def _keep(
             before = provenance.read(folder)
             data = provenance.known_data(EXPERIMENTS[name].problem, data_dir, before)
             told = provenance.describe(found, EXPERIMENTS[name], data)
-            kept[name] = results
-            diverged[name] = [arm for arm in told.diverged if arm not in results.arms]
             old = before is not None and before.outdated(EXPERIMENTS[name])
             if before is not None and not old and before.learner_steps > told.learner_steps:
                 _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            write(results, folder / TABLE)
-            told.write(folder)
+                results, told = read(folder / TABLE, name), before
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                write(results, folder / TABLE)
+                told.write(folder)
+            kept[name] = results
+            diverged[name] = [arm for arm in told.diverged if arm not in results.arms]
     return kept, diverged
 
 

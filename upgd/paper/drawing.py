@@ -222,7 +222,7 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
     for arm, name in _arms(panel):
         solid = ":" if arm.endswith(PRINTED) else "-"
         for metric, style in ((panel.metric, solid), (panel.dashed, "--")):
-            curves = results.by_task(_twin(panel, arm), metric)
+            curves = results.by_task(_source(panel, arm), metric)
             if metric and curves:
                 label = name if style == solid else None
                 values = _stack(curves)
@@ -234,6 +234,7 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
         axes.set_ylim(0, SURGE / 2 * usual)  # one that nearly diverges would hide the others
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=_points(panel, results), ylabel=AXES.get(panel.metric, panel.metric))
+    _tell_twins(axes, panel)
 
 
 def _points(panel: Panel, results: Results) -> str:
@@ -324,20 +325,36 @@ def _overall(results: Results | None, method: str, metric: str) -> float:
 
 
 def _arms(panel: Panel) -> list[tuple[str, str]]:
-    """Names and titles; an arm that is another one says so."""
-    experiment = EXPERIMENTS[panel.experiment]
-    twins = experiment.twins()
-    titles = {arm.name: arm.title for arm in experiment.arms} | dict(panel.names)
-    known = {arm.name for arm in experiment.arms}
-    found = []
-    for name in (arm for arm in panel.arms if arm in known):
-        same = twins.get(name)
-        found.append((name, f"{titles[name]} (is {titles[same]})" if same else titles[name]))
-    return found
+    """Names and titles of those that are drawn: of arms that are the same learner, the first."""
+    return [(arm, name) for arm, name in _titles(panel).items() if not _drawn_as(panel, arm)]
 
 
-def _twin(panel: Panel, arm: str) -> str:
+def _titles(panel: Panel) -> dict[str, str]:
+    """Of its arms that the experiment has."""
+    names = dict(panel.names)
+    known = {arm.name: arm.title for arm in EXPERIMENTS[panel.experiment].arms}
+    return {arm: names.get(arm, known[arm]) for arm in panel.arms if arm in known}
+
+
+def _source(panel: Panel, arm: str) -> str:
+    """The arm that has the runs of this one."""
     return EXPERIMENTS[panel.experiment].twins().get(arm, arm)
+
+
+def _drawn_as(panel: Panel, arm: str) -> str:
+    """Another arm of the panel that is the same learner, if there is one."""
+    same = _source(panel, arm)
+    return same if same != arm and same in panel.arms else ""
+
+
+def _tell_twins(axes: Any, panel: Panel) -> None:
+    """Say, under the axes, which arms are others that are drawn."""
+    titles = _titles(panel)
+    pairs = ((titles[arm], titles.get(_drawn_as(panel, arm))) for arm in titles)
+    told = "\n".join(f"{name} is {same}" for name, same in pairs if same)
+    if told:
+        place = {"xycoords": axes.xaxis.label, "textcoords": "offset points"}
+        axes.annotate(told, (0.5, 0), (0, -3), ha="center", va="top", fontsize=8, **place)
 
 
 def _stack(curves: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
