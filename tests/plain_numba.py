@@ -106,6 +106,7 @@ _VECTORS = _module(
     converted=lambda words, like: words.astype(np.asarray(like).dtype),
     converted_signed=lambda words, like: words.view(np.int32).astype(np.asarray(like).dtype),
     equal=np.equal,
+    fused=lambda a, b, c: a * b + c,
     exp=np.exp,
     lanes=lambda: np.arange(LANES, dtype=np.uint32),
     largest=np.max,
@@ -144,6 +145,7 @@ def _normals(
 
 _MATH = {
     "OPTIONS": cpu_math.OPTIONS,
+    "fused": _VECTORS.fused,
     "maximum": np.maximum,
     "pointer": int,
     "take_ticket": _take_ticket,

@@ -11,8 +11,10 @@ Perturbations are drawn for all steps at once, since one at a time they would ta
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,12 +49,15 @@ def stream(seed: int) -> Any:
 def learner(name: str, seed: int, stretch: float = 1.0) -> Learner:
     """One that learns and is stable, with decay and noise where the method has them.
 
-    `stretch` is a factor of its step size.
+    Adam's direction is as long for small gradients as for large ones: with a step size of 0.005 a
+    difference between two runs may double every 50 steps (AdaUPGD, seed 2), and the yardstick is
+    then whatever part of that direction a reordering happens to have. `stretch` is a factor of the
+    step size.
     """
     defaults = METHODS[name].defaults
     chosen = {"weight_decay": 0.001, "sigma": 0.01, "beta_utility": 0.99, "kappa": 0.01}
     hyper = {key: value for key, value in chosen.items() if key in defaults}
-    return Learner(name, {**hyper, "lr": stretch * (0.005 if "eps" in defaults else 0.1)}, seed)
+    return Learner(name, {**hyper, "lr": stretch * (0.002 if "eps" in defaults else 0.1)}, seed)
 
 
 # -------------------------------------------------------------------------- perturbations
@@ -207,9 +212,9 @@ PATHS = {
     "cuda-dense": needs_cuda,  # Triton's interpreter is too slow for so many steps
     "cuda-general": needs_cuda,
 }
-SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si")
-ADAPTIVE = ("ada-upgd", "adamw")
-"""They divide by small gradients, so that one seed's yardstick may be 20 times another's."""
+SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si", "ada-upgd", "adamw")
+STEADY = 1e-6
+"""Rounding that has not grown: of weights, after all steps."""
 
 
 def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
@@ -254,7 +259,6 @@ def test_double_precision(name: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "names", "seeds"),
     cases(SOME, SOME, (1,))
-    + cases(ADAPTIVE, ADAPTIVE, (1, 2, 3))
     + cases(METHODS, tuple(METHODS), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
 )
 def test_single_precision(
@@ -265,6 +269,7 @@ def test_single_precision(
     traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
     others = {seed: reordered(name, seed, torch.float32, device) for seed in seeds}
     yardstick = largest(traces, {seed: other[:2] for seed, other in others.items()})
+    assert yardstick[0] < STEADY
     runs = batched(path, torch.float32, seeds, names)
     right, wrong = (
         largest(traces, {seed: runs[name, seed, factor] for seed in seeds}) / yardstick
@@ -273,3 +278,26 @@ def test_single_precision(
     print(f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()}")
     assert (right <= TIMES).all()
     assert (wrong > TIMES).all()
+
+
+@needs_numba
+def test_fusing_another_product_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The decayed weight's rounding is the largest of an update: a stack must not spare it."""
+    from upgd.kernels import cpu_rows, rules
+
+    name, seed, found = "ada-upgd", 1, []
+
+    def source(*given: Any) -> str:
+        text, count = re.subn(
+            *(r"fused\(-(\w+), (\w+), t3\)", r"fused(t2, w, -(\1 * \2))"),
+            rules.source(*given),
+        )
+        found.append(count)
+        return text
+
+    monkeypatch.setenv("UPGD_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_rows, "source", source)
+    trace, other = (run(name, seed, torch.float32) for run in (eager, reordered))
+    wrong = batched.__wrapped__("cpu-dense", torch.float32, (seed,), (name,))[name, seed, 1.0]
+    assert 1 in found
+    assert (differences(trace, *wrong) / differences(trace, *other[:2]))[0] > TIMES

@@ -164,7 +164,7 @@ def apart(text: str) -> str:
         minus, *pair, first = match.groups()
         return f"{first} {minus or '+'} {products[tuple(pair)]}"
 
-    return re.sub(r"tl\.fma\((-?)(\w+), (\w+), (\w+)\)", plain_sum, text)
+    return re.sub(r"fused\((-?)(\w+), (\w+), (\w+)\)", plain_sum, text)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -61,7 +61,10 @@ def kill_at_work(session: int, study: Path, told: Callable[[], int]) -> None:
             os.kill(pid, signal.SIGCONT)
     while told() == before:
         os.kill(workers.pop(), signal.SIGKILL)
-        comes(lambda: told() > before, seconds=4.0)  # a new one takes longer to begin
+        if workers:
+            comes(lambda: told() > before, seconds=4.0)  # a new one takes longer to begin
+        else:
+            wait_for(lambda: told() > before)
     for pid in workers:
         os.kill(pid, signal.SIGCONT)
 

@@ -130,7 +130,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory is used up; PyTorch has several for that."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    signs = ("out of memory", "not enough memory", "ALLOC_FAILED")
+    signs = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 

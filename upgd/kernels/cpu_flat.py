@@ -176,7 +176,7 @@ _HEAD = (
 import numpy as np
 from numba import carray, njit
 
-from upgd.kernels.cpu_math import OPTIONS, maximum, near_sigmoid32, pointer, take_ticket
+from upgd.kernels.cpu_math import OPTIONS, fused, maximum, near_sigmoid32, pointer, take_ticket
 from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
 
 real = np.{real}

@@ -25,8 +25,8 @@ from numba import cfunc, njit, types
 from upgd.kernels import cpu_rows
 from upgd.kernels.cpu_functions import near_sigmoid, sigmoid
 from upgd.kernels.vectors import (
-    LANES, absolute, choose, equal, largest, lanes, less, load, maximum, minimum, smallest,
-    spread, sqrt, store, total, widened,
+    LANES, absolute, choose, equal, fused, largest, lanes, less, load, maximum, minimum,
+    smallest, spread, sqrt, store, total, widened,
 )
 
 real = np.{real}

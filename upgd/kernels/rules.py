@@ -58,8 +58,8 @@ def source(method: Method, stage: Stage, target: Target) -> str:
         method: Whose rules.
         stage: ``"reduce"`` gives the trace from which η is taken; ``"update"`` gives the new
             weight and states; ``"features"`` gives ``trace(f, s, utility, beta_utility)``.
-        target: ``"numba"`` wraps each number into the kernel's own type, ``"triton"`` says which
-            products are fused with a sum.
+        target: ``"numba"`` wraps each number into the kernel's own type. Compiled targets are told
+            which products are fused with a sum.
     """
     env: dict[str, Any] = {
         name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
@@ -118,7 +118,7 @@ def _function(
                 found = kept(_fused(expression.op, operands[0], *factors[operands[1]]))
             else:
                 found = kept(_operation(expression.op, operands))
-                if target == "triton" and expression.op == "*" and expression.is_list:
+                if target != "torch" and expression.op == "*" and expression.is_list:
                     factors[found] = operands
         if for_weights and not expression.is_list:
             found = kept(f"real({found})" if target == "numba" else f"{found}.to(w.dtype)")
@@ -140,12 +140,12 @@ def _full(expression: Any) -> bool:
 
 
 def _fused(op: str, first: str, a: str, b: str) -> str:
-    """``first ± a·b`` with the product as it is.
+    """``first ± a·b``, the product not rounded.
 
     A compiler that chooses for itself may fuse `first` instead, mostly the decayed weight or
     trace, whose rounding is by far the largest: results would differ from other engines' by it.
     """
-    return f"tl.fma({'-' if op == '-' else ''}{a}, {b}, {first})"
+    return f"fused({'-' if op == '-' else ''}{a}, {b}, {first})"
 
 
 def _operation(op: str, operands: list[str]) -> str:

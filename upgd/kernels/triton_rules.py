@@ -27,6 +27,11 @@ def sqrt(x):
 @triton.jit
 def absolute(x):
     return tl.abs(x)
+
+
+@triton.jit
+def fused(a, b, c):
+    return tl.fma(a, b, c)
 """
 _PLAIN = "return 1.0 / (1.0 + tl.exp(-x))"
 # Two calls of the special function unit; the quotient's error is 2 ulp, and 1/inf is 0.

@@ -6,7 +6,8 @@ order of its sums is then the compiler's. Here both are written down: ``load`` g
 :data:`LANES` numbers, operators work on all of them, ``store`` puts them back. Nothing is specific
 to a processor; LLVM cuts vectors to the registers at hand.
 
-Products and sums may fuse into one rounding. Needs numba.
+Products and sums may fuse into one rounding; where it matters which, :func:`fused` says so. Needs
+numba.
 """
 
 from __future__ import annotations
@@ -324,6 +325,28 @@ def sqrt(typingctx, a):
 def absolute(typingctx, a):
     """Magnitudes."""
     return _call("fabs", a, a) if _known(a) else None
+
+
+@intrinsic
+def fused(typingctx, a, b, c):
+    """``a·b + c``, rounded once where the processor can; numbers or vectors."""
+    kinds = (a, b, c)
+    vectors = [kind for kind in kinds if isinstance(kind, Vector)]
+    kind = vectors[0] if vectors else a
+    if not _known(kind) or any(
+        other not in (kind, getattr(kind, "dtype", kind)) for other in kinds
+    ):
+        return None
+    _, inner = _call("fmuladd", kind, kind, kind, kind)
+
+    def code(context, builder, sig, args):
+        full = [
+            value if own == kind else _spread(builder, value, own)
+            for own, value in zip(kinds, args, strict=True)
+        ]
+        return inner(context, builder, sig, full)
+
+    return kind(*kinds), code
 
 
 @intrinsic
