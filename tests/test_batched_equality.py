@@ -213,8 +213,6 @@ PATHS = {
     "cuda-general": needs_cuda,
 }
 SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si", "ada-upgd", "adamw")
-STEADY = 1e-6
-"""Rounding that has not grown: of weights, after all steps."""
 
 
 def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
@@ -269,7 +267,6 @@ def test_single_precision(
     traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
     others = {seed: reordered(name, seed, torch.float32, device) for seed in seeds}
     yardstick = largest(traces, {seed: other[:2] for seed, other in others.items()})
-    assert yardstick[0] < STEADY
     runs = batched(path, torch.float32, seeds, names)
     right, wrong = (
         largest(traces, {seed: runs[name, seed, factor] for seed in seeds}) / yardstick
