@@ -14,11 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import upgd.engine.batched as batched
+from tests.waiting import states
 from upgd.engine import Setting, memory
 from upgd.engine.batched import BatchedRun
 from upgd.optim.registry import METHODS
 from upgd.streams import get
-from upgd.study import Ledger, RunSpec
+from upgd.study import Ledger, RunSpec, StudyError
+from upgd.study.attempts import Means
+from upgd.study.jobs import Job, do_job
 from upgd.study.prepare import plan
 from upgd.study.stacks import work_stacks
 
@@ -236,7 +239,7 @@ def test_the_plan_is_told_before_anything_begins(
 
 
 def full(monkeypatch: pytest.MonkeyPatch, error: Exception, most: int, first_step: int) -> None:
-    """Let stacks of more than `most` runs run out of memory at a step."""
+    """Let stacks of more than `most` runs fail at a step."""
     advance = BatchedRun.advance
 
     def limited(self: BatchedRun, steps: int) -> None:
@@ -297,6 +300,52 @@ def test_a_run_that_does_not_even_fit_alone_fails_and_the_others_finish(
     assert study.tally.errors == [f"{SPECS[2].label()}: out of memory, alone on the device"]
     del study.bytes[2], undisturbed.bytes[2]
     assert study.bytes == undisturbed.bytes
+
+
+# ---------------------------------------------------------------------------- lost devices
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it elsewhere")
+
+
+def test_a_lost_device_costs_no_run(
+    tmp_path: Path, undisturbed: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All later runs of the process would fail, too: they are given back."""
+    folder = tmp_path / "lost"
+    with monkeypatch.context() as patch:
+        full(patch, LOST, most=0, first_step=50)
+        patch.setattr(memory, "is_lost", lambda device: True)
+        with pytest.raises(
+            StudyError, match="an illegal memory access was encountered\\);"
+        ) as told:
+            Study(folder)
+    assert "\n" not in str(told.value)
+    assert states(folder) == {"pending": 6}
+    assert Study(folder).bytes == undisturbed.bytes
+
+
+def test_a_worker_whose_device_is_lost_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, dense: None
+) -> None:
+    full(monkeypatch, LOST, most=0, first_step=0)
+    monkeypatch.setattr(memory, "is_lost", lambda device: True)
+    job = Job(tuple(SPECS), "batched", Means(), {})
+    ended = do_job(job, lambda event: None, lambda: False)
+    assert ended.cause == "machine"
+
+
+def test_what_a_lost_device_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise LOST
+
+    assert not memory.is_lost("cpu")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert not memory.is_lost("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert memory.is_lost("cuda:0")
+    assert not memory.is_lost("cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    memory.make_room()
 
 
 def test_the_command_says_how_runs_are_split(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -123,7 +124,19 @@ def make_room() -> None:
     """Let go of what stacks that ended have left: graphs and cycles of Python's objects."""
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a GPU that is lost, which the next attempt will find
+            torch.cuda.empty_cache()
+
+
+def is_lost(device: str) -> bool:
+    """Whether a GPU serves this process no more, as after an illegal access, even another's."""
+    if not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from upgd.engine import Divergence, EagerRun, Setting
+from upgd.engine import Divergence, EagerRun, Setting, memory
 from upgd.engine.batched import BatchedRun, kind_of
 from upgd.streams import DataError, Problem
 from upgd.study.errors import SpecError, StudyError
@@ -44,6 +44,7 @@ class Attempt:
     """An attempt at some runs; they take each step together."""
 
     specs: Sequence[RunSpec]
+    means: Means
 
     def begin(self) -> None:
         """Make the learners, or continue from checkpoints if there are any."""
@@ -62,10 +63,23 @@ class Attempt:
         raise NotImplementedError
 
     def carry_out(self) -> None:
-        """From the beginning to the end."""
-        self.begin()
-        self.learn()
-        self.finish()
+        """From the beginning to the end.
+
+        Raises:
+            StudyError: The device serves this process no more, which is not the runs' fault.
+        """
+        try:
+            self.begin()
+            self.learn()
+            self.finish()
+        except Exception as error:
+            if not memory.is_lost(self.means.device):
+                raise
+            [why, *_] = str(error).splitlines() or [type(error).__name__]
+            raise StudyError(
+                f"{self.means.device} has failed ({why}); 'upgd resume' goes on from the last "
+                "checkpoints"
+            ) from error
 
 
 def is_the_machines(error: Exception) -> bool:
