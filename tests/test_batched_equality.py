@@ -51,8 +51,8 @@ def learner(name: str, seed: int, stretch: float = 1.0) -> Learner:
 
     Adam's direction is as long for small gradients as for large ones: with a step size of 0.005 a
     difference between two runs may double every 50 steps (AdaUPGD, seed 2), and the yardstick is
-    then whatever part of that direction a reordering happens to have. `stretch` is a factor of the
-    step size.
+    then luck: over twelve orders of sums it was 2.4e-7 to 4.2e-6, and with 0.002 0.6e-7 to 1.8e-7.
+    `stretch` is a factor of the step size.
     """
     defaults = METHODS[name].defaults
     chosen = {"weight_decay": 0.001, "sigma": 0.01, "beta_utility": 0.99, "kappa": 0.01}
@@ -212,7 +212,9 @@ PATHS = {
     "cuda-dense": needs_cuda,  # Triton's interpreter is too slow for so many steps
     "cuda-general": needs_cuda,
 }
-SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si", "ada-upgd", "adamw")
+SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si")
+ADAPTIVE = ("ada-upgd", "adamw")
+"""They divide by small gradients, so that one seed's yardstick may be some times another's."""
 
 
 def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
@@ -257,6 +259,7 @@ def test_double_precision(name: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "names", "seeds"),
     cases(SOME, SOME, (1,))
+    + cases(ADAPTIVE, ADAPTIVE, (1, 2, 3))
     + cases(METHODS, tuple(METHODS), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
 )
 def test_single_precision(
