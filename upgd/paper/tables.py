@@ -286,7 +286,8 @@ def _found_row(problem: str, arm: str, one: Found) -> str:
 def _told_of(one: Tried | None, steps: int) -> str:
     if one is None:
         return "-"
-    gave = f"{one.diverged} seeds diverged" if one.mean is None else f"{one.mean:.4g}"
+    seeds = "1 seed" if one.diverged == 1 else f"{one.diverged} seeds"
+    gave = f"{seeds} diverged" if one.mean is None else f"{one.mean:.4g}"
     after = "" if one.steps == steps else f" after {spaced(one.steps)}"
     return f"{_letters(one.hyper)}: {gave}{after}"
 
