@@ -29,9 +29,9 @@ from upgd.paper.evidence import (
     parts,
     resampled,
 )
-from upgd.paper.experiments import EXPERIMENTS, MAIN, TOYS, ablation_arms
+from upgd.paper.experiments import EXPERIMENTS, ablation_arms
 from upgd.paper.results import Results, collect, lacking, load, read, write
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.study import Ledger, RunSpec
 from upgd.study.records import Result, Series
 

@@ -24,8 +24,8 @@ from upgd.paper.figures import FIGURES
 from upgd.paper.found import Found, Tried
 from upgd.paper.results import collect
 from upgd.paper.searches import SEARCHES, Search, Stage, course, outcome, upcoming
-from upgd.paper.sets import BEST
-from upgd.paper.tables import found_table, search_table
+from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
+from upgd.paper.tables import found_table, learner_steps, search_table
 from upgd.streams import PROBLEMS
 from upgd.study import Ledger, RunSpec
 from upgd.study.records import Result, Series
@@ -49,22 +49,19 @@ def test_sizes_counted_by_hand() -> None:
     assert toy.runs(toy.stages[1]) == 3 * (2 * 4 + 18 * 5 * 4)
     assert toy.runs(toy.stages[2]) == 3 * (2 * 4 + 18 * 5)
     assert mnist.runs(mnist.stages[1]) == 2 * (4 + 10 * 6)
-    for problem in ("input-permuted-mnist", "label-permuted-emnist"):
-        assert {len(SEARCHES[problem].sets(arm)) for arm in SEARCHES[problem].arms} == {4 * 4}
-        assert len(SEARCHES[problem].arms) == 2 * 3
-    assert SEARCHES["label-permuted-cifar10"].arms == ("upgd-local", "n-upgd-local")
-
-
-def test_variants_keep_what_is_printed_for_their_method() -> None:
-    for problem in ("input-permuted-mnist", "label-permuted-cifar10"):
-        for arm, like in (("upgd-local", "upgd"), ("n-upgd-local", "n-upgd")):
-            for one in SEARCHES[problem].sets(arm):
-                for name in ("beta_utility", "weight_decay"):
-                    assert one[name] == BEST[problem][like][name]
+    for problem in MAIN:
+        main = SEARCHES[problem]
+        feature_wise = 0 if problem == "label-permuted-cifar10" else 2 * 2
+        assert len(main.arms) == 10 + 2 + feature_wise
+        assert len(main.sets("n-upgd-local")) == 4 * 4 * 4 * 5  # λ has five there
+        assert len(main.sets("sgdw")) == 4 * 5
+        assert main.runs(main.stages[2]) == main.seeds * 2 * len(main.arms)
+    assert len(SEARCHES["label-permuted-emnist"].sets("upgd")) == 320
+    assert len(SEARCHES["label-permuted-cifar10"].sets("upgd")) == 320 + 1  # σ = 0 is printed
 
 
 def test_printed_sets_are_tried() -> None:
-    for problem in ("toy-changing-inputs", TOY):
+    for problem in (*TOYS, *MAIN):
         for method, printed in BEST[problem].items():
             assert printed in SEARCHES[problem].sets(method)
             few = replace(SEARCHES[problem], axes={"lr": (0.5,)})
@@ -106,7 +103,7 @@ def test_the_best_go_on_and_the_longest_runs_decide(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         told = play(ledger, STAGED, losses)
         found, _ = outcome(ledger, STAGED)
-    assert told == [(100, [0.1, 0.2, 0.3, 0.4, 0.5, 0.01]), (1000, [0.4, 0.3])]
+    assert told == [(100, [0.1, 0.2, 0.3, 0.4, 0.5, 0.01]), (1000, [0.4, 0.3, 0.01])]
     assert found["sgdw"] == Found(
         "sgdw",
         {"lr": 0.3, "weight_decay": 0.0},
@@ -119,29 +116,43 @@ def test_the_best_go_on_and_the_longest_runs_decide(tmp_path: Path) -> None:
         sets=6,
         diverged=1,
         runner_up=Tried({"lr": 0.4, "weight_decay": 0.0}, 1000, pytest.approx(0.2005)),
-        printed=Tried({"lr": 0.01, "weight_decay": 0.0}, 100, pytest.approx(0.6005)),
+        printed=Tried({"lr": 0.01, "weight_decay": 0.0}, 1000, pytest.approx(0.6005)),
         rules=found["sgdw"].rules,
         devices=("cpu",),
     )
 
 
-def test_where_all_diverge_the_next_are_tried(tmp_path: Path) -> None:
+def test_for_sets_that_diverge_the_next_are_tried(tmp_path: Path) -> None:
     losses = {lr: {100: loss, 1000: loss} for lr, loss in FIVE.items()}
-    losses[0.4][1000] = losses[0.3][1000] = losses[0.2][1000] = None
+    losses[0.4][1000] = losses[0.2][1000] = None
     with Ledger.open(tmp_path) as ledger:
         told = play(ledger, STAGED, losses)
         found, _ = outcome(ledger, STAGED)
-    assert [lrs for _, lrs in told[1:]] == [[0.4, 0.3], [0.2, 0.1]]
-    assert found["sgdw"].hyper["lr"] == 0.1
-    assert found["sgdw"].diverged == 4
-    assert found["sgdw"].runner_up is None
+    assert [lrs for _, lrs in told[1:]] == [[0.4, 0.3, 0.01], [0.2], [0.1]]
+    assert found["sgdw"].hyper["lr"] == 0.3
+    assert found["sgdw"].diverged == 3
+    assert found["sgdw"].runner_up == Tried(
+        {"lr": 0.1, "weight_decay": 0.0}, 1000, pytest.approx(0.5005)
+    )
+
+
+def test_a_printed_set_that_diverges_is_told(tmp_path: Path) -> None:
+    losses = {lr: {100: loss, 1000: loss} for lr, loss in FIVE.items()}
+    losses[0.01][1000] = None
+    with Ledger.open(tmp_path) as ledger:
+        play(ledger, STAGED, losses)
+        found, _ = outcome(ledger, STAGED)
+    assert found["sgdw"].printed == Tried({"lr": 0.01, "weight_decay": 0.0}, 1000, None, 2)
 
 
 def test_the_best_at_every_value_go_on() -> None:
     pool = [(("lr", float(i)), ("sigma", sigma)) for i, sigma in enumerate((1, 1, 1, 0.1, 1, 0.1))]
     stage = Stage(10, 1, "sigma")
-    chosen = [[dict(one)["lr"] for one in stage.choose(pool, rounds)] for rounds in (1, 2, 4)]
-    assert chosen == [[0, 3], [0, 1, 3, 5], [0, 1, 2, 3, 4, 5]]
+    out = ([], [pool[0]], [pool[0], pool[1], pool[3], pool[5]])
+    chosen = [[dict(one)["lr"] for one in stage.choose(pool, some)] for some in out]
+    assert chosen == [[0, 3], [0, 1, 3], [0, 1, 2, 3, 5]]
+    assert [dict(one)["lr"] for one in stage.choose(pool, kept=pool[4])] == [0, 3, 4]
+    assert stage.choose(pool, kept=pool[0]) == stage.choose(pool)
     assert stage.choose([(("lr", 1.0),), (("lr", 2.0),)]) == [(("lr", 1.0),), (("lr", 2.0),)]
 
 
@@ -149,7 +160,7 @@ def test_nothing_is_found_where_nothing_survives(tmp_path: Path) -> None:
     losses = {lr: {100: loss, 1000: None} for lr, loss in FIVE.items()}
     with Ledger.open(tmp_path) as ledger:
         told = play(ledger, STAGED, losses)
-        assert [len(lrs) for _, lrs in told] == [6, 2, 2, 1]  # the sixth diverged at once
+        assert [len(lrs) for _, lrs in told] == [6, 3, 2]  # the sixth diverged at once
         found, [ranking] = outcome(ledger, STAGED)
         assert found == {}
         assert ranking.winner is None
@@ -183,6 +194,21 @@ def test_arms_have_the_set_found_and_the_printed_one_beside_it() -> None:
     assert "upgd-2nd-printed" not in both  # the paper prints none
     same = {TOY: {"upgd": replace(some[TOY]["upgd"], hyper=BEST[TOY]["upgd"])}}
     assert "upgd-printed" not in [arm.name for arm in declare(same)[TOY].arms]
+
+
+def test_main_problems_keep_the_printed_sets_and_show_what_else_was_found() -> None:
+    problem = MAIN[0]
+    some = searched.made_up()
+    same = {**some[problem], "pgd": replace(some[problem]["pgd"], hyper=BEST[problem]["pgd"])}
+    few = {name: one for name, one in same.items() if name != "adamw"}
+    experiments = declare({**some, problem: few})
+    assert {arm.name: arm.hyper for arm in experiments[problem].arms} == BEST[problem]
+    best = experiments[f"best-sets-{problem}"]
+    differ = [name for name in METHODS if name in few and few[name].hyper != BEST[problem][name]]
+    assert [arm.name for arm in best.arms] == differ
+    assert "pgd" not in differ
+    assert best.awaited == ("adamw",)
+    assert learner_steps(best) == (len(differ) + 1) * 20 * 1_000_000
 
 
 def test_without_sets_arms_are_the_printed_ones() -> None:

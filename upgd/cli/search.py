@@ -43,7 +43,7 @@ STUDY = Path("studies/search")
 def search(
     problems: Annotated[
         list[str],
-        typer.Argument(help="Problems, or toys, variants, all; 'list' shows what is searched."),
+        typer.Argument(help="Problems, or toys, main, all; 'list' shows what is searched."),
     ],
     arms: Annotated[str, typer.Option(help="Only these: upgd,pgd. Default all.")] = "",
     settings: Annotated[
@@ -68,7 +68,7 @@ def search(
     on: ON = "local",
     workers: WORKERS = 1,
 ) -> None:
-    """Search the hyperparameter sets that figures need and the paper does not print.
+    """Search hyperparameter sets: which are best where the paper prints none, and where it does.
 
     Many sets run briefly, the best of them longer; the same command goes on after an interruption.
     """

@@ -27,8 +27,9 @@ from upgd.paper.evidence import (
     length,
     worst,
 )
-from upgd.paper.experiments import ENVIRONMENTS, MAIN, agents_name
+from upgd.paper.experiments import ENVIRONMENTS, agents_name
 from upgd.paper.results import load
+from upgd.paper.sets import MAIN
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from upgd.paper.evidence import (
     smallest_lead,
     within,
 )
-from upgd.paper.experiments import EXPERIMENTS, STATIONARY, TOYS, title
+from upgd.paper.experiments import EXPERIMENTS, title
 from upgd.paper.results import Results
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import METHODS, STATIONARY, TOYS
 from upgd.report.verdict import HOLDS
 
 

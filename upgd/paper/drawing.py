@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.paper.evidence import forgotten, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, MAIN, PRINTED, title
+from upgd.paper.experiments import EXPERIMENTS, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
 from upgd.paper.policy_collapse import draw_returns
 from upgd.paper.results import Results
 from upgd.paper.searches import WEIGHTS, variants
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import MAIN, METHODS
 from upgd.streams import get as get_problem
 from upgd.study import StudyError, write_atomically
 
@@ -41,6 +41,8 @@ _OF_KINDS = {
 """Kinds of utility share the colours of their method: each has panels of its own."""
 SIZE = (3.6, 2.9)
 FEW = 2
+WHERE_RUN = ("returns", "dots")
+"""Kinds of panels that are left out where nothing was run."""
 SURGE = 3.0
 """A loss that rises to so many times the highest of the arms' medians leaves the axes."""
 
@@ -52,7 +54,7 @@ def colour(arm: str) -> str | None:
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
-    """Draw a figure; returns what it lacks. Environments in which no agent ran have no panel.
+    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` are drawn where it was.
 
     Args:
         figure: Which.
@@ -65,7 +67,7 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
     lacking = missing(figure, results)
     if not can_draw(figure, results):
         raise StudyError(f"nothing to draw for {figure.name}: there is no {lacking[0]}")
-    panels = [p for p in figure.panels if p.kind != "returns" or p.experiment in results]
+    panels = [p for p in figure.panels if p.kind not in WHERE_RUN or p.experiment in results]
     rows = -(-len(panels) // figure.columns)
     columns = -(-len(panels) // rows)  # four panels of three columns are two by two
     heat = any(panel.kind == "heat" for panel in figure.panels)
@@ -207,7 +209,10 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[], ylabel=AXES.get(panel.metric, panel.metric))
         return
-    kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
+    kinds = {
+        "curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns,
+        "dots": _dots,
+    }  # fmt: skip
     for each in there:
         kinds[each.kind](axes, each, results[each.experiment])
 
@@ -297,6 +302,27 @@ def _scatter(axes: Any, panel: Panel, results: Results) -> None:
 
 def _returns(axes: Any, panel: Panel, results: Results) -> None:
     draw_returns(axes, dict(_arms(panel)), results, COLOURS)
+
+
+def _dots(axes: Any, panel: Panel, results: Results) -> None:
+    """Means over whole runs and their 95% intervals; of printed sets hollow."""
+    hollow = panel.experiment in MAIN
+    label = "printed set" if hollow else "best set found here"
+    for arm, _ in _arms(panel):
+        curves = results.of(_source(panel, arm), panel.metric)
+        if not curves:
+            continue
+        mean, low, high = metrics.mean_interval([float(c.mean()) for c in curves.values()])
+        row, shade = METHODS.index(arm), colour(arm)
+        axes.plot([low, high], [row, row], color=shade, linewidth=1.3)
+        face = "white" if hollow else shade
+        axes.plot(mean, row, "o", color=shade, markerfacecolor=face, markersize=6)
+    axes.plot([], [], "o", color="0.3", markerfacecolor="white" if hollow else "0.3", label=label)
+    axes.set_yticks(range(len(METHODS)), [title(method) for method in METHODS])
+    axes.set_ylim(len(METHODS) - 0.5, -0.5)
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(AXES[panel.metric])
 
 
 def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:

@@ -2,33 +2,27 @@
 
 Figures and claims name experiments; several may share one, and a run that two need is run once. An
 arm is a learner as a figure's legend names it. Those are here whose hyperparameters the paper
-prints, follow from printed ones, or were searched (:mod:`upgd.paper.found`). Where a search found
-another set than the printed one, the arm has the set found, and a second one, ``METHOD-printed``,
-the printed set.
+prints, follow from printed ones, or were searched (:mod:`upgd.paper.found`). On the main problems
+arms have the printed sets, and where a search found others these are experiments of their own. On
+the toys, where most printed sets diverge, arms have the sets found, and a second arm,
+``METHOD-printed``, the printed set where that is another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper.found import Found, Sets, read
 from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
-from upgd.paper.sets import METHODS, Set, best
+from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best
 from upgd.rl.ppo import Settings
 from upgd.rl.runs import ITERATIONS, PREFIX, is_rl, specification
 from upgd.streams import get as get_problem
 from upgd.study import RunSpec
 
-MAIN = (
-    *("input-permuted-mnist", "label-permuted-emnist", "label-permuted-cifar10"),
-    "label-permuted-mini-imagenet",
-)
-"""The problems of the paper's main figures."""
-TOYS = ("toy-changing-inputs", "toy-changing-sign")
-STATIONARY = "stationary-mnist"
 STRIDE = 100
 """Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
 HELD_OUT = 250
@@ -77,6 +71,7 @@ class Experiment:
         seeds: How many the paper has.
         steps: Samples of each run.
         options: Options of all runs.
+        awaited: Names of arms whose sets are still to be searched.
     """
 
     name: str
@@ -85,6 +80,7 @@ class Experiment:
     seeds: int
     steps: int = 1_000_000
     options: Mapping[str, Any] = field(default_factory=dict)
+    awaited: tuple[str, ...] = ()
 
     def specs(self, scale: float = 1.0, seeds: int | None = None) -> dict[str, list[RunSpec]]:
         """The runs by arm; `scale` shortens them to whole windows, `seeds` are the first ones.
@@ -146,6 +142,8 @@ PRINTED = "-printed"
 """The end of an arm's name that has the printed set where another one was found."""
 VARIANTS = "variants-"
 """How experiments on feature-wise and local utilities begin."""
+BEST_SETS = "best-sets-"
+"""How experiments with sets that were found here, and are not the printed ones, begin."""
 VARIANT_SEEDS = 10
 
 
@@ -177,38 +175,46 @@ def _arms(problem: str, name: str, found: Mapping[str, Found], decay: bool = Tru
     return [first, Arm(f"{name}{PRINTED}", second, method, printed, options)]
 
 
-def _main(found: Sets) -> list[Experiment]:
+def _main() -> list[Experiment]:
     declared = []
     for problem in MAIN:
         options: dict[str, Any] = {"stride": STRIDE}
         if problem == "label-permuted-emnist":
             options["held_out"] = HELD_OUT  # for Figure 1a
-        known = found.get(problem, {})
-        arms = tuple(arm for method in METHODS for arm in _arms(problem, method, known))
+        arms = tuple(Arm(name, title(name), name, best(problem, name)) for name in METHODS)
         runs = get_problem(problem).runs
         declared.append(Experiment(problem, problem, arms, runs, options=options))
     return declared
 
 
+def _best_sets(found: Sets) -> list[Experiment]:
+    """Methods of the main figures whose printed set a search did not find to be best."""
+    declared = []
+    for problem in MAIN:
+        known = {name: found.get(problem, {}).get(name) for name in METHODS}
+        arms = tuple(
+            Arm(name, title(name), name, one.hyper)
+            for name, one in known.items()
+            if one is not None and one.hyper != best(problem, name)
+        )
+        awaited = tuple(name for name, one in known.items() if one is None)
+        runs = get_problem(problem).runs
+        declared.append(Experiment(f"{BEST_SETS}{problem}", problem, arms, runs, awaited=awaited))
+    return declared
+
+
 def _searched(found: Sets) -> list[Experiment]:
     """Toys and stationary MNIST, where nothing decays but S&P."""
-    return [
-        Experiment(
-            problem,
-            problem,
-            tuple(
-                arm
-                for name in SEARCHES[problem].arms
-                for arm in _reference(problem, name, found) or _steady(problem, name, found)
-            ),
-            20,
-        )
-        for problem in (*TOYS, STATIONARY)
-    ]
-
-
-def _steady(problem: str, name: str, found: Sets) -> list[Arm]:
-    return _arms(problem, name, found.get(problem, {}), decay=False)
+    declared = []
+    for problem in (*TOYS, STATIONARY):
+        names = SEARCHES[problem].arms
+        each = {
+            name: _reference(problem, name, found)
+            or _arms(problem, name, found.get(problem, {}), decay=False)
+            for name in names
+        }
+        declared.append(_experiment(problem, problem, each, 20))
+    return declared
 
 
 def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
@@ -221,19 +227,21 @@ def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
 
 def _variants(found: Sets) -> list[Experiment]:
     """Feature-wise and local utilities; they are drawn beside the main experiments' arms."""
-    return [
-        Experiment(
-            f"{VARIANTS}{problem}",
-            problem,
-            tuple(
-                arm
-                for name in SEARCHES[problem].arms
-                for arm in _arms(problem, name, found.get(problem, {}))
-            ),
-            VARIANT_SEEDS,
-        )
-        for problem in MAIN
-    ]
+    declared = []
+    for problem in MAIN:
+        names = (name for name in SEARCHES[problem].arms if name not in METHODS)
+        each = {name: _arms(problem, name, found.get(problem, {})) for name in names}
+        declared.append(_experiment(f"{VARIANTS}{problem}", problem, each, VARIANT_SEEDS))
+    return declared
+
+
+def _experiment(
+    name: str, problem: str, each: Mapping[str, Sequence[Arm]], seeds: int
+) -> Experiment:
+    """Of all arms whose sets are known."""
+    arms = tuple(arm for some in each.values() for arm in some)
+    awaited = tuple(name for name, some in each.items() if not some)
+    return Experiment(name, problem, arms, seeds, awaited=awaited)
 
 
 def ablation_arms(problem: str) -> tuple[Arm, ...]:
@@ -333,9 +341,10 @@ def _figure_8() -> list[Experiment]:
 def declare(found: Sets) -> dict[str, Experiment]:
     """All experiments by name, given the sets that were found."""
     declared = (
-        *_main(found),
+        *_main(),
         *_searched(found),
         *_variants(found),
+        *_best_sets(found),
         *_ablations(),
         _figure_1(),
         *_figure_8(),

@@ -11,20 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from upgd.paper.experiments import (
+    BEST_SETS,
     ENVIRONMENTS,
     EXPERIMENTS,
-    MAIN,
     PRINTED,
-    STATIONARY,
-    TOYS,
     VARIANTS,
     agents_name,
     title,
 )
 from upgd.paper.searches import KINDS, REFERENCE, variants
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS
 
-Kind = Literal["curves", "scatter", "heat", "tasks", "returns"]
+Kind = Literal["curves", "scatter", "heat", "tasks", "returns", "dots"]
 SHORT = {
     "input-permuted-mnist": "I/P MNIST",
     "label-permuted-emnist": "L/P EMNIST",
@@ -70,7 +68,8 @@ class Panel:
         title: Above the axes.
         kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
             tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
-            problem; ``"returns"`` of agents, over steps.
+            problem; ``"returns"`` of agents, over steps; ``"dots"``, means over whole runs, a row
+            per method.
         dashed: A second metric, in dashed lines.
         names: What the legend calls arms, where that is not their title.
         beside: More curves in the same axes, of another experiment.
@@ -142,7 +141,7 @@ def _agents(name: str, annealed: bool, caption: str) -> Figure:
 
 
 def _performance(*problems: str) -> tuple[Panel, ...]:
-    return tuple(Panel(p, arms=_with_printed(p, METHODS), title=LONG[p]) for p in problems)
+    return tuple(Panel(p, title=LONG[p]) for p in problems)
 
 
 _UTILITIES = (
@@ -214,6 +213,25 @@ def _variants(name: str, problem: str) -> Figure:
     return Figure(name, caption, tuple(panels), len(panels), (experiment,))
 
 
+def _best_sets() -> Figure:
+    """What the sets found here give, beside the printed ones of the main experiments."""
+    names = [f"{BEST_SETS}{problem}" for problem in MAIN]
+    panels = tuple(
+        Panel(
+            name,
+            arms=tuple(arm.name for arm in EXPERIMENTS[name].arms),
+            title=LONG[problem],
+            kind="dots",
+            beside=Panel(problem, kind="dots"),
+        )
+        for name, problem in zip(names, MAIN, strict=True)
+    )
+    caption = (
+        "Printed sets, and those that were found here where they are others. Not in the paper."
+    )
+    return Figure("best-sets", caption, panels, 2, tuple(names))
+
+
 _EIGHT = (
     *("plasticity", "zero_activations", "gradient_l0", "gradient_l1", "gradient_l2"),
     *("loss", "weight_l1", "weight_l2"),
@@ -281,6 +299,7 @@ def _all() -> list[Figure]:
         _variants("variants-emnist", emnist),
         _variants("variants-cifar10", cifar),
         _variants("variants-mini-imagenet", mini),
+        _best_sets(),
         _statistics(
             "statistics-mnist",
             mnist,

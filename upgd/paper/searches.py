@@ -1,10 +1,11 @@
-"""Searches for sets that the paper does not print, as data: who, which grid, how long, which seeds.
+"""Searches for sets, as data: who, which grid, how long, which seeds.
 
-All sets of an arm are run for the first stage's steps; the best go on to the next, which is longer.
-Runs begin anew at each stage, on the same stream with the same noise. Where all that a stage was
-given diverge, the next best of the stage before are tried. Sets are ordered as everywhere
-(:mod:`upgd.study.selection`): by means over whole runs, and one with a seed that diverged is out.
-What comes next is a function of the ledger, so a search that was interrupted goes on.
+All sets of an arm are run for the first stage's steps; the best go on to the next, which is longer,
+and so does the printed set while it does not diverge. Runs begin anew at each stage, on the same
+stream with the same noise. For a set that diverges the next best of the stage before is tried. Sets
+are ordered as everywhere (:mod:`upgd.study.selection`): by means over whole runs, and one with
+a seed that diverged is out. What comes next is a function of the ledger, so a search that was
+interrupted goes on.
 
 Seeds are others than those of the figures.
 """
@@ -12,14 +13,14 @@ Seeds are others than those of the figures.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from upgd.paper.found import Found, Tried
 from upgd.paper.grids import Axis, grid
 from upgd.paper.grids import sets as all_sets
-from upgd.paper.sets import BEST, Set, best
+from upgd.paper.sets import BEST, MAIN, METHODS, STATIONARY, TOYS, Set
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec
 from upgd.study.prepare import NO_LAYERS
@@ -59,8 +60,15 @@ class Stage(NamedTuple):
     sets: int = 0
     each: str = ""
 
-    def choose(self, pool: Sequence[Hyper], rounds: int = 1) -> list[Hyper]:
-        """The sets of a stage, of those that are left, best first; further rounds take more.
+    def choose(
+        self, pool: Sequence[Hyper], out: Collection[Hyper] = (), kept: Hyper | None = None
+    ) -> list[Hyper]:
+        """The sets of a stage.
+
+        Args:
+            pool: Those that are left, best first.
+            out: Those that diverge in this stage; others are chosen in their stead.
+            kept: One that is chosen in any case.
 
         Example:
             >>> pool = [(("lr", 1.0), ("sigma", x)) for x in (0.1, 0.1, 0.0)]
@@ -73,8 +81,9 @@ class Stage(NamedTuple):
         found = []
         for one in pool:
             group = dict(one).get(self.each)
-            taken[group] += 1
-            if taken[group] <= rounds * self.sets:
+            good = one not in out and taken[group] < self.sets
+            taken[group] += good
+            if good or one in out or one == kept:
                 found.append(one)
         return found
 
@@ -107,7 +116,6 @@ class Search:
         stages: From short to long.
         seeds: How many.
         more: Values that axes have besides the paper's.
-        printed: Hyperparameters that stay as printed for UPGD-W or N-UPGD-W.
         axes: Axes that are given instead.
     """
 
@@ -116,7 +124,6 @@ class Search:
     stages: tuple[Stage, ...]
     seeds: int = 3
     more: Mapping[str, Axis] | None = None
-    printed: tuple[str, ...] = ()
     axes: Mapping[str, Axis] | None = None
 
     def scaled(self, scale: float) -> Search:
@@ -142,24 +149,20 @@ class Search:
     def sets(self, arm: str) -> list[Set]:
         """An arm's sets; the printed one is among them."""
         method, _ = learner(arm)
-        axes = {name: (*axis, *self._more(name, axis)) for name, axis in self._grid(method).items()}
+        axes = {
+            name: (*axis, *self._more(name, axis))
+            for name, axis in grid(self.problem, method).items()
+        }
         axes |= {name: axis for name, axis in (self.axes or {}).items() if name in axes}
         found: list[Set] = list(all_sets(axes))
         known = printed_set(self.problem, arm)
         return found if known is None or known in found else [*found, known]
 
-    def _grid(self, method: str) -> dict[str, Axis]:
-        axes = grid(self.problem, method)
-        if not self.printed:
-            return axes
-        known = best(self.problem, "n-upgd" if "n-upgd" in method else "upgd")
-        return {name: (known[name],) if name in self.printed else axes[name] for name in axes}
-
     def _more(self, name: str, axis: Axis) -> Axis:
         return tuple(v for v in (self.more or {}).get(name, ()) if v not in axis)
 
     def runs(self, stage: Stage) -> int:
-        """How many a stage has, unless it must try further sets."""
+        """How many a stage has, but for sets that diverge and the printed one."""
         hypers = (e.sweep.hypers()[e.method] for e in self.entrants())
         return self.seeds * sum(len(stage.choose(some)) for some in hypers)
 
@@ -197,37 +200,28 @@ def _toy(problem: str) -> Search:
     return Search(problem, arms, stages, more={"sigma": (1e-4,)})
 
 
-def _variants(problem: str, arms: Iterable[str], more: Mapping[str, Axis] | None = None) -> Search:
-    """α and σ alone: the whole grid of 320 sets per arm would take 20 times as long."""
-    stages = (Stage(50_000), Stage(250_000, 3))
-    fixed = ("beta_utility", "weight_decay")
-    return Search(problem, tuple(arms), stages, seeds=2, more=more, printed=fixed)
+def _main(problem: str, utilities: Iterable[str]) -> Search:
+    """Whether the printed sets are best; and sets of utilities for which none are printed."""
+    stages = (Stage(20_000), Stage(100_000, 12), Stage(1_000_000, 2))
+    return Search(problem, (*METHODS, *utilities), stages, seeds=2)
 
 
 def _all() -> list[Search]:
-    local = tuple(name for name in _FIRST if name not in WEIGHTS)
-    weights = tuple(name for name in local if not name.startswith("feature-"))
+    others = tuple(name for name in _FIRST if name not in WEIGHTS)
+    local = tuple(name for name in others if not name.startswith("feature-"))
+    stationary = (Stage(20_000), Stage(200_000, 6))
     return [
-        _toy("toy-changing-inputs"),
-        _toy("toy-changing-sign"),
-        Search(
-            "stationary-mnist",
-            (*_PLAIN, *_FIRST),
-            (Stage(20_000), Stage(200_000, 6)),
-            seeds=2,
-        ),
-        _variants("input-permuted-mnist", local),
-        _variants("label-permuted-emnist", local),
-        _variants("label-permuted-cifar10", weights, {"sigma": (0.0,)}),
-        _variants("label-permuted-mini-imagenet", local),
+        *map(_toy, TOYS),
+        Search(STATIONARY, (*_PLAIN, *_FIRST), stationary, seeds=2),
+        *(_main(name, local if name == "label-permuted-cifar10" else others) for name in MAIN),
     ]
 
 
 SEARCHES: Mapping[str, Search] = {search.problem: search for search in _all()}
 """By problem."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "toys": ("toy-changing-inputs", "toy-changing-sign"),
-    "variants": tuple(name for name, search in SEARCHES.items() if search.printed),
+    "toys": TOYS,
+    "main": MAIN,
     "all": tuple(SEARCHES),
 }
 """Names that stand for several."""
@@ -251,21 +245,29 @@ def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Co
     sweep, method = entrant.sweep, entrant.method
     over = {run.key for run in runs if run.state in OVER}
     pool = sweep.hypers()[method]
+    kept = _printed(entrant)
     done: list[Ranking] = []
     for stage in stages:
-        rounds = 1
+        out: set[Hyper] = set()
         while True:
-            chosen = stage.choose(pool, rounds)
+            chosen = stage.choose(pool, out, kept)
             left = [s for s in sweep.specs(stage.steps, {method: chosen}) if s.key not in over]
             if left:
                 return Course(done, left)
             ranking = sweep.ranking(runs, method, chosen, stage.steps)
-            if ranking.winner is not None or len(chosen) == len(pool):
+            diverged = {one.hyper for one in ranking.complete if one.diverged}
+            if diverged == out:
                 break
-            rounds += 1
+            out = diverged
         done.append(ranking)
         pool = [one.hyper for one in ranking.complete if not one.diverged]
     return Course(done, [])
+
+
+def _printed(entrant: Entrant) -> Hyper | None:
+    """As rankings have it."""
+    known = printed_set(entrant.sweep.problem, entrant.arm) or {}
+    return tuple(sorted((name, float(value)) for name, value in known.items())) or None
 
 
 def upcoming(ledger: Ledger, search: Search) -> list[RunSpec]:
@@ -290,15 +292,15 @@ def outcome(ledger: Ledger, search: Search) -> tuple[dict[str, Found], list[Rank
         last.append(done[-1])
         if done[-1].winner is not None:
             mine = [run for run in runs if run.spec.method == entrant.method]
-            found[entrant.arm] = _found(search.problem, entrant, done, mine)
+            found[entrant.arm] = _found(entrant, done, mine)
     return found, last
 
 
-def _found(problem: str, entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Found:
+def _found(entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Found:
     ranking = done[-1]
     first, *others = [one for one in ranking.complete if not one.diverged]
     interval = first.interval
-    known = printed_set(problem, entrant.arm)
+    known = _printed(entrant)
     devices = {run.result.device for run in runs if run.result and run.spec.seed in ranking.seeds}
     alone = len(ranking.seeds) == 1
     return Found(
@@ -320,12 +322,11 @@ def _found(problem: str, entrant: Entrant, done: Sequence[Ranking], runs: Iterab
     )
 
 
-def _longest(hyper: Set, done: Sequence[Ranking]) -> Tried | None:
+def _longest(hyper: Hyper, done: Sequence[Ranking]) -> Tried | None:
     """What a set gave in the last stage that it reached."""
-    key: Hyper = tuple(sorted((name, float(value)) for name, value in hyper.items()))
     for ranking in reversed(done):
         for one in ranking.complete:
-            if one.hyper == key:
+            if one.hyper == hyper:
                 return _tried(one, ranking)
     return None
 

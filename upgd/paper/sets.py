@@ -1,4 +1,4 @@
-"""The paper's methods, and the hyperparameter sets it prints as best, as data.
+"""The paper's methods and problems, and the hyperparameter sets it prints as best, as data.
 
 From the tables "Best hyperparameter set of each method"; kept as printed, also where a value lies
 outside the printed grids.
@@ -13,6 +13,14 @@ METHODS = (
     *("upgd", "n-upgd"),
 )
 """The ten methods of the paper's main figures, in the order of its tables."""
+
+MAIN = (
+    *("input-permuted-mnist", "label-permuted-emnist", "label-permuted-cifar10"),
+    "label-permuted-mini-imagenet",
+)
+"""The problems of the paper's main figures."""
+TOYS = ("toy-changing-inputs", "toy-changing-sign")
+STATIONARY = "stationary-mnist"
 
 Set = Mapping[str, float]
 

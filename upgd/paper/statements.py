@@ -49,9 +49,9 @@ from upgd.paper.evidence import (
     within,
     worst,
 )
-from upgd.paper.experiments import EXPERIMENTS, MAIN, TOYS
+from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import Results
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.paper.theorems import findings as proved
 from upgd.report.verdict import HOLDS
 

@@ -9,13 +9,13 @@ import numpy as np
 from upgd.metrics import Interval
 from upgd.paper import policy_collapse
 from upgd.paper.evidence import change, forgotten, mean_over, parts, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, MAIN, VARIANTS, Experiment, title
+from upgd.paper.experiments import EXPERIMENTS, Experiment, title
 from upgd.paper.found import Found, Sets, Tried, read
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import Results
 from upgd.paper.searches import SEARCHES, Search
-from upgd.paper.sets import BEST, METHODS
+from upgd.paper.sets import BEST, MAIN, METHODS
 from upgd.report.verdict import told
 from upgd.streams import DATASETS
 from upgd.streams import get as get_problem
@@ -93,10 +93,8 @@ def learner_steps(experiment: Experiment) -> int:
 
     Arms whose sets are still to be searched count.
     """
-    arms = {arm.name for arm in experiment.arms} - experiment.twins().keys()
-    if experiment.name in SEARCHES.keys() - set(MAIN) or experiment.name.startswith(VARIANTS):
-        arms |= set(SEARCHES[experiment.problem].arms)
-    return len(arms) * experiment.seeds * experiment.steps
+    arms = len(experiment.arms) - len(experiment.twins()) + len(experiment.awaited)
+    return arms * experiment.seeds * experiment.steps
 
 
 def listed(lacking: Iterable[str]) -> str:
