@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,20 @@ def test_best_settings_are_the_largest_area_without_divergence(tmp_path: Path) -
         ("m0", 0.0): 5,
         ("m1", 3.0): 5,
     }
+
+
+def test_settings_with_other_options_are_not_compared(tmp_path: Path) -> None:
+    """The toys' linear baseline and SGD are one method on two networks: both are shown."""
+    plain = grid(1, 5, 1)
+    linear = [replace(spec, options={"hidden": "none"}) for spec in plain]
+    fill(tmp_path, [*plain, *linear], lambda spec: spec.hyper["lr"] / 10 + len(spec.options) / 100)
+    with Ledger.open(tmp_path) as ledger:
+        best = tables.best_settings(tables.group(ledger.runs()))
+    assert {(dict(key.options).get("hidden"), dict(key.hyper)["lr"]) for key in best} == {
+        (None, 4.0),
+        ("none", 4.0),
+    }
+    assert list(best.values()) == [5, 5]
 
 
 def drawn(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Any:

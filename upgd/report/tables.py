@@ -119,13 +119,13 @@ def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
-    """The best setting of each method and length, and among how many it is that.
+    """The best setting of each method, length and options, and among how many it is that.
 
-    Settings are compared by the area under the curve (the mean over the whole run, over seeds)
-    of their accuracy or return, or of their loss where there is none; those without a diverged
-    seed come first.
+    Options make another learner, such as a network without hidden layers. Settings are compared by
+    the area under the curve (the mean over the whole run, over seeds) of their accuracy or return,
+    or of their loss where there is none; those without a diverged seed come first.
     """
-    families: dict[tuple[str, str, int], dict[Group, tuple[int, float]]] = defaultdict(dict)
+    families: dict[Group, dict[Group, tuple[int, float]]] = defaultdict(dict)
     for key, runs in groups.items():
         done = [run for run in runs if run.state == "done"]
         metric = main_metric(done)
@@ -133,6 +133,5 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
         mean = float(np.mean(values)) if values else np.nan
         if np.isfinite(mean):
             cost = -mean if metric in LARGER else mean
-            family = (key.problem, key.method, key.steps)
-            families[family][key] = (len(runs) - len(done), cost)
+            families[key._replace(hyper=())][key] = (len(runs) - len(done), cost)
     return {min(ranks, key=ranks.__getitem__): len(ranks) for ranks in families.values()}
