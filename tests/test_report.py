@@ -134,6 +134,15 @@ def test_settings_with_other_options_are_not_compared(tmp_path: Path) -> None:
     assert list(best.values()) == [5, 5]
 
 
+def test_what_is_measured_makes_no_other_learner(tmp_path: Path) -> None:
+    plain = grid(1, 5, 1)
+    measured = [replace(spec, options={"stride": 100}) for spec in plain[:2]]
+    fill(tmp_path, [*plain, *measured], lambda spec: spec.hyper["lr"] / 10)
+    with Ledger.open(tmp_path) as ledger:
+        [(best, among)] = tables.best_settings(tables.group(ledger.runs())).items()
+    assert (dict(best.hyper)["lr"], best.options, among) == (4.0, (), 7)
+
+
 def drawn(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``upgd plot`` hands to the figure, and what it says."""
     curves: dict[str, Curve] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from upgd.paper import claims, drawing, experiments, figures, provenance, result
 from upgd.paper.drawing import COLOURS, colour, draw, missing
 from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
-from upgd.paper.sets import METHODS
+from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
 from upgd.study import Ledger, StudyError
 
 NAMES = ("sgdw", "upgd")
@@ -195,7 +196,10 @@ def look_and(save: Any, outside: list[str]) -> Any:
     return watched
 
 
-SOME = ("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed", "variants-cifar10")
+SOME = (
+    *("fig1a", "fig1c", "fig4", "fig7b", "toys", "ablation-removed", "variants-cifar10"),
+    "best-sets",
+)
 
 
 @pytest.mark.parametrize(
@@ -263,9 +267,49 @@ def test_without_searched_sets_a_figure_says_so(
     told = run("reproduce", "stationary", "--study", str(tmp_path)).output.replace("\n", " ")
     assert "'upgd search stationary-mnist' finds some" in told
     assert "stationary lacks stationary-mnist" in told
-    toys = {name: made_up(name) for name in experiments.TOYS}
+    toys = {name: made_up(name) for name in TOYS}
     lacking = draw(figures.FIGURES["toys"], toys, tmp_path / "x.svg")
-    assert lacking == [f"{name}: sets of 14 arms" for name in experiments.TOYS]
+    assert lacking == [f"{name}: sets of 14 arms" for name in TOYS]
+
+
+def test_sets_found_are_dots_and_printed_ones_rings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One problem was searched for two methods, one has all printed sets as its best."""
+    first, second, *_ = MAIN
+    made = searched.made_up()
+    few = {name: made[first][name] for name in ("upgd", "sgdw")}
+    same = {name: replace(made[second][name], hyper=hyper) for name, hyper in BEST[second].items()}
+    searched.take({first: few, second: same}, monkeypatch)
+    found = {name: made_up(name) for name in (first, second, f"best-sets-{first}")}
+    half = found[f"best-sets-{first}"].series["accuracy"]
+    half["upgd"] = {seed: curve[:100] for seed, curve in half["upgd"].items()}  # type: ignore[index]
+    pictures: list[Any] = []
+    monkeypatch.setattr(drawing, "save", lambda picture, _: pictures.append(picture))
+    told = draw(figures.FIGURES["best-sets"], found, tmp_path / "x.png")
+    assert f"best-sets-{first}: sets of 8 arms" in told
+    assert not any(f"best-sets-{second}" in each for each in told)
+    [picture] = pictures
+    shown = [axes for axes in picture.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == [figures.LONG[first], figures.LONG[second]]
+    marks = [
+        {
+            (METHODS[int(line.get_ydata()[0])], line.get_markerfacecolor() == "none"): float(
+                line.get_xdata()[0]
+            )
+            for line in axes.get_lines()
+            if line.get_marker() == "o" and len(line.get_xdata())
+        }
+        for axes in shown
+    ]
+    rings = {(method, True) for method in METHODS}
+    assert marks[0].keys() == {*rings, ("upgd", False), ("sgdw", False)}
+    assert marks[1].keys() == rings
+    assert "100 tasks" in shown[0].get_xlabel()
+    for (method, printed), mean in marks[0].items():
+        name = first if printed else f"best-sets-{first}"
+        curves = found[name].of(method, "accuracy").values()
+        assert mean == pytest.approx(np.mean([curve[:100] for curve in curves]))
 
 
 def test_every_arm_has_a_colour() -> None:

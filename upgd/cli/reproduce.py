@@ -107,7 +107,7 @@ def reproduce(
     for name in to_run:
         if not EXPERIMENTS[name].arms and EXPERIMENTS[name].awaited:
             problem = EXPERIMENTS[name].problem
-            _note(f"{name}: its sets are not printed; 'upgd search {problem}' finds some")
+            _note(f"{name}: its sets are still to be searched: 'upgd search {problem}' finds some")
         if run or dry_run:
             _tell_length(EXPERIMENTS[name], scale)
     if run or dry_run:

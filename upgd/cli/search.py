@@ -1,4 +1,4 @@
-"""``upgd search``: the sets that the paper does not print."""
+"""``upgd search``: which sets are best, where the paper prints some and where it prints none."""
 
 from __future__ import annotations
 

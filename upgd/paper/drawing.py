@@ -42,7 +42,7 @@ _OF_KINDS = {
 SIZE = (3.6, 2.9)
 FEW = 2
 WHERE_RUN = ("returns", "dots")
-"""Kinds of panels that are left out where nothing was run."""
+"""Kinds of panels that are left out where something is to be run and nothing was."""
 SURGE = 3.0
 """A loss that rises to so many times the highest of the arms' medians leaves the axes."""
 
@@ -54,7 +54,7 @@ def colour(arm: str) -> str | None:
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
-    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` are drawn where it was.
+    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` are left out where it does.
 
     Args:
         figure: Which.
@@ -67,7 +67,7 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
     lacking = missing(figure, results)
     if not can_draw(figure, results):
         raise StudyError(f"nothing to draw for {figure.name}: there is no {lacking[0]}")
-    panels = [p for p in figure.panels if p.kind not in WHERE_RUN or p.experiment in results]
+    panels = [p for p in figure.panels if p.kind not in WHERE_RUN or _is_there(p, results)]
     rows = -(-len(panels) // figure.columns)
     columns = -(-len(panels) // rows)  # four panels of three columns are two by two
     heat = any(panel.kind == "heat" for panel in figure.panels)
@@ -141,6 +141,8 @@ def missing(
     for panel in _parts(figure):
         for name, metric in _needs(panel):
             there = results[name].series.get(metric, {}) if name in results else {}
+            if _is_empty(name):
+                continue
             if name not in results:
                 found.append(name)
             elif not there:
@@ -168,6 +170,15 @@ def diverged_arms(figure: Figure, diverged: Mapping[str, Collection[str]]) -> li
         gone = diverged.get(panel.experiment, ())
         found += [f"{panel.experiment}: {titles[arm]}" for arm in panel.arms if arm in gone]
     return list(dict.fromkeys(found))
+
+
+def _is_empty(name: str) -> bool:
+    """Whether an experiment has no arms, and waits for none: all printed sets were best."""
+    return not EXPERIMENTS[name].arms and not EXPERIMENTS[name].awaited
+
+
+def _is_there(panel: Panel, results: Mapping[str, Results]) -> bool:
+    return panel.experiment in results or _is_empty(panel.experiment)
 
 
 def can_draw(figure: Figure, results: Mapping[str, Results]) -> bool:
@@ -209,10 +220,10 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[], ylabel=AXES.get(panel.metric, panel.metric))
         return
-    kinds = {
-        "curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns,
-        "dots": _dots,
-    }  # fmt: skip
+    if panel.kind == "dots":
+        _dots(axes, there, results)
+        return
+    kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
     for each in there:
         kinds[each.kind](axes, each, results[each.experiment])
 
@@ -304,25 +315,34 @@ def _returns(axes: Any, panel: Panel, results: Results) -> None:
     draw_returns(axes, dict(_arms(panel)), results, COLOURS)
 
 
-def _dots(axes: Any, panel: Panel, results: Results) -> None:
-    """Means over whole runs and their 95% intervals; of printed sets hollow."""
-    hollow = panel.experiment in MAIN
-    label = "printed set" if hollow else "best set found here"
-    for arm, _ in _arms(panel):
-        curves = results.of(_source(panel, arm), panel.metric)
-        if not curves:
-            continue
-        mean, low, high = metrics.mean_interval([float(c.mean()) for c in curves.values()])
+def _dots(axes: Any, panels: Sequence[Panel], results: Mapping[str, Results]) -> None:
+    """Means over the tasks that all runs have, and their 95% intervals; of printed sets rings."""
+    found = [
+        (panel.experiment in MAIN, arm, list(by_seed.values()))
+        for panel in panels
+        for arm, _ in _arms(panel)
+        if (by_seed := results[panel.experiment].by_task(_source(panel, arm), panel.metric))
+    ]
+    tasks = min((len(curve) for *_, curves in found for curve in curves), default=0)
+    for printed, arm, curves in found:
+        mean, low, high = metrics.mean_interval([float(c[:tasks].mean()) for c in curves])
         row, shade = METHODS.index(arm), colour(arm)
         axes.plot([low, high], [row, row], color=shade, linewidth=1.3)
-        face = "white" if hollow else shade
-        axes.plot(mean, row, "o", color=shade, markerfacecolor=face, markersize=6)
-    axes.plot([], [], "o", color="0.3", markerfacecolor="white" if hollow else "0.3", label=label)
+        axes.plot(mean, row, **_dot(printed), color=shade)
+    for printed in sorted({printed for printed, *_ in found}):
+        label = "printed set" if printed else "best set found here"
+        axes.plot([], [], **_dot(printed), color="0.3", label=label)
     axes.set_yticks(range(len(METHODS)), [title(method) for method in METHODS])
     axes.set_ylim(len(METHODS) - 0.5, -0.5)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel(AXES[panel.metric])
+    axes.set_xlabel(f"{AXES[panels[0].metric]}, {tasks} tasks")
+
+
+def _dot(printed: bool) -> dict[str, Any]:
+    """A dot, or a ring around where it would be."""
+    shape = {"markerfacecolor": "none", "markersize": 9} if printed else {"markersize": 5}
+    return {"marker": "o", "linestyle": "none", **shape}
 
 
 def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:

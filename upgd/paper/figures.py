@@ -68,8 +68,8 @@ class Panel:
         title: Above the axes.
         kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
             tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
-            problem; ``"returns"`` of agents, over steps; ``"dots"``, means over whole runs, a row
-            per method.
+            problem; ``"returns"`` of agents, over steps; ``"dots"``, means over tasks, a row per
+            method.
         dashed: A second metric, in dashed lines.
         names: What the legend calls arms, where that is not their title.
         beside: More curves in the same axes, of another experiment.
@@ -219,7 +219,7 @@ def _best_sets() -> Figure:
     panels = tuple(
         Panel(
             name,
-            arms=tuple(arm.name for arm in EXPERIMENTS[name].arms),
+            arms=(*(arm.name for arm in EXPERIMENTS[name].arms), *EXPERIMENTS[name].awaited),
             title=LONG[problem],
             kind="dots",
             beside=Panel(problem, kind="dots"),

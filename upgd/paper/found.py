@@ -1,4 +1,4 @@
-"""Hyperparameter sets that were searched here, where the paper prints none or one that fails.
+"""Hyperparameter sets that were searched here.
 
 ``found.json`` is data: ``upgd search --save`` writes it from a study's ledger, and nobody by hand.
 """

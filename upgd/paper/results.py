@@ -25,14 +25,13 @@ from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.rl.runs import is_rl
 from upgd.study import Ledger, Run, RunSpec
 from upgd.study.files import write_atomically
+from upgd.study.spec import MEASURING
 
 Array = NDArray[np.float64]
 TABLE = "series.csv.gz"
 DIGITS = 5
 DIVERGED = "diverged"
 """In place of a number of samples."""
-MEASURING = frozenset({"stride", "held_out"})
-"""Options that change what is measured and nothing else."""
 
 
 @dataclass(frozen=True)

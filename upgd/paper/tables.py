@@ -252,7 +252,7 @@ def found_table(found: Sets | None = None) -> list[str]:
     lines = []
     for problem in (name for name in SEARCHES if name in known):
         arms = known[problem]
-        names = [arm for arm in (*SEARCHES[problem].arms, *METHODS) if arm in arms]
+        names = [arm for arm in SEARCHES[problem].arms if arm in arms]
         metric = arms[names[0]].metric
         lines += [
             f"`{problem}`",
@@ -261,7 +261,7 @@ def found_table(found: Sets | None = None) -> list[str]:
             "printed set |",
             "|---|---|---:|---:|---:|---|---|",
         ]
-        for arm in dict.fromkeys(names):
+        for arm in names:
             lines.append(_found_row(problem, arm, arms[arm]))
         lines.append("")
     return lines[:-1]

@@ -11,6 +11,7 @@ import numpy as np
 from upgd import metrics
 from upgd.study import Run, RunSpec, Scalar
 from upgd.study.selection import LARGER
+from upgd.study.spec import MEASURING
 
 
 class Group(NamedTuple):
@@ -121,7 +122,8 @@ def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
     """The best setting of each method, length and options, and among how many it is that.
 
-    Options make another learner, such as a network without hidden layers. Settings are compared by
+    Options make another learner, such as a network without hidden layers, unless they only measure
+    (:data:`upgd.study.spec.MEASURING`). Settings are compared by
     the area under the curve (the mean over the whole run, over seeds) of their accuracy or return,
     or of their loss where there is none; those without a diverged seed come first.
     """
@@ -133,5 +135,6 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
         mean = float(np.mean(values)) if values else np.nan
         if np.isfinite(mean):
             cost = -mean if metric in LARGER else mean
-            families[key._replace(hyper=())][key] = (len(runs) - len(done), cost)
+            rest = tuple(pair for pair in key.options if pair[0] not in MEASURING)
+            families[key._replace(hyper=(), options=rest)][key] = (len(runs) - len(done), cost)
     return {min(ranks, key=ranks.__getitem__): len(ranks) for ranks in families.values()}

@@ -21,6 +21,8 @@ Scalar: TypeAlias = str | int | float | bool | None
 """What JSON can hold without nesting."""
 
 LIMIT = 2**63  # what SQLite's integers hold
+MEASURING = frozenset({"stride", "held_out"})
+"""Options that change what is measured and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
