@@ -86,6 +86,21 @@ def test_a_false_story_does_not(arm: str, trend: float) -> None:
     assert verdict(2, made_up("input-permuted-mnist", {**STORY, arm: trend})) == NO
 
 
+def test_s_rwalk_is_judged_by_the_set_found_here() -> None:
+    """Its printed sets were tuned on other rules. Short runs do not count, nor do other methods."""
+    printed = made_up("input-permuted-mnist", {**STORY, "s-rwalk": 0.1})
+    best = "best-sets-input-permuted-mnist"
+    assert verdict(2, printed) == NO
+    assert verdict(2, printed, made_up(best, {"s-rwalk": -0.1, "upgd": -0.5})) == YES
+    assert verdict(2, printed, made_up(best, {"s-rwalk": -0.1}, tasks=TASKS // 2)) == NO
+    assert verdict(2, printed, made_up(best, {"upgd": 0.0})) == NO
+    lost = Results(best, 5_000, {}, {"s-rwalk": range(SEEDS)})
+    assert verdict(2, printed, lost) == NO  # nothing says how long it would have been
+    told = finding(2, "S-RWalk decays", printed, made_up(best, {"s-rwalk": -0.1}))
+    assert told.found is not None
+    assert told.found.estimate == pytest.approx(-0.085, abs=0.005)  # 190 against 20 of 200
+
+
 def test_a_better_rival_is_noticed() -> None:
     ahead = made_up("input-permuted-mnist", STORY, {"shrink-and-perturb": 0.73})
     assert verdict(2, ahead) == NO

@@ -178,13 +178,15 @@ def _arms(problem: str, name: str, found: Mapping[str, Found], decay: bool = Tru
 def _main() -> list[Experiment]:
     declared = []
     for problem in MAIN:
-        options: dict[str, Any] = {"stride": STRIDE}
-        if problem == "label-permuted-emnist":
-            options["held_out"] = HELD_OUT  # for Figure 1a
         arms = tuple(Arm(name, title(name), name, best(problem, name)) for name in METHODS)
         runs = get_problem(problem).runs
-        declared.append(Experiment(problem, problem, arms, runs, options=options))
+        declared.append(Experiment(problem, problem, arms, runs, options=_measured(problem)))
     return declared
+
+
+def _measured(problem: str) -> dict[str, Any]:
+    held_out = {"held_out": HELD_OUT} if problem == "label-permuted-emnist" else {}  # Figure 1a
+    return {"stride": STRIDE, **held_out}
 
 
 def _best_sets(found: Sets) -> list[Experiment]:
@@ -198,8 +200,9 @@ def _best_sets(found: Sets) -> list[Experiment]:
             if one is not None and one.hyper != best(problem, name)
         )
         awaited = tuple(name for name, one in known.items() if one is None)
-        runs = get_problem(problem).runs
-        declared.append(Experiment(f"{BEST_SETS}{problem}", problem, arms, runs, awaited=awaited))
+        name, runs = f"{BEST_SETS}{problem}", get_problem(problem).runs
+        options = _measured(problem)
+        declared.append(Experiment(name, problem, arms, runs, options=options, awaited=awaited))
     return declared
 
 
