@@ -47,26 +47,21 @@ def listens(port: int) -> bool:
 def kill_at_work(session: int, study: Path, told: Callable[[], int]) -> None:
     """Kill a worker that has runs to do, which the driver must tell.
 
-    All are stopped first, so that nobody does them meanwhile. If runs are under way when the
-    driver has heard what there was to hear, one of the workers has them.
+    All that have begun are stopped first, so that they do not finish meanwhile. One that has no
+    runs is not missed, and one that has just begun is not stopped: then it is tried again.
     """
-    while True:
-        workers, before = workers_of(session), told()
+    before, deadline = told(), time.monotonic() + 90.0
+    while told() == before:
+        assert time.monotonic() < deadline
+        workers = workers_of(session)
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(0.5)
-        if states(study).get("running", 0):
-            break
+        while workers and states(study).get("running", 0) and told() == before:
+            os.kill(workers.pop(), signal.SIGKILL)
+            comes(lambda: told() > before, seconds=10.0)
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
-    while told() == before:
-        os.kill(workers.pop(), signal.SIGKILL)
-        if workers:
-            comes(lambda: told() > before, seconds=4.0)  # a new one takes longer to begin
-        else:
-            wait_for(lambda: told() > before)
-    for pid in workers:
-        os.kill(pid, signal.SIGCONT)
 
 
 def stopped_at_work(driver: subprocess.Popen[bytes], study: Path, done: int) -> bool:
