@@ -96,6 +96,8 @@ def test_s_rwalk_is_judged_by_the_set_found_here() -> None:
     assert verdict(2, printed, made_up(best, {"upgd": 0.0})) == NO
     lost = Results(best, 5_000, {}, {"s-rwalk": range(SEEDS)})
     assert verdict(2, printed, lost) == NO  # nothing says how long it would have been
+    beside = made_up(best, {"upgd": 0.0})
+    assert verdict(2, printed, dataclasses.replace(beside, diverged=lost.diverged)) == UNKNOWN
     told = finding(2, "S-RWalk decays", printed, made_up(best, {"s-rwalk": -0.1}))
     assert told.found is not None
     assert told.found.estimate == pytest.approx(-0.085, abs=0.005)  # 190 against 20 of 200

@@ -187,7 +187,9 @@ def judge_claim(claim: Claim, results: All) -> Judged:
 def _retuned(results: All, name: str) -> Results:
     """An experiment's results, with those of the set found for :data:`RETUNED`."""
     printed, found = results[name], results.get(f"{BEST_SETS}{name}")
-    if found is None or RETUNED not in found.arms or length(found) < length(printed):
+    if found is None or length(found) < length(printed):
+        return printed
+    if RETUNED not in (*found.arms, *found.diverged):
         return printed
     series = {
         metric: {**arms, RETUNED: found.of(RETUNED, metric)}

@@ -140,9 +140,9 @@ def missing(
     unknown: dict[str, set[str]] = {}
     for panel in _parts(figure):
         for name, metric in _needs(panel):
-            there = results[name].series.get(metric, {}) if name in results else {}
             if _is_empty(name):
                 continue
+            there = results[name].series.get(metric, {}) if name in results else {}
             if name not in results:
                 found.append(name)
             elif not there:

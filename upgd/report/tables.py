@@ -123,9 +123,9 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
     """The best setting of each method, length and options, and among how many it is that.
 
     Options make another learner, such as a network without hidden layers, unless they only measure
-    (:data:`upgd.study.spec.MEASURING`). Settings are compared by
-    the area under the curve (the mean over the whole run, over seeds) of their accuracy or return,
-    or of their loss where there is none; those without a diverged seed come first.
+    (:data:`upgd.study.spec.MEASURING`). Settings are compared by the area under the curve (the mean
+    over the whole run, over seeds) of their accuracy or return, or of their loss where there is
+    none; those without a diverged seed come first.
     """
     families: dict[Group, dict[Group, tuple[int, float]]] = defaultdict(dict)
     for key, runs in groups.items():
