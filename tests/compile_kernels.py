@@ -39,6 +39,9 @@ def pointer(name: str) -> str:
 def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
     """Compile one kernel."""
     names = kernel.arg_names
+    early = "EARLY" in names
+    if early:
+        constants["EARLY"] = 500
     signature = {n: "constexpr" if n in constants else pointer(n) for n in names}
     source = ASTSource(
         fn=kernel,
@@ -50,7 +53,7 @@ def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
             if signature[n].startswith("*") or n in ("P", "A", "pitch", "base", "begin")
         },
     )
-    options = {"num_warps": warps}
+    options = {"num_warps": warps, "launch_pdl": early}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     print(kernel.__name__, constants.get("METHOD", ""), len(compiled.asm["cubin"]))
 

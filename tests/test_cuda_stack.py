@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from tests.stacks import feed, numbers, plain, regress
 from tests.stacks import small as classify
 from upgd.engine.dense import Learner
-from upgd.engine.dense_cuda import CudaStack
+from upgd.engine.dense_cuda import CudaStack, Tuning, can_launch_early
 from upgd.engine.layout import Layout
 from upgd.optim.registry import METHODS
 
@@ -147,6 +147,26 @@ def test_a_restored_run_goes_on_bit_for_bit() -> None:
         second.advance(samples.chunk(start, min(STEPS, 5 * (start // 5 + 1)) - start))
     assert torch.equal(second.weights, whole.weights)
     assert torch.equal(second.series, whole.series)
+
+
+@pytest.mark.skipif(
+    not can_launch_early(torch.device(DEVICE)), reason="this device or Triton has no early launches"
+)
+@pytest.mark.parametrize("method", ["pgd", "upgd", "s-rwalk", "feature-upgd-2nd-local"])
+def test_early_launches_change_no_bit(method: str) -> None:
+    """A kernel that begins while the one before it ends reads what it would have read."""
+    learners = [Learner(method, {"lr": 0.01}, seed) for seed in range(40)]
+    found = []
+    for first in (0, 1 << 60):
+        tuning = Tuning(early_from=first)
+        stack = make(
+            learners, sizes=(16, 300, 150, 10), stride=5, dtype=torch.float32, tuning=tuning
+        )
+        assert bool(stack._early["EARLY"]) == (first == 0)
+        run(stack, learners, [STEPS])
+        found.append([numbers(kept) for kept in (stack.weights, stack.series, *stack.states)])
+    for early, late in zip(*found, strict=True):
+        np.testing.assert_array_equal(early, late)
 
 
 def test_gradient_norms_are_those_of_the_gradient() -> None:

@@ -29,12 +29,16 @@ _NOTHING = np.zeros(1, np.int32)
 class Tuning:
     """Shapes of the kernels. They fix the order of sums, so they may not depend on the stack.
 
+    Early launches change no sum: they may.
+
     Attributes:
         block, warps, stages: Columns at a time, warps, and loads in flight, of the updating pass.
         reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
         back_rows, back_columns, back_warps: The tile of a backward pass.
         columns, head_warps: Of the last layer's kernel.
         wide_head_warps: The same from 65 outputs on, for which four warps have too few registers.
+        early_from: Bytes of weights from which a kernel is launched while the one before it ends.
+        ahead: How many of its programs then read ahead into the cache.
     """
 
     block: int = 128
@@ -49,6 +53,15 @@ class Tuning:
     columns: int = 128
     head_warps: int = 4
     wide_head_warps: int = 8
+    early_from: int = 100_000_000
+    ahead: int = 500
+
+
+def can_launch_early(device: torch.device) -> bool:
+    """Whether device and Triton know programmatic dependent launches."""
+    if device.type != "cuda" or not hasattr(triton.language.extra.cuda, "gdc_wait"):
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 class CudaStack(DenseStack):
@@ -81,6 +94,7 @@ class CudaStack(DenseStack):
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._early = self._how_early()
         self._branches = Branches(len(self.groups), self.device)
         self._table: NDArray[Any] | None = None
         self.data: Tensor | None = None
@@ -131,6 +145,14 @@ class CudaStack(DenseStack):
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
         self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.restart(0)
+
+    def _how_early(self) -> dict[str, Any]:
+        """Options of early launches, where these are possible and pay."""
+        one_after_another = len(self.groups) == 1
+        pays = self.weights.nbytes >= self.tuning.early_from
+        if not (one_after_another and pays and can_launch_early(self.device)):
+            return {"EARLY": 0}
+        return {"EARLY": self.tuning.ahead, "launch_pdl": True}
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -261,6 +283,7 @@ class CudaStack(DenseStack):
             SECOND=self.second,
             FEATURES=self.features,
             FORWARD=forward,
+            **self._early,
             num_warps=t.head_warps if self.out_block < 128 else t.wide_head_warps,
         )
         if not forward:
@@ -277,6 +300,7 @@ class CudaStack(DenseStack):
                 BR=t.back_rows,
                 BC=t.back_columns,
                 num_warps=t.back_warps,
+                **self._early,
             )
         if self.stride:
             sample.diagnose_kernel[(runs,)](
@@ -284,6 +308,7 @@ class CudaStack(DenseStack):
                 *(self.window, self.windows, self.stride, layout.activations, layout.units),
                 LAYERS=len(layout.layers),
                 BC=256,
+                **self._early,
             )
 
     def _update(self, number: int, offset: int) -> None:
@@ -292,7 +317,7 @@ class CudaStack(DenseStack):
         runs, layout = len(self.learners), self.layout
         utility = self.utilities[number]
         local = group.reduce == "row_norm"
-        common = {"SECOND": group.second, "LOCAL": local}
+        common = {"SECOND": group.second, "LOCAL": local, **self._early}
         if group.features:
             update.feature_kernel[(group.count,)](
                 *(self.acts, self.dh, self.d2h, utility, self.gates, self.hyper, self.layer_table),
@@ -302,9 +327,10 @@ class CudaStack(DenseStack):
                 TRACE=rules.trace,
                 LOCAL=group.row.method.phases[0].reduce == "row_norm",
                 SECOND=group.second,
+                **self._early,
             )
         if group.reduce is not None:
-            update.reduce_kernel[(group.count, len(layout.group_table))](
+            update.reduce_kernel[(len(layout.group_table), group.count)](
                 *(self.weights, states, self.acts, self.delta, self.hess, self.partial),
                 *(self.norms, self.biases, self.hyper, self.group_table, self.clock),
                 *(offset, group.first, layout.size, layout.activations, layout.units),
@@ -315,9 +341,7 @@ class CudaStack(DenseStack):
                 num_warps=self.tuning.reduce_warps,
             )
         for number, (start, count) in enumerate(layout.launches):
-            hidden = number > 0
-            grid = (count, group.count) if hidden else (group.count, count)
-            update.update_kernel[grid](
+            update.update_kernel[(count, group.count)](
                 *(self.weights, states, self.acts, self.delta, self.hess, self.gates, self.partial),
                 *(self.norms, self.biases, self.pre, self.hyper, self.corrections, self.seeds),
                 *(self.group_table, start, self.iota, self.clock, offset, group.first),
@@ -328,7 +352,7 @@ class CudaStack(DenseStack):
                 FEATURES=group.features,
                 NOISE=group.noise,
                 LAYERS=len(layout.layers),
-                HIDDEN=hidden,
+                HIDDEN=number > 0,
                 ACTIVATION=self.activation,
                 **common,
                 BLOCK=self.tuning.block,

@@ -26,6 +26,34 @@ LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS 
 )
 
 
+# ---------------------------------------------------------------------- early launches
+@triton.jit
+def take_over():
+    """Wait until the kernel before has finished, then let the next one be launched.
+
+    All kernels of a step do so, hence each begins when everything before it is there. Before it a
+    kernel may only read what no step changes, or ask the cache for something.
+    """
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(row, pitch):
+    """Ask the cache for a row of weights that is needed soon."""
+    line: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth
+    for k in range(0, pitch, 32 * line):
+        place = row + tl.minimum(k + tl.arange(0, 32) * line, pitch - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l",
+            [place.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 # ------------------------------------------------------------------------ activations
 @triton.jit
 def activate(a, kind: tl.constexpr):
@@ -105,10 +133,12 @@ def head_kernel(
     runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin, inputs, outputs, pitch, base,
     LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
     ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, INPUTS: tl.constexpr, SECOND: tl.constexpr,
-    FEATURES: tl.constexpr, FORWARD: tl.constexpr,
+    FEATURES: tl.constexpr, FORWARD: tl.constexpr, EARLY: tl.constexpr,
 ):
     """The last layer and the loss: finish the last sample, score this one, fetch the next."""
     run = tl.program_id(0).to(tl.int64)
+    if EARLY:
+        take_over()
     step = tl.load(clock) + offset
     here = step - tl.load(clock + 1)  # position in the chunk of samples that lies on the device
     if tl.program_id(1) == 1:
@@ -259,12 +289,14 @@ def _send_back(
 def backward_kernel(
     W, acts, delta, hess, dh, d2h, diverged, clock, offset, inputs, units, pitch, base, begin,
     row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):
     """From a layer's deltas to those of the layer before."""
     chunk = tl.program_id(0)
     # Backwards: the weights that were updated last are still in the cache.
     run = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    if EARLY:
+        take_over()
     real: tl.constexpr = W.dtype.element_ty
     step = tl.load(clock) + offset
     W += run * P + base
@@ -292,10 +324,12 @@ def backward_kernel(
 @triton.jit(do_not_specialize=["offset", "window", "windows", "stride", "UNITS"])
 def diagnose_kernel(
     acts, delta, series, layer_table, clock, offset, window, windows, stride, A, UNITS,
-    LAYERS: tl.constexpr, BC: tl.constexpr,
+    LAYERS: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Zero activations, and the norms of a rank-one gradient, which are products of two norms."""
     run = tl.program_id(0).to(tl.int64)
+    if EARLY:
+        take_over()
     step = tl.load(clock) + offset
     columns = tl.arange(0, BC)
     acts += run * A

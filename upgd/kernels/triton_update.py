@@ -8,8 +8,12 @@ again, makes noise in registers and writes weights and states once. While the ne
 registers it also forms their products with this sample and with the next, so that no other pass
 over the weights is needed for either. For this a layer is updated when the layer before it is done.
 
-Where the order of programs is free, it is that in which the cache serves best: what one pass reads
-or writes last, the next one reads first.
+The order of programs is that in which memory and cache serve best: learner by learner, and what one
+pass reads or writes last, the next one reads first. Where there is no first pass, the second goes
+through the learners forwards and backwards in turn.
+
+With ``EARLY`` a kernel is launched while the one before it ends; see
+:func:`~upgd.kernels.triton_sample.take_over`.
 
 No sum's order depends on how many learners there are.
 """
@@ -20,17 +24,20 @@ import triton
 import triton.language as tl
 
 from upgd.kernels.triton_random import four_normals
-from upgd.kernels.triton_sample import both_inputs
+from upgd.kernels.triton_sample import both_inputs, prefetch, take_over
 
 
 @triton.jit(do_not_specialize=["first", "UNITS"])
 def feature_kernel(
     acts, dh, d2h, utility, gates, hyper, layer_table, first, A, UNITS, LAYERS: tl.constexpr,
     BC: tl.constexpr, TRACE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Trace the features' utilities and scale them, for the update to read row by row."""
     mine = tl.program_id(0).to(tl.int64)
     run = first + mine
+    if EARLY:
+        take_over()
     acts += run * A
     dh += run * UNITS
     d2h += run * UNITS
@@ -85,18 +92,29 @@ def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other, K
     return other
 
 
+@triton.jit
+def _prefetch(W, S, row, span, units, pitch, size, STATES: tl.constexpr, EARLY: tl.constexpr):
+    """The first programs ask the cache for what they will read while the kernel before ends."""
+    if tl.program_id(1) * tl.num_programs(0) + tl.program_id(0) < EARLY:
+        for lane in tl.static_range(4):
+            place = tl.minimum(row + lane * span, units - 1) * pitch
+            prefetch(W + place, pitch)
+            for k in tl.static_range(STATES):
+                prefetch(S + k * size + place, pitch)
+
+
 @triton.jit(do_not_specialize=["offset", "first", "UNITS"])
 def reduce_kernel(
     W, S, acts, delta, hess, partial, norms, biases, hyper, group_table, clock, offset, first, P,
     A, UNITS, RULE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """What η is made of: the largest trace of a row group, or the norms of its rows."""
-    group = tl.num_programs(1) - 1 - tl.program_id(1)  # the update begins where this ends
-    own = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(0)
+    # Backwards: the update begins where this ends.
+    own = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
-    step = tl.load(clock) + offset
     inputs = tl.load(group_table + 9 * group)
     units = tl.load(group_table + 9 * group + 1)
     pitch = tl.load(group_table + 9 * group + 2) * 16
@@ -106,10 +124,14 @@ def reduce_kernel(
     layer = tl.load(group_table + 9 * group + 6)
     row = tl.load(group_table + 9 * group + 7)
     span = tl.load(group_table + 9 * group + 8)
-    if layer == 0:
-        begin -= (step % 2).to(tl.int32) * pitch
     W += run * P
     S += own * P
+    if EARLY:
+        _prefetch(W + base, S + base, row, span, units, pitch, 0, 1, EARLY)
+        take_over()
+    step = tl.load(clock) + offset
+    if layer == 0:
+        begin -= (step % 2).to(tl.int32) * pitch
     acts += run * A + begin
     beta = tl.load(hyper + run * 10 + 3)
     columns = tl.arange(0, BLOCK)
@@ -190,20 +212,18 @@ def update_kernel(
     RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
     FEATURES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr, LAYERS: tl.constexpr,
     HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Update four rows of one learner, and form their products with this sample and the next."""
     # The backward pass goes through hidden layers next: what it reads should stay in the cache.
     keep: tl.constexpr = "evict_last" if HIDDEN else ""
-    if HIDDEN:
-        group = first_group + tl.program_id(0)
-        own = tl.program_id(1).to(tl.int64)
-    else:
-        group = first_group + tl.program_id(1)
-        own = tl.program_id(0).to(tl.int64)
+    group = first_group + tl.program_id(0)
+    own = tl.program_id(1).to(tl.int64)
+    if not (HIDDEN or GLOBAL or LOCAL):  # begin where the step before ended
+        own = tl.where((tl.load(clock) + offset) % 2 == 1, mine - 1 - own, own)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
     tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
-    step = tl.load(clock) + offset
     inputs = tl.load(group_table + 9 * group)
     units = tl.load(group_table + 9 * group + 1)
     pitch = tl.load(group_table + 9 * group + 2) * 16
@@ -213,15 +233,20 @@ def update_kernel(
     layer = tl.load(group_table + 9 * group + 6)
     row = tl.load(group_table + 9 * group + 7)
     span = tl.load(group_table + 9 * group + 8)
+    W += run * P
+    S += own * P
+    size = (own * 0 + mine) * P  # in 64 bits
+    if EARLY:
+        if not (GLOBAL or LOCAL):
+            _prefetch(W + base, S + base, row, span, units, pitch, size, STATES, EARLY)
+        take_over()
+    step = tl.load(clock) + offset
     following = begin
     if layer == 0:
         parity = (step % 2).to(tl.int32)
         following = begin - (1 - parity) * pitch
         begin = begin - parity * pitch
-    W += run * P
-    S += own * P
     acts += run * A
-    size = (own * 0 + mine) * P  # in 64 bits
     columns = tl.arange(0, BLOCK)
     h = hyper + run * 10
     lr, weight_decay, sigma = tl.load(h), tl.load(h + 1), tl.load(h + 2)
