@@ -39,6 +39,8 @@ TIMES = 10
 """How many yardsticks a float32 stack may be away from the eager run."""
 STRETCHES = (1.0, 1.0001)
 """Factors of the step size; the second is an error that must be noticed."""
+PARTED = 3e-5
+"""Gaps between two eager runs are below 6e-6 unless a rounding turned a unit on or off."""
 _normal = philox.normal
 
 
@@ -265,14 +267,21 @@ def test_double_precision(name: str, path: str) -> None:
 def test_single_precision(
     name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]
 ) -> None:
-    """And with a step size that is off by a ten thousandth they are not equal."""
+    """And with a step size that is off by a ten thousandth they are not equal.
+
+    Where a sum falls on the one side of a ReLU's kink in one eager run and on the other in the
+    second, these two part, and the seed has no yardstick. Most seeds must have one.
+    """
     device = path.split("-")[0]
     traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
-    others = {seed: reordered(name, seed, torch.float32, device) for seed in seeds}
-    yardstick = largest(traces, {seed: other[:2] for seed, other in others.items()})
+    others = {seed: reordered(name, seed, torch.float32, device)[:2] for seed in seeds}
+    gaps = {seed: differences(traces[seed], *others[seed]) for seed in seeds}
+    kept = [seed for seed in seeds if gaps[seed].max() < PARTED]
+    assert len(kept) > 0.7 * len(seeds)
+    yardstick = np.max([gaps[seed] for seed in kept], 0)
     runs = batched(path, torch.float32, seeds, names)
     right, wrong = (
-        largest(traces, {seed: runs[name, seed, factor] for seed in seeds}) / yardstick
+        largest(traces, {seed: runs[name, seed, factor] for seed in kept}) / yardstick
         for factor in STRETCHES
     )
     print(f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()}")
