@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from upgd.engine.dense import Learner, in_groups
+from upgd.engine.dense_cuda import Tuning
 from upgd.kernels import triton_sample, triton_stored, triton_update
 from upgd.kernels.triton_rules import compile_rules
 
@@ -39,9 +41,6 @@ def pointer(name: str) -> str:
 def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
     """Compile one kernel."""
     names = kernel.arg_names
-    early = "EARLY" in names
-    if early:
-        constants["EARLY"] = 500
     signature = {n: "constexpr" if n in constants else pointer(n) for n in names}
     source = ASTSource(
         fn=kernel,
@@ -53,15 +52,19 @@ def build(kernel: Any, warps: int = 4, **constants: Any) -> None:
             if signature[n].startswith("*") or n in ("P", "A", "pitch", "base", "begin")
         },
     )
-    options = {"num_warps": warps, "launch_pdl": early}
+    options = {"num_warps": warps}
+    if constants.get("EARLY"):
+        options["launch_pdl"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     print(kernel.__name__, constants.get("METHOD", ""), len(compiled.asm["cubin"]))
 
 
 def main() -> None:
     """Compile every kernel in the variants that differ most."""
+    early = Tuning.ahead if hasattr(tl.extra.cuda, "gdc_wait") else 0
     for second in (False, True):
         both: dict[str, Any] = {"SECOND": second, "FEATURES": second}
+        both["EARLY"] = 0 if second else early
         shape = {"ACTIVATION": 2 if second else 0}
         build(triton_sample.backward_kernel, BR=32, BC=32, **shape, **both)
         build(
@@ -71,7 +74,7 @@ def main() -> None:
             **shape,
             **both,
         )
-    build(triton_sample.diagnose_kernel, LAYERS=3, BC=256)
+    build(triton_sample.diagnose_kernel, LAYERS=3, BC=256, EARLY=early)
     build(triton_sample.fetch_kernel, INPUTS=0, IN=1024)
     build(triton_update.product_kernel, warps=1, BLOCK=128, HIDDEN=True, ACTIVATION=0)
     for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "s-rwalk"):
@@ -81,23 +84,26 @@ def main() -> None:
         common: dict[str, Any] = {"LOCAL": local}
         if group.features:
             features = {"LAYERS": 3, "BC": 128, "TRACE": rules.trace, "LOCAL": False}
+            features["EARLY"] = early
             build(triton_update.feature_kernel, SECOND=True, **features)
         if group.reduce:
             build(
                 triton_update.reduce_kernel,
                 1,
                 **{"RULE": rules.reduce, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
+                **{"EARLY": 0 if local else early},
                 **common,
             )
-        build(
-            triton_update.update_kernel,
-            1,
-            **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
-            **{"GLOBAL": group.reduce == "max", "FEATURES": group.features},
-            **{"NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
-            **{"HIDDEN": True, "ACTIVATION": 0},
-            **common,
-        )
+        for hidden in (False, True):
+            build(
+                triton_update.update_kernel,
+                1,
+                **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
+                **{"GLOBAL": group.reduce == "max", "FEATURES": group.features},
+                **{"NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
+                **{"HIDDEN": hidden, "ACTIVATION": 0, "EARLY": 0 if hidden else early},
+                **common,
+            )
         print("update_kernel", name)
         if not group.features and not group.second:
             stored = {"NOISE": group.noise, "GLOBAL": group.reduce == "max", "BLOCK": 256}

@@ -40,7 +40,7 @@ TIMES = 10
 STRETCHES = (1.0, 1.0001)
 """Factors of the step size; the second is an error that must be noticed."""
 PARTED = 3e-5
-"""Gaps between two eager runs are below 6e-6 unless a rounding turned a unit on or off."""
+"""Gaps between two eager runs were below 6e-6 for all methods and seeds on the CPU."""
 _normal = philox.normal
 
 
@@ -269,8 +269,8 @@ def test_single_precision(
 ) -> None:
     """And with a step size that is off by a ten thousandth they are not equal.
 
-    Where a sum falls on the one side of a ReLU's kink in one eager run and on the other in the
-    second, these two part, and the seed has no yardstick. Most seeds must have one.
+    Two eager runs may part, as when a sum falls on either side of a ReLU's kink. Such a seed has no
+    yardstick; one in five may be so.
     """
     device = path.split("-")[0]
     traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
@@ -284,7 +284,10 @@ def test_single_precision(
         largest(traces, {seed: runs[name, seed, factor] for seed in kept}) / yardstick
         for factor in STRETCHES
     )
-    print(f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()}")
+    print(
+        f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()};"
+        f" without seeds {[*{*seeds} - {*kept}]}"
+    )
     assert (right <= TIMES).all()
     assert (wrong > TIMES).all()
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from tests.stacks import feed, numbers, plain, regress
 from tests.stacks import small as classify
 from upgd.engine.dense import Learner
-from upgd.engine.dense_cuda import CudaStack, Tuning, can_launch_early
+from upgd.engine.dense_cuda import GRAPH_STEPS, CudaStack, Tuning, can_launch_early
 from upgd.engine.layout import Layout
 from upgd.optim.registry import METHODS
 
@@ -149,22 +149,41 @@ def test_a_restored_run_goes_on_bit_for_bit() -> None:
     assert torch.equal(second.series, whole.series)
 
 
+@pytest.mark.parametrize("name", ["pgd", "adamw"])
+def test_several_learners_of_a_method_with_one_pass(name: str) -> None:
+    """Which are gone through forwards and backwards in turn."""
+    learners = [Learner(name, {}, seed) for seed in (3, 4, 5)]
+    stack = make(learners)
+    run(stack, learners, [2, STEPS])
+    check_against_plain(stack, classify, STEPS, sizes=SIZES)
+
+
+EARLY_STEPS = 2 * GRAPH_STEPS + 1
+
+
 @pytest.mark.skipif(
-    not can_launch_early(torch.device(DEVICE)), reason="this device or Triton has no early launches"
+    not can_launch_early(torch.device(DEVICE)),
+    reason="this device, its driver or Triton has no early launches",
 )
-@pytest.mark.parametrize("method", ["pgd", "upgd", "s-rwalk", "feature-upgd-2nd-local"])
+@pytest.mark.parametrize(
+    "method", ["pgd", "upgd", "s-rwalk", "n-upgd-local", "feature-upgd-2nd-local"]
+)
 def test_early_launches_change_no_bit(method: str) -> None:
     """A kernel that begins while the one before it ends reads what it would have read."""
     learners = [Learner(method, {"lr": 0.01}, seed) for seed in range(40)]
+    chunk = feed(learners, lambda seed: classify(seed, 2 * EARLY_STEPS)).chunk(0, EARLY_STEPS)
     found = []
     for first in (0, 1 << 60):
         tuning = Tuning(early_from=first)
         stack = make(
-            learners, sizes=(16, 300, 150, 10), stride=5, dtype=torch.float32, tuning=tuning
+            *(learners, EARLY_STEPS, (16, 300, 150, 10)),
+            **{"stride": 5, "dtype": torch.float32, "tuning": tuning},
         )
-        assert bool(stack._early["EARLY"]) == (first == 0)
-        run(stack, learners, [STEPS])
-        found.append([numbers(kept) for kept in (stack.weights, stack.series, *stack.states)])
+        assert bool(stack.early["EARLY"]) == (first == 0)
+        stack.advance(chunk)
+        kept = (stack.weights, stack.series, *stack.states, *stack.utilities)
+        found.append([numbers(tensor) for tensor in kept])
+    assert np.isfinite(found[0][0]).all()
     for early, late in zip(*found, strict=True):
         np.testing.assert_array_equal(early, late)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from upgd.kernels.triton_rules import compile_rules
 
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
+GRAPHS_LAUNCH_EARLY = 12_030
+"""The version of CUDA, as drivers tell it, from which graphs have early launches."""
 _NOTHING = np.zeros(1, np.int32)
 
 
@@ -38,7 +42,7 @@ class Tuning:
         columns, head_warps: Of the last layer's kernel.
         wide_head_warps: The same from 65 outputs on, for which four warps have too few registers.
         early_from: Bytes of weights from which a kernel is launched while the one before it ends.
-        ahead: How many of its programs then read ahead into the cache.
+        ahead: How many of its programs then read ahead into the cache, one at least.
     """
 
     block: int = 128
@@ -58,10 +62,19 @@ class Tuning:
 
 
 def can_launch_early(device: torch.device) -> bool:
-    """Whether device and Triton know programmatic dependent launches."""
+    """Whether device, driver and Triton know programmatic dependent launches, in graphs too."""
     if device.type != "cuda" or not hasattr(triton.language.extra.cuda, "gdc_wait"):
         return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    new = torch.cuda.get_device_capability(device) >= (9, 0)
+    return new and _driver_version() >= GRAPHS_LAUNCH_EARLY
+
+
+def _driver_version() -> int:
+    """The version of CUDA that the driver has, or 0. PyTorch tells that of the library alone."""
+    found = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    return found.value
 
 
 class CudaStack(DenseStack):
@@ -94,7 +107,7 @@ class CudaStack(DenseStack):
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._early = self._how_early()
+        self.early = self._how_early()
         self._branches = Branches(len(self.groups), self.device)
         self._table: NDArray[Any] | None = None
         self.data: Tensor | None = None
@@ -152,7 +165,7 @@ class CudaStack(DenseStack):
         pays = self.weights.nbytes >= self.tuning.early_from
         if not (one_after_another and pays and can_launch_early(self.device)):
             return {"EARLY": 0}
-        return {"EARLY": self.tuning.ahead, "launch_pdl": True}
+        return {"EARLY": max(1, self.tuning.ahead), "launch_pdl": True}
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -283,7 +296,7 @@ class CudaStack(DenseStack):
             SECOND=self.second,
             FEATURES=self.features,
             FORWARD=forward,
-            **self._early,
+            **self.early,
             num_warps=t.head_warps if self.out_block < 128 else t.wide_head_warps,
         )
         if not forward:
@@ -300,7 +313,7 @@ class CudaStack(DenseStack):
                 BR=t.back_rows,
                 BC=t.back_columns,
                 num_warps=t.back_warps,
-                **self._early,
+                **self.early,
             )
         if self.stride:
             sample.diagnose_kernel[(runs,)](
@@ -308,7 +321,7 @@ class CudaStack(DenseStack):
                 *(self.window, self.windows, self.stride, layout.activations, layout.units),
                 LAYERS=len(layout.layers),
                 BC=256,
-                **self._early,
+                **self.early,
             )
 
     def _update(self, number: int, offset: int) -> None:
@@ -317,7 +330,7 @@ class CudaStack(DenseStack):
         runs, layout = len(self.learners), self.layout
         utility = self.utilities[number]
         local = group.reduce == "row_norm"
-        common = {"SECOND": group.second, "LOCAL": local, **self._early}
+        common = {"SECOND": group.second, "LOCAL": local, **self.early}
         if group.features:
             update.feature_kernel[(group.count,)](
                 *(self.acts, self.dh, self.d2h, utility, self.gates, self.hyper, self.layer_table),
@@ -327,7 +340,7 @@ class CudaStack(DenseStack):
                 TRACE=rules.trace,
                 LOCAL=group.row.method.phases[0].reduce == "row_norm",
                 SECOND=group.second,
-                **self._early,
+                **self.early,
             )
         if group.reduce is not None:
             update.reduce_kernel[(len(layout.group_table), group.count)](

@@ -31,27 +31,12 @@ LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS 
 def take_over():
     """Wait until the kernel before has finished, then let the next one be launched.
 
-    All kernels of a step do so, hence each begins when everything before it is there. Before it a
-    kernel may only read what no step changes, or ask the cache for something.
+    All kernels of a step do so, hence each goes on when everything before it is there. Until then
+    it may read what no kernel of a step writes (tables, and the clock, which moves behind a
+    graph's last step), or ask the cache for something.
     """
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch(row, pitch):
-    """Ask the cache for a row of weights that is needed soon."""
-    line: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth
-    for k in range(0, pitch, 32 * line):
-        place = row + tl.minimum(k + tl.arange(0, 32) * line, pitch - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [place.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 # ------------------------------------------------------------------------ activations

@@ -9,8 +9,8 @@ registers it also forms their products with this sample and with the next, so th
 over the weights is needed for either. For this a layer is updated when the layer before it is done.
 
 The order of programs is that in which memory and cache serve best: learner by learner, and what one
-pass reads or writes last, the next one reads first. Where there is no first pass, the second goes
-through the learners forwards and backwards in turn.
+pass reads or writes last, the next one reads first. Where there is no first pass, the first launch
+of the second goes through the learners forwards and backwards in turn.
 
 With ``EARLY`` a kernel is launched while the one before it ends; see
 :func:`~upgd.kernels.triton_sample.take_over`.
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from upgd.kernels.triton_random import four_normals
-from upgd.kernels.triton_sample import both_inputs, prefetch, take_over
+from upgd.kernels.triton_sample import both_inputs, take_over
 
 
 @triton.jit(do_not_specialize=["first", "UNITS"])
@@ -93,14 +93,30 @@ def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other, K
 
 
 @triton.jit
-def _prefetch(W, S, row, span, units, pitch, size, STATES: tl.constexpr, EARLY: tl.constexpr):
+def _read_ahead(W, S, row, span, units, pitch, size, STATES: tl.constexpr, EARLY: tl.constexpr):
     """The first programs ask the cache for what they will read while the kernel before ends."""
     if tl.program_id(1) * tl.num_programs(0) + tl.program_id(0) < EARLY:
         for lane in tl.static_range(4):
             place = tl.minimum(row + lane * span, units - 1) * pitch
-            prefetch(W + place, pitch)
+            _prefetch(W + place, pitch)
             for k in tl.static_range(STATES):
-                prefetch(S + k * size + place, pitch)
+                _prefetch(S + k * size + place, pitch)
+
+
+@triton.jit
+def _prefetch(row, pitch):
+    """Ask the second-level cache, which all see alike, for a row, by lines of 128 bytes."""
+    line: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth
+    for k in range(0, pitch, 32 * line):
+        place = row + tl.minimum(k + tl.arange(0, 32) * line, pitch - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l",
+            [place.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit(do_not_specialize=["offset", "first", "UNITS"])
@@ -127,7 +143,7 @@ def reduce_kernel(
     W += run * P
     S += own * P
     if EARLY:
-        _prefetch(W + base, S + base, row, span, units, pitch, 0, 1, EARLY)
+        _read_ahead(W + base, S + base, row, span, units, pitch, 0, 1, EARLY)
         take_over()
     step = tl.load(clock) + offset
     if layer == 0:
@@ -220,7 +236,8 @@ def update_kernel(
     group = first_group + tl.program_id(0)
     own = tl.program_id(1).to(tl.int64)
     if not (HIDDEN or GLOBAL or LOCAL):  # begin where the step before ended
-        own = tl.where((tl.load(clock) + offset) % 2 == 1, mine - 1 - own, own)
+        back = (tl.load(clock) + offset) % 2 == 1
+        own = tl.where(back, tl.num_programs(1) - 1 - own, own)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
     tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
@@ -238,7 +255,7 @@ def update_kernel(
     size = (own * 0 + mine) * P  # in 64 bits
     if EARLY:
         if not (GLOBAL or LOCAL):
-            _prefetch(W + base, S + base, row, span, units, pitch, size, STATES, EARLY)
+            _read_ahead(W + base, S + base, row, span, units, pitch, size, STATES, EARLY)
         take_over()
     step = tl.load(clock) + offset
     following = begin
