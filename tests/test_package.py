@@ -96,3 +96,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 def test_hard_dependencies_are_two() -> None:
     requires = [r for r in metadata.requires("upgd") or [] if "extra ==" not in r]
     assert sorted(re.split(r"[<>=!~ ]", r)[0] for r in requires) == ["numpy", "torch"]
+
+
+def test_importing_does_not_import_the_compiler() -> None:
+    """Which takes as long as all of PyTorch; it is there once a step is done."""
+    code = "import sys, upgd, upgd.cli; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -29,6 +29,7 @@ from upgd.optim.checks import parameter_name
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.state import StatefulOptimizer
+from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -184,7 +185,7 @@ class RuleOptimizer(StatefulOptimizer):
                 self._advance(batches)
         return loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     @torch.no_grad()
     def _step_fused(self) -> None:
         self._refuse_sharded()
@@ -234,7 +235,7 @@ class RuleOptimizer(StatefulOptimizer):
         """Whose curvature a step reads."""
         return {"params": [p for group in self.param_groups for p in group["params"]]}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     @torch.no_grad()
     def _gather(self) -> list[Batch]:
         """Collect what this step updates and draw its noise: the one part not compiled."""

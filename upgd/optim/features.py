@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from upgd.curvature.graph import is_observed
 from upgd.curvature.walk import TAPS, Tap
+from upgd.optim.uncompiled import uncompiled
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -236,12 +237,12 @@ class Features:
 
     # -------------------------------------------------------------------- hooks
     # A compiled model must leave its graphs for them: they watch tensors and their nodes.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
             self._sit(_Tap(self._by_module[module]), module, output)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _on_follower(self, module: nn.Module, args: Any, output: Any) -> None:
         tap = getattr(args[0], self._mark, None) if args else None
         if not isinstance(tap, _Tap) or not isinstance(output, Tensor) or not output.requires_grad:
