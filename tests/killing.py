@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import sklearn.datasets  # noqa: F401 - so that children need not import it
+import torch._dynamo  # noqa: F401 - nor this, at their first step
 
 from upgd.cli import main
 from upgd.engine import EagerRun
