@@ -143,6 +143,24 @@ def test_numbers_of_a_table_are_those_of_the_series() -> None:
     assert cells[6].split()[0] == f"{100 * forgotten:+.2f}".replace("-", "−")
 
 
+def test_sets_that_were_found_stand_beside_the_printed_ones() -> None:
+    """Every method of the figure has its row; differences are of seeds that both have."""
+    name = "label-permuted-emnist"
+    printed, found = made_up(name, seeds=3), made_up(f"best-sets-{name}", seeds=5)
+    rows = [line.split("|")[1:-1] for line in tables.beside_printed(found, printed)[2:-2]]
+    arms = EXPERIMENTS[found.name].arms
+    assert arms
+    assert [row[0].strip() for row in rows] == [arm.title for arm in arms]
+    for arm, (_, mine, first, theirs, second, less) in zip(arms, rows, strict=True):
+        assert mine != theirs
+        a, b = (
+            np.array([r.of(arm.name, "accuracy")[seed].mean() for seed in range(3)])
+            for r in (found, printed)
+        )
+        assert (first.strip(), second.strip()) == (f"{100 * a.mean():.2f}", f"{100 * b.mean():.2f}")
+        assert less.split()[0].replace("−", "-") == f"{100 * (a - b).mean():+.2f}"
+
+
 def test_a_method_that_diverged_is_told_of() -> None:
     some = made_up("toy-changing-sign")
     kept = {m: {a: x for a, x in arms.items() if a != "pgd"} for m, arms in some.series.items()}

@@ -23,11 +23,12 @@ from pathlib import Path
 from upgd.paper import provenance
 from upgd.paper.claims import Judged, judge_results, table
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
-from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.results import TABLE, Results, load
 from upgd.paper.tables import (
+    beside_printed,
     briefly,
     found_table,
     grid_table,
@@ -133,6 +134,9 @@ class Site:
             results = self.results[experiment_name(folder)]
             table_ = numbers(results, known.diverged if known else ())
             lines = [f"# {heading(results.name)}", "", *source(known), *table_, ""]
+            printed = self.results.get(results.name.removeprefix(BEST_SETS))
+            if results.name.startswith(BEST_SETS) and printed is not None:
+                lines += [*beside_printed(results, printed), ""]
             for figure in self.drawn:
                 if results.name in figure.experiments:
                     lines += [*self.figure(figure, ".."), ""]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from upgd.metrics import Interval
 from upgd.paper import policy_collapse
-from upgd.paper.evidence import change, forgotten, mean_over, parts, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, Experiment, title
+from upgd.paper.evidence import change, forgotten, lead, mean_over, parts, plasticity_lost
+from upgd.paper.experiments import EXPERIMENTS, PRINTED, Experiment, title
 from upgd.paper.found import Found, Sets, Tried, read
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import Results
 from upgd.paper.searches import SEARCHES, Search
-from upgd.paper.sets import BEST, MAIN, METHODS
+from upgd.paper.sets import BEST, MAIN, METHODS, best
 from upgd.report.verdict import told
 from upgd.streams import DATASETS
 from upgd.streams import get as get_problem
@@ -35,7 +36,8 @@ def source(known: Provenance | None) -> list[str]:
     most = max((len(seeds) for seeds in known.seeds.values()), default=0)
     fewer = [f"{arm} {len(seeds)}" for arm, seeds in known.seeds.items() if len(seeds) < most]
     each = f"{most} seeds, {spaced(known.steps)} steps each" if known.steps else f"{most} rounds"
-    runs = f"{len(known.seeds)} arms, {each}"
+    arms = "1 arm" if len(known.seeds) == 1 else f"{len(known.seeds)} arms"
+    runs = f"{arms}, {each}"
     rows = {
         "runs": runs + (f" (fewer seeds: {', '.join(fewer)})" if fewer else ""),
         "options": ", ".join(f"{k} {v}" for k, v in known.options.items()),
@@ -159,6 +161,43 @@ def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
         length = get_problem(experiment.problem).task_length or 1
         notes += [f"A point is {results.window // length} tasks."]
     return [*lines, "", " ".join(notes)]
+
+
+def beside_printed(found: Results, printed: Results) -> list[str]:
+    """Sets that were found, beside the printed ones with the same seeds.
+
+    Args:
+        found: Results of an experiment on best sets.
+        printed: Those of the main experiment.
+    """
+    both = _together(found, printed, "accuracy")
+    header = ["set found", "accuracy", "printed set", "accuracy", "found less printed [95%]"]
+    lines = [f"| method | {' | '.join(header)} |", "|---|---|---:|---|---:|---:|"]
+    for arm in EXPERIMENTS[found.name].arms:
+        if arm.name in found.arms:
+            first, second = (_mean(both, name) for name in (arm.name, arm.name + PRINTED))
+            sets_ = _letters(arm.hyper), _letters(best(EXPERIMENTS[found.name].problem, arm.name))
+            more = _with_interval(lead(both, arm.name, arm.name + PRINTED), "accuracy")
+            lines.append(f"| {arm.title} | {sets_[0]} | {first} | {sets_[1]} | {second} | {more} |")
+    return [*lines, "", "Accuracy over all tasks, ×100, of seeds that both sets have."]
+
+
+def _together(found: Results, printed: Results, metric: str) -> Results:
+    """One metric of both, for seeds that both have; arms with printed sets are called so."""
+    series: dict[str, Mapping[int, NDArray[np.float64]]] = {}
+    for arm in found.arms:
+        mine, theirs = found.of(arm, metric), printed.of(arm, metric)
+        common = mine.keys() & theirs.keys()
+        series[arm] = {seed: mine[seed] for seed in common}
+        series[arm + PRINTED] = {seed: theirs[seed] for seed in common}
+    return Results(found.name, found.window, {metric: series})
+
+
+def _mean(results: Results, arm: str) -> str:
+    """An arm's accuracy over all tasks."""
+    curves = results.by_task(arm, "accuracy").values()
+    tasks = range(min(map(len, curves), default=0))
+    return _estimate(mean_over(results, arm, "accuracy", tasks), "accuracy")
 
 
 def _unit(experiment: Experiment, results: Results) -> str:
