@@ -28,6 +28,7 @@ from upgd.engine.general import GeneralStack
 from upgd.engine.layout import Layout
 from upgd.engine.roofline import bandwidth, passes, share
 from upgd.networks import build, mlp
+from upgd.optim.registry import METHODS
 from upgd.paper.sets import METHODS as PAPER
 
 QUICK = os.environ.get("TRITON_INTERPRET") == "1"
@@ -206,7 +207,8 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--methods", default=",".join(PAPER))
+    every = [*PAPER, *(name for name in METHODS if name not in PAPER)]
+    parser.add_argument("--methods", default=",".join(PAPER if QUICK else every))
     arguments = parser.parse_args()
     one_weight_initialisation()
     lines: list[str] = []
@@ -246,6 +248,7 @@ def main() -> None:
         row(f"the paper's ten methods together, R = {many}", dense(PAPER, many), mixed)
     row(f"CIFAR-10 network, UPGD-W, R = {many // 2}", convolutional("upgd", many // 2), 0)
     say()
+    say("Whole steps, metrics included, of samples that lie on the device already.")
     say("The floor counts each method's reads and writes of weights and states, at the copy's")
     say("speed: UPGD six, S-SI ten, S-RWalk twelve. Where all learners fit into the cache of")
     say("the GPU together, the share may exceed one.")

@@ -42,6 +42,7 @@ from upgd.timing import measure
 
 NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
 BATCH = 100
+ROUNDS = 7
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
 
@@ -210,7 +211,7 @@ def main() -> None:
     parser.add_argument(
         "--busy", action="store_true", help="one thread, and its own time: others use the CPU"
     )
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument(
         "--target", type=float, default=0.05, help="seconds per optimizer and round"
     )
@@ -246,6 +247,7 @@ def main() -> None:
         )
         print(pages[-1] + "\n", flush=True)
     flags = f"--device {args.device}" + " --fused" * args.fused + " --busy" * args.busy
+    flags += f" --rounds {args.rounds}" if args.rounds != ROUNDS else ""
     shared = "Others used the machine: processor time of one thread.\n" if args.busy else ""
     head = (
         f"# One optimizer step on {machine(args.device)}\n\n"

@@ -14,14 +14,15 @@ from triton.compiler import ASTSource
 
 from upgd.engine.dense import Learner, in_groups
 from upgd.engine.dense_cuda import Tuning
-from upgd.kernels import triton_sample, triton_stored, triton_update
+from upgd.kernels import triton_noise, triton_sample, triton_stored, triton_update
 from upgd.kernels.triton_rules import compile_rules
 
 INTEGERS = {
     *("offset", "first", "first_group", "mine", "runs", "P", "A", "UNITS", "LENGTH", "window"),
     *("windows", "stride", "ROWS", "inputs", "units", "outputs", "pitch", "base", "begin"),
-    *("wide", "first_pitch", "first_begin", "row_at"),
+    *("wide", "first_pitch", "first_begin", "row_at", "n"),
 }
+LONG_INTEGERS = {"seed"}
 DOUBLES = {"hyper", "corrections", "series", "decays"}
 LONGS = {"seeds", "clock", "diverged"}
 WORDS = {
@@ -32,8 +33,8 @@ WORDS = {
 
 def pointer(name: str) -> str:
     """The type of an argument, from its name."""
-    if name in INTEGERS:
-        return "i32"
+    if name in INTEGERS | LONG_INTEGERS:
+        return "i32" if name in INTEGERS else "i64"
     kinds = ((DOUBLES, "*fp64"), (LONGS, "*i64"), (WORDS, "*i32"))
     return next((kind for names, kind in kinds if name in names), "*fp32")
 
@@ -117,6 +118,7 @@ def main() -> None:
         RULE=compile_rules(local_group.row.method, "float32").reduce,
         BLOCK=256,
     )
+    build(triton_noise._normal_kernel, BLOCK=triton_noise.BLOCK)
 
 
 if __name__ == "__main__":

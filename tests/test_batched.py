@@ -22,6 +22,9 @@ from upgd.networks import build, cnn
 from upgd.optim.registry import METHODS
 from upgd.streams import get
 from upgd.study import Ledger, RunSpec
+from upgd.study.backlog import begun_otherwise
+from upgd.study.driver import drive
+from upgd.study.simulated import SimulatedPool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import work
 
@@ -137,10 +140,8 @@ def test_a_diverging_run_ends_and_the_others_go_on(tmp_path: Path) -> None:
     assert steps[1] == steps[3]
 
 
-@pytest.mark.usefixtures("general")
-def test_an_interrupted_stack_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    specs = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
-    whole = results(tmp_path / "whole", specs, work_stacks)
+def begin(folder: Path, specs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the runs interrupted at step 100."""
     seen: list[int] = []
 
     def interrupt(progress: Any) -> None:
@@ -148,19 +149,79 @@ def test_an_interrupted_stack_goes_on_bit_for_bit(tmp_path: Path) -> None:
         if len(seen) == 2:
             raise KeyboardInterrupt
 
-    batched_chunks = batched.LONGEST_CHUNK
-    batched.LONGEST_CHUNK = 50
-    try:
-        with Ledger.open(tmp_path / "cut") as ledger:
-            ledger.add(specs)
-            with pytest.raises(KeyboardInterrupt):
-                work_stacks(ledger, on_progress=interrupt)
-            assert ledger.counts()["pending"] == 4
-        cut = results(tmp_path / "cut", specs, work_stacks)
-    finally:
-        batched.LONGEST_CHUNK = batched_chunks
+    with monkeypatch.context() as patch, Ledger.open(folder) as ledger:
+        patch.setattr(batched, "LONGEST_CHUNK", 50)
+        ledger.add(specs)
+        with pytest.raises(KeyboardInterrupt):
+            work_stacks(ledger, on_progress=interrupt)
+        assert ledger.counts()["pending"] == len(specs)
     assert seen == [50, 100]
+
+
+FOUR = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
+
+
+@pytest.mark.usefixtures("general")
+def test_an_interrupted_stack_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = results(tmp_path / "whole", FOUR, work_stacks)
+    begin(tmp_path / "cut", FOUR, monkeypatch)
+    notes: list[str] = []
+    cut = results(tmp_path / "cut", FOUR, work_stacks, on_note=notes.append)
+    assert notes == []
     assert_same(whole, cut, 0.0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.usefixtures("general")
+def test_it_is_said_when_runs_go_on_in_another_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Where sums are PyTorch's, which may depend on how many runs there are."""
+    begin(tmp_path, FOUR, monkeypatch)
+    where = {"key": [spec.key for spec in FOUR[:3]]}
+    with Ledger.open(tmp_path) as ledger:
+        if workers:
+            pool = SimulatedPool(1, lambda job: 10.0)
+            tally = drive(ledger, pool, where=where, clock=pool.clock)
+        else:
+            tally = work_stacks(ledger, where=where)
+    said = "runs go on in another stack than before, where sums may be rounded otherwise"
+    assert tally.notes == [f"3 {said}"]
+
+
+def test_dense_stacks_need_not_stay_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    begin(tmp_path, FOUR, monkeypatch)
+    with Ledger.open(tmp_path) as ledger:
+        assert work_stacks(ledger, most=3).notes == ["4 runs: 3 at a time"]
+
+
+def test_it_is_said_when_runs_begin_anew_with_another_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost without a word, whichever way the work is done."""
+    pytest.importorskip("numba")
+    begin(tmp_path, FOUR, monkeypatch)
+    said = "what was kept of them is of batched-dense on cpu"
+    pool, notes = SimulatedPool(1, lambda job: 10.0), []
+    with Ledger.open(tmp_path) as ledger:
+        assert begun_otherwise(ledger, None, "cpu", "auto") == []
+        assert begun_otherwise(ledger, None, "cpu", "batched") == []
+        first = {"key": [spec.key for spec in FOUR[:2]]}
+        alone = work(ledger, where=first, on_note=notes.append)
+        assert alone.notes == notes == [f"2 runs begin anew with eager on cpu: {said}"]
+        second = {"key": [FOUR[2].key]}
+        driven = drive(ledger, pool, engine="eager", where=second, clock=pool.clock)
+        one = f"1 run begins anew with eager on cpu: {said.replace('them', 'it')}"
+        assert driven.notes == [one]
+        monkeypatch.setattr(batched, "has_dense_path", lambda device: False)
+        last = work_stacks(ledger)
+        assert last.notes == [one.replace("eager", "batched-general")]
+        assert ledger.counts()["done"] == 4
 
 
 def test_what_shares_a_stack(tmp_path: Path) -> None:
@@ -176,6 +237,21 @@ def test_what_shares_a_stack(tmp_path: Path) -> None:
         assert ledger.get(batch.key).state == "pending"
         sizes = sorted(ledger.get(s.key).result.host["runs_in_stack"] for s in specs)  # type: ignore[union-attr]
     assert sizes == [1, 1, 1, 2, 2]
+
+
+def test_without_a_compiler_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what could be dense takes the general path."""
+    monkeypatch.setattr(batched.importlib.util, "find_spec", lambda name: None)
+    batched.has_dense_path.cache_clear()
+    try:
+        kinds = [kind_of(get(PROBLEM), Setting("upgd", {}, seed, 10), "cpu") for seed in range(3)]
+    finally:
+        batched.has_dense_path.cache_clear()
+    assert kinds == ["general"] * 3
+    told = "numba is not installed: runs on cpu take the slower general path"
+    assert caplog.messages == [told]
 
 
 def test_which_engine() -> None:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,13 +30,16 @@ from tests import plain_numba
 from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
+from upgd.engine.general import GeneralStack
 from upgd.engine.layout import Layout
 from upgd.kernels import cpu_rows, rules
+from upgd.networks import build
 from upgd.optim import fused
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS
 
 SIZES = (16, 5, 4, 10)
+TWO_LAYERS = (16, 5, 10)
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 HYPER = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1, "kappa": 2.0, "beta_utility": 0.9}
 interpreted = pytest.mark.skipif(
@@ -98,6 +102,30 @@ def compare_in_the_interpreter(name: str) -> None:
     from upgd.engine.dense_cuda import CudaStack
 
     compare(lambda *given, **named: CudaStack(*given, **named, device="cpu"), name, (2,))
+
+
+def compare_stored(name: str, seeds: tuple[int, ...]) -> None:
+    """Updates with stored gradients by Triton, learners beside each other, against the plain loop.
+
+    The stack's own updates, which are tested by themselves, do not run.
+    """
+    from upgd.engine.general_cuda import FusedUpdates
+
+    learners = [replace(learner(name), seed=seed) for seed in seeds]
+    stack = GeneralStack(
+        lambda seed, task: build(TWO_LAYERS, seed, "relu", task),
+        learners,
+        loss="cross_entropy",
+        steps=2,
+        window=1,
+        shape=TWO_LAYERS[:1],
+        dtype=torch.float64,
+    )
+    stack._fused = FusedUpdates(stack)
+    stack.advance(feed(learners, small).chunk(0, 2))
+    for run, each in enumerate(stack.learners):
+        weights = plain(each, small(each.seed), 2, TWO_LAYERS).weights
+        np.testing.assert_allclose(numbers(stack.weights[run]), weights, atol=1e-9)
 
 
 def compare_fused(name: str) -> None:
@@ -335,6 +363,28 @@ FLAT = {
     "another norm": Mutant("squares += t * t", "squares += tl.abs(t)", "upgd-local"),
     "no bias correction": Mutant("c = 1.0 - tl.exp(", "c = 1.0 + 0.0 * tl.exp(", "adamw"),
 }
+STORED = {
+    "no bias in the maximum": Mutant(
+        "largest = tl.maximum(largest, tl.where(mask, u,",
+        "largest = tl.maximum(largest, tl.where(mask & (count > 10), u,",
+    ),
+    "a span left out of eta": Mutant(
+        'largest = tl.full([BLOCK], float("-inf"), real)\n    for lane in tl.static_range(4):',
+        'largest = tl.full([BLOCK], float("-inf"), real)\n    for lane in tl.static_range(3):',
+    ),
+    "eta of another run": Mutant("tl.load(partial + run)", "tl.load(partial)"),
+    "the next step's noise": Mutant("tl.load(clock), real,", "tl.load(clock) + 1, real,"),
+    "noise of another run": Mutant("tl.load(seeds + run)", "tl.load(seeds)"),
+    "all tensors with one noise": Mutant("(tensor + place * 0)", "(place * 0)"),
+    "two spans with one noise": Mutant("            z = z3\n", "            z = z2\n"),
+    "a norm for several rows": Mutant("norms + e // width", "norms + 0 * e", "upgd-local"),
+    "another norm": Mutant("squares += wide * wide", "squares += tl.abs(wide)", "upgd-local"),
+    "states of another run": Mutant("S += own * P + base\n", "S += base\n", "s-si"),
+    "corrections of another kind": Mutant(
+        "tl.load(corrections), tl.load(corrections + 1)",
+        "tl.load(corrections), tl.load(corrections)", "adamw",
+    ),
+}  # fmt: skip
 STACKS = [("update", name) for name in UPDATES] + [("sample", name) for name in SAMPLES]
 
 
@@ -353,6 +403,54 @@ def test_kernels(part: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(dense_cuda, part, load(f"triton_{part}", mutant, tmp_path))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         compare_in_the_interpreter(mutant.method)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["upgd", "upgd-local", "s-si", "adamw", "s-rwalk", "ada-upgd"])
+def test_the_stored_kernels_pass(name: str) -> None:
+    compare_stored(name, (3, 4, 5))
+
+
+@interpreted
+@pytest.mark.parametrize("name", STORED)
+def test_stored_kernels(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from upgd.engine import general_cuda
+
+    module = load("triton_stored", STORED[name], tmp_path)
+    monkeypatch.setattr(general_cuda, "kernels", module)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        compare_stored(STORED[name].method, (3, 4))
+
+
+@interpreted
+def test_the_stored_kernels_update_convolutions() -> None:
+    """Several methods beside each other; rows of a convolution's weights are its channels."""
+    from upgd.engine.general_cuda import FusedUpdates
+
+    learners = [learner(name) for name in ("upgd", "upgd-local", "s-mas")]
+    found = []
+    for kernels in (False, True):
+        stack = GeneralStack(
+            convolutional,
+            learners,
+            loss="cross_entropy",
+            steps=2,
+            window=1,
+            shape=(1, 4, 4),
+            dtype=torch.float64,
+        )
+        stack._fused = FusedUpdates(stack) if kernels else None
+        stack.advance(feed(learners, small).chunk(0, 2))
+        found.append([stack.weights, *stack.states])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
+
+
+def convolutional(seed: int, task: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = [nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 10)]
+        return nn.Sequential(*layers).double()
 
 
 @interpreted
@@ -383,3 +481,9 @@ def flat_kernels(change: Callable[[str], str], folder: Path) -> ModuleType:
     module = load("triton_flat", change, folder)
     module.BLOCK = 32  # type: ignore[attr-defined]
     return module
+
+
+def test_the_page_tells_how_many_there_are() -> None:
+    count = 2 * len(RULES) + sum(map(len, (LOOPS, FLAT_LOOPS, UPDATES, SAMPLES, STORED, FLAT)))
+    page = Path(__file__).parents[1] / "docs" / "batched.md"
+    assert f"{count} mutants of the kernels must fail" in page.read_text()

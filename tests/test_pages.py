@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import stats
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
@@ -22,10 +25,12 @@ from upgd.cli import app
 from upgd.paper import provenance, tables, update_time
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.figures import FIGURES
+from upgd.paper.found import read
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.measuring import How
 from upgd.paper.pages import BLOCKS, FIGURES_FOLDER, Site, fill, folder_name, heading
 from upgd.paper.results import TABLE, Results, find, gather, write
+from upgd.paper.sets import best
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
 from upgd.study.records import Result, Series
@@ -144,29 +149,82 @@ def test_numbers_of_a_table_are_those_of_the_series() -> None:
 
 
 def test_sets_that_were_found_stand_beside_the_printed_ones() -> None:
-    """Every method of the figure has its row; differences are of seeds that both have."""
+    """Every method of the figure has its row; differences are of seeds and tasks that both have."""
     name = "label-permuted-emnist"
     printed, found = made_up(name, seeds=3), made_up(f"best-sets-{name}", seeds=5)
+    short = {arm: {s: x[:50] for s, x in some.items()} for arm, some in _accuracies(found).items()}
+    found = replace(found, series={"accuracy": short})
     rows = [line.split("|")[1:-1] for line in tables.beside_printed(found, printed)[2:-2]]
     arms = EXPERIMENTS[found.name].arms
     assert arms
     assert [row[0].strip() for row in rows] == [arm.title for arm in arms]
     for arm, (_, mine, first, theirs, second, less) in zip(arms, rows, strict=True):
-        assert mine != theirs
+        for told, hyper in ((mine, arm.hyper), (theirs, best(name, arm.name))):
+            assert [float(part.split()[-1]) for part in told.split(",")] == [
+                hyper[key] for key in tables._GREEK if key in hyper
+            ]
         a, b = (
-            np.array([r.of(arm.name, "accuracy")[seed].mean() for seed in range(3)])
+            np.array([r.of(arm.name, "accuracy")[seed][:50].mean() for seed in range(3)])
             for r in (found, printed)
         )
         assert (first.strip(), second.strip()) == (f"{100 * a.mean():.2f}", f"{100 * b.mean():.2f}")
-        assert less.split()[0].replace("−", "-") == f"{100 * (a - b).mean():+.2f}"
+        mean, low, high = (float(x) for x in re.findall(r"[+-][\d.]+", less.replace("−", "-")))
+        wide = stats.t.ppf(0.975, 2) * (a - b).std(ddof=1) / 3**0.5
+        expected = 100 * (a - b).mean() + 100 * wide * np.array([0, -1, 1])
+        np.testing.assert_allclose([mean, low, high], expected, atol=0.006)
 
 
-def test_a_method_that_diverged_is_told_of() -> None:
+def test_a_set_that_diverged_stands_there_too() -> None:
+    name = "label-permuted-emnist"
+    printed, found = made_up(name, seeds=3), made_up(f"best-sets-{name}", seeds=3)
+    first, second = (arm.name for arm in EXPERIMENTS[found.name].arms[:2])
+    kept = {arm: some for arm, some in _accuracies(found).items() if arm != first}
+    kept[second] = {seed: x for seed, x in kept[second].items() if seed > 0}
+    gone = {first: [0, 1, 2], second: [0]}
+    table = tables.beside_printed(replace(found, series={"accuracy": kept}, diverged=gone), printed)
+    rows = [line.split("|")[1:-1] for line in table[2:4]]
+    assert "(3 of 3 seeds diverged)" in rows[0][1]
+    assert [cell.strip() for cell in rows[0][2::2]] == ["-", "-"]
+    assert "(1 of 3 seeds diverged)" in rows[1][1]
+    assert "diverged" not in rows[1][3]
+    assert float(rows[1][2]) == pytest.approx(
+        100 * np.mean([kept[second][seed] for seed in (1, 2)]), abs=0.006
+    )
+
+
+def _accuracies(results: Results) -> Mapping[str, Mapping[int, NDArray[np.float64]]]:
+    return results.series["accuracy"]
+
+
+def test_a_method_that_diverged_is_told_of(tmp_path: Path) -> None:
     some = made_up("toy-changing-sign")
     kept = {m: {a: x for a, x in arms.items() if a != "pgd"} for m, arms in some.series.items()}
     without = Results(some.name, some.window, kept)
     assert not any("| PGD |" in line for line in tables.numbers(without))
-    assert any("| PGD | diverged |" in line for line in tables.numbers(without, ["pgd"]))
+    gone = replace(without, diverged={"pgd": [0, 1], "upgd": [7]})
+    assert any("| PGD | diverged |" in line for line in tables.numbers(gone))
+    seeds = len(some.of("upgd", "loss"))
+    told = f"UPGD (1 of {seeds + 1} seeds"
+    assert any(f"| {told} diverged) | " in line for line in tables.numbers(gone))
+    folder = tmp_path / folder_name(some.name)
+    folder.mkdir()
+    write(gone, folder / TABLE)
+    [caption] = [x for x in Site(tmp_path).figure(FIGURES["toys"], "") if x.startswith("*")]
+    assert f" Diverged: toy-changing-sign (PGD, {told}))." in caption
+
+
+def test_a_figure_says_which_sets_were_searched_in_part() -> None:
+    name = "variants-emnist"
+    arms = EXPERIMENTS["variants-label-permuted-emnist"].arms
+    known = read()["label-permuted-emnist"]
+    sets = {arm.name: replace(known[arm.name], sets=320) for arm in arms}
+    whole = {"label-permuted-emnist": sets}
+    assert tables.searched_in_part(FIGURES[name], whole) == ""
+    sets[arms[0].name] = replace(known[arms[0].name], sets=7)
+    told = " An arm was searched over 7 of 320 sets of the grid."
+    assert tables.searched_in_part(FIGURES[name], whole) == told
+    sets[arms[0].name] = replace(sets[arms[0].name], hyper={"lr": 7.0})  # not the set that ran
+    assert tables.searched_in_part(FIGURES[name], whole) == ""
 
 
 def test_an_unknown_part_is_a_mistake(tmp_path: Path) -> None:

@@ -117,10 +117,10 @@ def reproduce(
             _measure(each, asked, tables, quiet, dry_run)
     if dry_run:
         return
-    found, diverged = _keep(names, studies, tables, data_dir)
+    found = _keep(names, studies, tables, data_dir)
     studies[0].mkdir(parents=True, exist_ok=True)
     for figure in drawn:
-        _draw(figure, found, diverged, studies[0], suffixes)
+        _draw(figure, found, studies[0], suffixes)
     for each in measured:
         _draw_measured(each, tables / each.folder(asked), studies[0], suffixes)
     end(tally)
@@ -287,13 +287,9 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
 # ------------------------------------------------------------------------------ results
 def _keep(
     names: Sequence[str], studies: Sequence[Path], tables: Path, data_dir: Path | None
-) -> tuple[dict[str, Results], dict[str, list[str]]]:
-    """What the studies have of experiments, written as tables with where they come from.
-
-    Also tells, by experiment, arms of which no run is done because they diverged.
-    """
+) -> dict[str, Results]:
+    """What the studies have of experiments, written as tables with where they come from."""
     kept: dict[str, Results] = {}
-    diverged: dict[str, list[str]] = {}
     with ExitStack() as stack:
         ledgers = _ledgers(studies, stack)
         for name in names:
@@ -316,14 +312,12 @@ def _keep(
                 write(results, folder / TABLE)
                 told.write(folder)
             kept[name] = results
-            diverged[name] = [arm for arm in told.diverged if arm not in results.arms]
-    return kept, diverged
+    return kept
 
 
 def _draw(
     figure: Figure,
     results: Mapping[str, Results],
-    diverged: Mapping[str, Sequence[str]],
     folder: Path,
     suffixes: Sequence[str],
 ) -> None:
@@ -332,9 +326,9 @@ def _draw(
         draw(figure, results, *paths)
         for path in paths:
             _tell(f"wrote {path}")
-    for each in diverged_arms(figure, diverged):
+    for each in diverged_arms(figure, results):
         _note(f"{figure.name}: diverged in {each}")
-    lacking = missing(figure, results, diverged)
+    lacking = missing(figure, results)
     if lacking:
         _note(f"{figure.name} lacks {', '.join(lacking)}")
 

@@ -169,7 +169,8 @@ def _workers(
         stacks = partial(work_stacks, on_note=on_note)
         # The eager engine takes what the batched one cannot.
         engines: dict[str, list[Callable[..., Tally]]]
-        engines = {"auto": [stacks, work], "batched": [stacks], "eager": [work]}
+        alone = partial(work, on_note=on_note)
+        engines = {"auto": [stacks, alone], "batched": [stacks], "eager": [alone]}
         yield engines[how.engine]
         return
     pool = make_pool(how.on, how.workers, how.device)

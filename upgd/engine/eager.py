@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
@@ -173,6 +174,7 @@ class EagerRun:
         )
 
     # --------------------------------------------------------------------- learning
+    @full_float32()
     def advance(self, steps: int) -> None:
         """Learn from the next `steps` batches.
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from upgd.engine.dense import COLUMNS, Group, Learner, in_groups, tables
 from upgd.engine.feed import Chunk
+from upgd.engine.precision import full_float32
 from upgd.kernels import philox
 from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, HYPER, STATES, reduces, source
 from upgd.optim.batch import tiny
@@ -154,6 +155,7 @@ class GeneralStack:
         }
 
     # ------------------------------------------------------------------------- learning
+    @full_float32()
     def advance(self, chunk: Chunk) -> None:
         """Learn from a chunk of samples."""
         self._feed(chunk)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.paper.evidence import forgotten, plasticity_lost
+from upgd.paper.evidence import diverged, forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
 from upgd.paper.policy_collapse import draw_returns
@@ -124,18 +124,8 @@ def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
     return list(paths)
 
 
-def missing(
-    figure: Figure,
-    results: Mapping[str, Results],
-    diverged: Mapping[str, Collection[str]] | None = None,
-) -> list[str]:
-    """Experiments, their metrics and their arms that have no results.
-
-    Args:
-        figure: Which.
-        results: By experiment.
-        diverged: By experiment, arms of which there are none because they diverged.
-    """
+def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
+    """Experiments, their metrics and their arms that have no results, though none diverged."""
     found: list[str] = []
     unknown: dict[str, set[str]] = {}
     for panel in _parts(figure):
@@ -148,7 +138,7 @@ def missing(
             elif not there:
                 found.append(f"{name}: {metric}")
             else:
-                experiment, over = EXPERIMENTS[name], (diverged or {}).get(name, ())
+                experiment, over = EXPERIMENTS[name], results[name].diverged
                 known, twins = {arm.name for arm in experiment.arms}, experiment.twins()
                 lacks = [a for a in panel.arms if twins.get(a, a) not in there and a not in over]
                 found += [f"{name}: {arm}" for arm in lacks if arm in known]
@@ -157,18 +147,16 @@ def missing(
     return list(dict.fromkeys([*found, *searched]))
 
 
-def diverged_arms(figure: Figure, diverged: Mapping[str, Collection[str]]) -> list[str]:
-    """Titles of a figure's arms that have diverged, by experiment.
-
-    Args:
-        figure: Which.
-        diverged: By experiment, arms of which no run is done because they diverged.
-    """
+def diverged_arms(figure: Figure, results: Mapping[str, Results]) -> list[str]:
+    """Titles of a figure's arms that have diverged, by experiment, with how many seeds if some."""
     found = []
-    for panel in (part for part in _parts(figure) if part.experiment):
+    for panel in (part for part in _parts(figure) if part.experiment in results):
         titles = {a.name: a.title for a in EXPERIMENTS[panel.experiment].arms}
-        gone = diverged.get(panel.experiment, ())
-        found += [f"{panel.experiment}: {titles[arm]}" for arm in panel.arms if arm in gone]
+        for arm in panel.arms:
+            gone, all_ = diverged(results[panel.experiment], arm)
+            if gone:
+                some = "" if gone == all_ else f" ({gone} of {all_} seeds)"
+                found.append(f"{panel.experiment}: {titles[arm]}{some}")
     return list(dict.fromkeys(found))
 
 

@@ -227,7 +227,8 @@ def _best_sets() -> Figure:
         for name, problem in zip(names, MAIN, strict=True)
     )
     caption = (
-        "Printed sets, and those that were found here where they are others. Not in the paper."
+        "Printed sets, and those that were found here where they are others, with 95% intervals; "
+        "printed ones may have more seeds. Not in the paper."
     )
     return Figure("best-sets", caption, panels, 2, tuple(names))
 

@@ -36,6 +36,7 @@ from upgd.paper.tables import (
     listed,
     numbers,
     search_table,
+    searched_in_part,
     set_table,
     source,
     took,
@@ -74,20 +75,6 @@ class Site:
     def judged(self) -> list[Judged]:
         """The paper's claims."""
         return judge_results(self.results, [self.root])
-
-    @cached_property
-    def diverged(self) -> Mapping[str, list[str]]:
-        """By experiment, arms of which no run is done because they diverged."""
-        known = {name: provenance.read(self.root / folder_name(name)) for name in self.results}
-        return {
-            name: [arm for arm in told.diverged if arm not in self.results[name].arms]
-            for name, told in known.items()
-            if told is not None
-        }
-
-    def lacking(self, figure: Figure) -> list[str]:
-        """What a figure has no results of, though it has not diverged."""
-        return missing(figure, self.results, self.diverged)
 
     @cached_property
     def drawn(self) -> list[Figure]:
@@ -132,8 +119,7 @@ class Site:
             lines += measured.page(folder)
         else:
             results = self.results[experiment_name(folder)]
-            table_ = numbers(results, known.diverged if known else ())
-            lines = [f"# {heading(results.name)}", "", *source(known), *table_, ""]
+            lines = [f"# {heading(results.name)}", "", *source(known), *numbers(results), ""]
             printed = self.results.get(results.name.removeprefix(BEST_SETS))
             if results.name.startswith(BEST_SETS) and printed is not None:
                 lines += [*beside_printed(results, printed), ""]
@@ -144,10 +130,10 @@ class Site:
 
     def figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
-        lacking, gone = self.lacking(figure), diverged_arms(figure, self.diverged)
+        lacking, gone = missing(figure, self.results), diverged_arms(figure, self.results)
         more = f" Diverged: {listed(gone)}." if gone else ""
         more += f" It lacks {listed(lacking)}." if lacking else ""
-        more += self._seeds(figure)
+        more += self._seeds(figure) + searched_in_part(figure)
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
 
@@ -228,7 +214,7 @@ def figure_table(site: Site, up: str) -> list[str]:
         known = {e: provenance.read(site.root / folder_name(e)) for e in figure.experiments}
         from_ = [f"[{e}]({up}{folder_name(e)}/README.md)" if k else e for e, k in known.items()]
         spent = [took(k) for e, k in known.items() if k is not None and e in figure.run]
-        lacking = site.lacking(figure)
+        lacking = missing(figure, site.results)
         spent += [f"lacks {listed(lacking)}"] if lacking and spent else []
         needs = sum(learner_steps(EXPERIMENTS[e]) for e in figure.run)
         cells = [name, figure.caption, ", ".join(from_), f"{needs / 1e6:g} M"]

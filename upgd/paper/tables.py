@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from upgd.metrics import Interval
 from upgd.paper import policy_collapse
-from upgd.paper.evidence import change, forgotten, lead, mean_over, parts, plasticity_lost
+from upgd.paper.evidence import (
+    change,
+    diverged,
+    forgotten,
+    lead,
+    mean_over,
+    over_seeds,
+    parts,
+    plasticity_lost,
+)
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, Experiment, title
+from upgd.paper.figures import Figure
 from upgd.paper.found import Found, Sets, Tried, read
 from upgd.paper.grids import AXES, OUTSIDE, grid, sets
 from upgd.paper.provenance import Provenance
@@ -114,13 +124,8 @@ def listed(lacking: Iterable[str]) -> str:
 
 
 # ------------------------------------------------------------------------------- numbers
-def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
-    """The table of an experiment's methods.
-
-    Args:
-        results: What they measured.
-        diverged: Arms of which a run did; one that is not in the results has no other.
-    """
+def numbers(results: Results) -> list[str]:
+    """The table of an experiment's methods."""
     experiment = EXPERIMENTS[results.name]
     if experiment.agents:
         return policy_collapse.numbers(results)
@@ -137,7 +142,8 @@ def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
         same = twins.get(arm.name)
         there = (same or arm.name) in results.arms
         if same or not there:
-            told_ = f"is {titles[same]}" if same else "diverged" if arm.name in diverged else ""
+            gone = arm.name in results.diverged
+            told_ = f"is {titles[same]}" if same else "diverged" if gone else ""
             lines += [f"| {arm.title} | {told_} |{' |' * (len(header) - 1)}"] if told_ else []
             continue
         whole = range(tasks)
@@ -148,7 +154,7 @@ def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
         if unit == "task":
             cells += [_with_interval(forgotten(results, arm.name), "accuracy")]
             cells += [_with_interval(plasticity_lost(results, arm.name), "plasticity")]
-        lines.append(f"| {arm.title} | {' | '.join(cells)} |")
+        lines.append(f"| {arm.title}{_less_seeds(results, arm.name)} | {' | '.join(cells)} |")
     notes = [
         f"Means over seeds; change is {late} less {early}, intervals are Student's over seeds."
     ]
@@ -164,40 +170,54 @@ def numbers(results: Results, diverged: Collection[str] = ()) -> list[str]:
 
 
 def beside_printed(found: Results, printed: Results) -> list[str]:
-    """Sets that were found, beside the printed ones with the same seeds.
+    """Sets that were found, beside the printed ones: tasks and seeds that both have.
 
     Args:
         found: Results of an experiment on best sets.
         printed: Those of the main experiment.
     """
-    both = _together(found, printed, "accuracy")
+    both, experiment = _together(found, printed, "accuracy"), EXPERIMENTS[found.name]
     header = ["set found", "accuracy", "printed set", "accuracy", "found less printed [95%]"]
     lines = [f"| method | {' | '.join(header)} |", "|---|---|---:|---|---:|---:|"]
-    for arm in EXPERIMENTS[found.name].arms:
-        if arm.name in found.arms:
-            first, second = (_mean(both, name) for name in (arm.name, arm.name + PRINTED))
-            sets_ = _letters(arm.hyper), _letters(best(EXPERIMENTS[found.name].problem, arm.name))
-            more = _with_interval(lead(both, arm.name, arm.name + PRINTED), "accuracy")
-            lines.append(f"| {arm.title} | {sets_[0]} | {first} | {sets_[1]} | {second} | {more} |")
+    for arm in experiment.arms:
+        names = arm.name, arm.name + PRINTED
+        if any(diverged(both, name)[1] for name in names):
+            sets_ = _letters(arm.hyper), _letters(best(experiment.problem, arm.name))
+            means = (over_seeds(both, name, "accuracy", _mean) for name in names)
+            cells = [
+                each
+                for name, set_, mean in zip(names, sets_, means, strict=True)
+                for each in (set_ + _less_seeds(both, name), _estimate(mean, "accuracy"))
+            ]
+            cells += [_with_interval(lead(both, *names), "accuracy")]
+            lines.append(f"| {arm.title} | {' | '.join(cells)} |")
     return [*lines, "", "Accuracy over all tasks, ×100, of seeds that both sets have."]
 
 
+def _mean(curve: NDArray[np.float64]) -> float:
+    return float(np.nanmean(curve))
+
+
 def _together(found: Results, printed: Results, metric: str) -> Results:
-    """One metric of both, for seeds that both have; arms with printed sets are called so."""
+    """A metric of tasks and seeds that both have; arms with printed sets are called so.
+
+    What diverged did so for all of them.
+    """
     series: dict[str, Mapping[int, NDArray[np.float64]]] = {}
     for arm in found.arms:
         mine, theirs = found.of(arm, metric), printed.of(arm, metric)
-        common = mine.keys() & theirs.keys()
-        series[arm] = {seed: mine[seed] for seed in common}
-        series[arm + PRINTED] = {seed: theirs[seed] for seed in common}
-    return Results(found.name, found.window, {metric: series})
+        pairs = {s: (mine[s], theirs[s]) for s in mine.keys() & theirs.keys()}
+        windows = min((len(curve) for pair in pairs.values() for curve in pair), default=0)
+        for name, which in ((arm, 0), (arm + PRINTED, 1)):
+            series[name] = {seed: pair[which][:windows] for seed, pair in pairs.items()}
+    gone = {**found.diverged, **{arm + PRINTED: some for arm, some in printed.diverged.items()}}
+    return Results(found.name, found.window, {metric: series}, gone)
 
 
-def _mean(results: Results, arm: str) -> str:
-    """An arm's accuracy over all tasks."""
-    curves = results.by_task(arm, "accuracy").values()
-    tasks = range(min(map(len, curves), default=0))
-    return _estimate(mean_over(results, arm, "accuracy", tasks), "accuracy")
+def _less_seeds(results: Results, arm: str) -> str:
+    """How many of an arm's seeds diverged, if some did."""
+    gone, all_ = diverged(results, arm)
+    return f" ({gone} of {all_} seeds diverged)" if gone else ""
 
 
 def _unit(experiment: Experiment, results: Results) -> str:
@@ -274,6 +294,25 @@ def search_table() -> list[str]:
         steps = f"{search.learner_steps / 1e6:.0f} M"
         lines.append(f"| {' | '.join(map(str, cells))} | {steps} |")
     return lines
+
+
+def searched_in_part(figure: Figure, found: Sets | None = None) -> str:
+    """A sentence on a figure's arms whose sets were chosen among a part of their grids."""
+    known = read() if found is None else found
+    parts_: dict[str, int] = {}
+    for experiment in (EXPERIMENTS[name] for name in figure.run):
+        for arm in experiment.arms:
+            one = known.get(experiment.problem, {}).get(arm.name)
+            if one is None or one.hyper != arm.hyper:
+                continue
+            whole = len(SEARCHES[experiment.problem].sets(arm.name))
+            if one.sets < whole:
+                text = f"{one.sets} of {whole} sets"
+                parts_[text] = parts_.get(text, 0) + 1
+    return "".join(
+        f" {'An arm was' if count == 1 else f'{count} arms were'} searched over {text} of the grid."
+        for text, count in parts_.items()
+    )
 
 
 def _stage(search: Search, number: int) -> str:

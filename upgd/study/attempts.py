@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -23,6 +24,10 @@ from upgd.study.prepare import plan, prepare
 from upgd.study.records import Result
 from upgd.study.sinks import Progress, Sink
 from upgd.study.spec import RunSpec
+
+EAGER = "eager"
+BATCHED = "batched-"
+"""How results call engines; after the latter comes the kind of stack."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Alone(Attempt):
     def __init__(self, sink: Sink, spec: RunSpec, means: Means) -> None:
         self.sink, self.spec, self.means = sink, spec, means
         self.specs = [spec]
-        self.keeper = Keeper(sink, "eager", means.device, (5.0, LONGEST_LOSS / 2), means.pause)
+        self.keeper = Keeper(sink, EAGER, means.device, (5.0, LONGEST_LOSS / 2), means.pause)
         self._whole = True
         self._diverged_at: int | None = None
 
@@ -241,8 +246,10 @@ class Stack(Attempt):
 
     def save(self) -> None:
         if self.run is not None and self.run.step and self._whole:
+            whole = {} if self.run.kind == "dense" else {"together": together(self.specs)}
             for i, spec in enumerate(self.specs):
-                self.keeper.save(spec, *self.run.state(i))
+                arrays, facts = self.run.state(i)
+                self.keeper.save(spec, arrays, facts | whole)
 
     def finish(self) -> None:
         assert self.run is not None
@@ -264,12 +271,35 @@ class Stack(Attempt):
         )
 
 
+def together(specs: Sequence[RunSpec]) -> str:
+    """Tells stacks of other runs apart, by which PyTorch may order sums in another way."""
+    return hashlib.sha256("\n".join(spec.key for spec in specs).encode()).hexdigest()[:16]
+
+
+def told_if_parted(specs: Sequence[RunSpec], run: Any) -> str | None:
+    """What to say of runs whose checkpoints are of a stack of other runs, where that matters.
+
+    Args:
+        specs: Runs that go on together.
+        run: What a checkpoint of one of them tells, if there is one; that of the others is alike.
+    """
+    before = run.get("together") if isinstance(run, dict) else None
+    if before is None or before == together(specs):
+        return None
+    runs = "1 run goes" if len(specs) == 1 else f"{len(specs)} runs go"
+    return f"{runs} on in another stack than before, where sums may be rounded otherwise"
+
+
 def stack_keeper(sink: Sink, spec: RunSpec, means: Means) -> Keeper:
     """Keeps the runs of a stack, of which this is one."""
-    kind, device = kind_of(*plan(spec), means.device), means.device
-    if torch.device(device).type == "cuda":
-        device = torch.cuda.get_device_name(device)
-    return Keeper(sink, f"batched-{kind}", device, (10.0, LONGEST_LOSS), means.pause)
+    kind, device = kind_of(*plan(spec), means.device), device_name(means.device)
+    return Keeper(sink, f"{BATCHED}{kind}", device, (10.0, LONGEST_LOSS), means.pause)
+
+
+def device_name(device: str) -> str:
+    """What results of stacks call a device: the model of a GPU, since bits depend on it."""
+    on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if on_gpu else device
 
 
 def stack_checkpoint(keeper: Keeper, spec: RunSpec) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ import torch
 
 from upgd.engine import memory
 from upgd.engine.batched import kind_of
-from upgd.study.attempts import is_the_machines
-from upgd.study.errors import SpecError
+from upgd.study.attempts import BATCHED, EAGER, device_name, is_the_machines
+from upgd.study.errors import CheckpointError, SpecError
+from upgd.study.files import checkpoint_facts
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import plan
+from upgd.study.sinks import checkpoints
 from upgd.study.spec import RunSpec
 
 PER_CORE = 8
@@ -125,6 +127,40 @@ class Backlog:
         while self._groups and not self._groups[0].specs:
             self._groups.popleft()
         return self._groups[0] if self._groups else None
+
+
+def begun_otherwise(
+    ledger: Ledger, where: Mapping[str, Any] | None, device: str, engine: str
+) -> list[str]:
+    """Says which runs begin anew, since their checkpoints are of another engine or device.
+
+    Arguments are those of :class:`Backlog`.
+    """
+    kept = {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+    found = Counter[tuple[str, str]]()
+    for spec in ledger.claimable(where) if kept else ():
+        with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # no use
+            before = checkpoint_facts(kept[spec.key])["stack"]
+            now = _engine_of(spec, device, engine)
+            if now is None or not str(before["engine"]).startswith((EAGER, BATCHED)):
+                continue
+            place = device if now == EAGER else device_name(device)
+            known = torch.device(device).type != "cuda" or torch.cuda.is_available()
+            if before["engine"] != now or (known and before["device"] != place):
+                found[f"{before['engine']} on {before['device']}", f"{now} on {place}"] += 1
+    return [
+        f"{'1 run begins' if n == 1 else f'{n} runs begin'} anew with {now}: what was kept of "
+        f"{'it' if n == 1 else 'them'} is of {before}"
+        for (before, now), n in found.items()
+    ]
+
+
+def _engine_of(spec: RunSpec, device: str, engine: str) -> str | None:
+    """What will run this, as results call it; None if it is left to another engine."""
+    key = None if engine == "eager" else stack_key(spec, device)
+    if key is None:
+        return None if engine == "batched" else EAGER
+    return f"{BATCHED}{key[-1]}"
 
 
 def stack_key(spec: RunSpec, device: str) -> Any:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import upgd
-from upgd.study.attempts import Means
-from upgd.study.backlog import Backlog, Group, Room, stack_size
+from upgd.study.attempts import Means, told_if_parted
+from upgd.study.backlog import Backlog, Group, Room, begun_otherwise, stack_size
 from upgd.study.errors import CheckpointError, LeaseLostError, StudyError
 from upgd.study.files import checkpoint_facts, write_atomically
 from upgd.study.jobs import Died, Ended, Event, Finished, Job, Kept, Ready, Told
@@ -103,6 +103,8 @@ def drive(
         clock,
     )
     with at_work(ledger, driver.owner, where), _interrupts() as stopping:
+        for note in begun_otherwise(ledger, where, device, engine):
+            driver.say(note)
         driver.run(stopping)
     return driver.tally
 
@@ -268,15 +270,16 @@ class _Driver:
         size = min(size, hand.most or size)
         if why and len(group.specs) > size and group.key not in self.said:
             self.said.add(group.key)
-            self._say(f"{len(group.specs)} runs: {size} at a time on each worker{why}")
+            self.say(f"{len(group.specs)} runs: {size} at a time on each worker{why}")
         return max(1, min(size, -(-group.total // self.pool.workers)))
 
     def _start(self, worker: int, hand: _Hand, batch: _Batch) -> None:
         """Give a worker those runs of a batch whose checkpoints stand at one step."""
         saved = {claim.spec.key: self._saved(claim) for claim in batch.claims}
+        facts = {key: _facts(content) for key, content in saved.items()}
         parts: dict[Any, list[Claim]] = {}
         for claim in batch.claims:
-            parts.setdefault(_stand(saved[claim.spec.key]), []).append(claim)
+            parts.setdefault(_stand(facts[claim.spec.key]), []).append(claim)
         first, *others = [_Batch(claims, batch.engine) for claims in parts.values()]
         self.again.extendleft(others)
         hand.batch, hand.left = first, {claim.spec.key: claim for claim in first.claims}
@@ -285,6 +288,8 @@ class _Driver:
         self.busy += 1
         contents = {key: saved[key] for key in hand.left}
         specs = tuple(claim.spec for claim in first.claims)
+        if note := told_if_parted(specs, facts[specs[0].key].get("run")):
+            self.say(note)
         found = {key: content for key, content in contents.items() if content is not None}
         self.pool.start(worker, Job(specs, first.engine, self.means, found))
 
@@ -402,14 +407,14 @@ class _Driver:
         if self.unfit >= self.pool.workers:
             raise StudyError(reason)
         self.since = self.clock()
-        self._say(f"a worker is left out: {reason}")
+        self.say(f"a worker is left out: {reason}")
 
     def _out_of_memory(self, hand: _Hand, left: _Batch) -> None:
         count = len(left.claims)
         if count > 1:
             half = -(-count // 2)
             hand.most = min(half, hand.most or half)
-            self._say(f"out of memory: {count} runs go on, {half} at a time")
+            self.say(f"out of memory: {count} runs go on, {half} at a time")
             self._again(left, 2)
         elif not hand.kept and self._count(left.claims[0]) > self.retries:
             self._fail(left.claims[0], f"out of memory, alone, {self.retries + 1} times")
@@ -438,7 +443,7 @@ class _Driver:
         if many == 1 and tried > self.retries:
             self._fail(left.claims[0], f"{reason}, {tried} times without progress")
             return
-        self._say(f"{reason}; its {many} runs go on from their checkpoints")
+        self.say(f"{reason}; its {many} runs go on from their checkpoints")
         self._again(left, many if tried >= self.retries else 2 if tried >= SUSPECT else 1)
 
     def _count(self, claim: Claim) -> int:
@@ -483,19 +488,24 @@ class _Driver:
         self.pool.kill(worker)
         self._bury(worker, reason)
 
-    def _say(self, note: str) -> None:
+    def say(self, note: str) -> None:
         self.tally.notes.append(note)
         if self.on_note is not None:
             self.on_note(note)
 
 
-def _stand(content: bytes | None) -> Any:
+def _facts(content: bytes | None) -> Mapping[str, Any]:
+    """What a checkpoint tells; nothing if there is none, or none that can be read."""
+    with suppress(CheckpointError):
+        return {} if content is None else checkpoint_facts(content)
+    return {}
+
+
+def _stand(facts: Mapping[str, Any]) -> Any:
     """By whom a checkpoint is and where it stands; runs of one job have this in common."""
-    if content is None:
-        return None
     try:
-        facts = checkpoint_facts(content)
         stack = {name: value for name, value in facts["stack"].items() if name != "run"}
+        stack |= {"together": str(facts["run"].get("together"))}
         return facts["run"]["step"], tuple(sorted(stack.items()))
-    except (CheckpointError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upgd.engine import memory
-from upgd.study.attempts import Means, Stack, stack_checkpoint, stack_keeper
-from upgd.study.backlog import Backlog, Room, stack_size
+from upgd.study.attempts import Means, Stack, stack_checkpoint, stack_keeper, told_if_parted
+from upgd.study.backlog import Backlog, Room, begun_otherwise, stack_size
 from upgd.study.errors import StudyError
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import check_device
@@ -46,7 +46,7 @@ def work_stacks(
         checkpoint_seconds: How often a stack is saved.
         most: Runs in a stack at most; by default as many as pay and fit into memory.
         on_note: Told when runs do not fit into one stack, before they begin or when memory runs
-            out; the tally's notes have the same.
+            out, and when they cannot go on as they began; the tally's notes have the same.
     """
     check_device(device)
     owner = owner_name()
@@ -55,6 +55,8 @@ def work_stacks(
     backlog = Backlog(ledger, where, device, "batched", once=True)
     said: set[Any] = set()
     with at_work(ledger, owner, where):
+        for note in begun_otherwise(ledger, where, device, "batched"):
+            shift.say(note)
         while True:
             evict_departed(ledger)
             if not backlog:
@@ -137,10 +139,15 @@ OUT_OF_MEMORY = "out of memory, alone on the device"
 
 
 def _by_step(shift: _Shift, claims: list[Claim]) -> Iterator[list[Claim]]:
-    """Claims grouped by the step at which their checkpoints stand."""
-    groups: dict[int, list[Claim]] = {}
+    """Claims grouped by the step at which their checkpoints stand, and the stack they are of."""
+    groups: dict[Any, tuple[Any, list[Claim]]] = {}
     keeper = stack_keeper(shift.sink(claims), claims[0].spec, shift.means)
     for claim in claims:
         found = stack_checkpoint(keeper, claim.spec)
-        groups.setdefault(0 if found is None else found[1]["run"]["step"], []).append(claim)
-    yield from groups.values()
+        run = None if found is None else found[1]["run"]
+        key = None if run is None else (run["step"], run.get("together"))
+        groups.setdefault(key, (run, []))[1].append(claim)
+    for run, some in groups.values():
+        if note := told_if_parted([claim.spec for claim in some], run):
+            shift.say(note)
+        yield some

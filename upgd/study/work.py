@@ -9,6 +9,7 @@ from typing import Any
 
 from upgd.study.alive import departed, present
 from upgd.study.attempts import Alone, Attempt, Means, is_the_machines
+from upgd.study.backlog import begun_otherwise
 from upgd.study.errors import LeaseLostError, StudyError
 from upgd.study.keeping import check_versions
 from upgd.study.ledger import Ledger
@@ -28,6 +29,7 @@ def work(
     on_progress: Callable[[Progress], None] | None = None,
     lease_seconds: float = 60.0,
     checkpoint_seconds: float | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Tally:
     """Run what is pending until nothing is left; several processes may share a study.
 
@@ -44,6 +46,7 @@ def work(
         lease_seconds: How long a run stays ours without a sign of life.
         checkpoint_seconds: How often a run is saved; by default so that it costs 2% of the
             time at most, and at least every half minute.
+        on_note: Told when runs cannot go on as they began; the tally's notes have the same.
 
     Raises:
         SpecError: There is no such device here.
@@ -53,6 +56,10 @@ def work(
     owner, tally = owner_name(), Tally()
     means = Means(data_dir, device, checkpoint_seconds)
     with at_work(ledger, owner, where):
+        for note in begun_otherwise(ledger, where, device, "eager"):
+            tally.notes.append(note)
+            if on_note is not None:
+                on_note(note)
         while claims := _claim(ledger, owner, lease_seconds, where):
             for claim in claims:
                 sink = StudySink(ledger, [claim], tally, on_progress)
