@@ -140,8 +140,10 @@ def test_a_diverging_run_ends_and_the_others_go_on(tmp_path: Path) -> None:
     assert steps[1] == steps[3]
 
 
-def begin(folder: Path, specs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the runs interrupted at step 100."""
+def begin(
+    folder: Path, specs: list[RunSpec], monkeypatch: pytest.MonkeyPatch, most: int | None = None
+) -> None:
+    """Have the runs, or the first stack of them, interrupted at step 100."""
     seen: list[int] = []
 
     def interrupt(progress: Any) -> None:
@@ -153,11 +155,12 @@ def begin(folder: Path, specs: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(batched, "LONGEST_CHUNK", 50)
         ledger.add(specs)
         with pytest.raises(KeyboardInterrupt):
-            work_stacks(ledger, on_progress=interrupt)
+            work_stacks(ledger, on_progress=interrupt, most=most)
         assert ledger.counts()["pending"] == len(specs)
     assert seen == [50, 100]
 
 
+SAID = "{} runs go on in another stack than before, where sums may be rounded otherwise"
 FOUR = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
 
 
@@ -187,8 +190,45 @@ def test_it_is_said_when_runs_go_on_in_another_stack(
             tally = drive(ledger, pool, where=where, clock=pool.clock)
         else:
             tally = work_stacks(ledger, where=where)
-    said = "runs go on in another stack than before, where sums may be rounded otherwise"
-    assert tally.notes == [f"3 {said}"]
+    assert tally.notes == [SAID.format(3)]
+
+
+@pytest.mark.usefixtures("general")
+def test_halves_of_a_stack_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(tmp_path, FOUR, monkeypatch)
+    original = BatchedRun.advance
+
+    def advance(self: BatchedRun, steps: int) -> None:
+        if len(self.settings) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        original(self, steps)
+
+    monkeypatch.setattr(BatchedRun, "advance", advance)
+    with Ledger.open(tmp_path) as ledger:
+        first, *others = work_stacks(ledger).notes
+    assert first == "out of memory: 4 runs go on, 2 at a time"
+    assert others == [SAID.format(2)] * 2
+
+
+@pytest.mark.usefixtures("general")
+def test_workers_leave_a_stack_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share what is new, and not what was begun together."""
+    begin(tmp_path, FOUR, monkeypatch, most=2)
+    pool = SimulatedPool(4, lambda job: 10.0)
+    with Ledger.open(tmp_path) as ledger:
+        assert drive(ledger, pool, clock=pool.clock).notes == []
+    assert sorted(len(job.specs) for job in pool.jobs) == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("general")
+def test_what_begins_anew_is_in_no_other_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, FOUR, monkeypatch)
+    pool = SimulatedPool(2, lambda job: 10.0)
+    with Ledger.open(tmp_path) as ledger:
+        [note] = drive(ledger, pool, engine="eager", clock=pool.clock).notes
+    assert note.startswith("4 runs begin anew with eager on cpu")
 
 
 def test_dense_stacks_need_not_stay_together(

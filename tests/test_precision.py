@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +11,22 @@ import torch
 from torch.backends import cudnn
 
 from tests.stacks import feed, small
+from upgd.engine.batched import BatchedRun
 from upgd.engine.dense import Learner
 from upgd.engine.eager import EagerRun
 from upgd.engine.general import GeneralStack
 from upgd.engine.precision import full_float32
 from upgd.networks import build
 from upgd.study import RunSpec
-from upgd.study.prepare import prepare
+from upgd.study.prepare import plan, prepare
+
+NEWER = [
+    place
+    for backend in (torch.backends.cuda, cudnn, torch.backends.mkldnn)
+    for name in ("matmul", "conv", "rnn")
+    if hasattr(place := getattr(backend, name, None), "fp32_precision")
+]
+"""Settings that PyTorch has since 2.9."""
 
 
 def settings() -> list[Any]:
@@ -27,21 +37,7 @@ def settings() -> list[Any]:
             found.append(read())
         except RuntimeError:
             found.append(None)
-    newer = (torch.backends.cuda.matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
-    return [*found, *(getattr(place, "fp32_precision", None) for place in newer)]
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """What these tests set lasts no longer than they do."""
-    before = settings()
-    yield
-    torch.set_float32_matmul_precision(before[0])
-    cudnn.allow_tf32 = before[1]
-    for place, value in zip((torch.backends.cuda.matmul, "conv", "rnn"), before[2:], strict=True):
-        if value is not None:
-            (getattr(cudnn, place) if isinstance(place, str) else place).fp32_precision = value
-    assert settings() == before
+    return [*found, *(place.fp32_precision for place in NEWER)]
 
 
 def all_allowed() -> None:
@@ -49,26 +45,59 @@ def all_allowed() -> None:
     cudnn.allow_tf32 = True
 
 
-def in_the_newer_way() -> None:
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("this PyTorch has one way")
+def some_in_the_newer_way() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     cudnn.conv.fp32_precision = "ieee"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
 
 
-@pytest.mark.parametrize(
-    "allow", [lambda: None, all_allowed, in_the_newer_way], ids=["default", "all", "newer"]
-)
-def test_what_was_allowed_comes_back(allow: Callable[[], None]) -> None:
-    allow()
+def all_in_the_newer_way() -> None:
+    torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+
+
+WAYS: dict[str, Callable[[], None]] = {"default": lambda: None, "all": all_allowed}
+if NEWER:
+    WAYS |= {"some, newer": some_in_the_newer_way, "all, newer": all_in_the_newer_way}
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What these tests set lasts no longer than they do."""
+    before = settings()
+    yield
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision(before[0])
+    cudnn.allow_tf32 = before[1]
+    for place, value in zip(NEWER, before[2:], strict=True):
+        place.fp32_precision = value
+    assert settings() == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_allowed_comes_back(way: str) -> None:
+    WAYS[way]()
     before = settings()
     with full_float32():
-        first, second, *newer = settings()
-    assert (first, second) == ("highest", False)
-    assert "tf32" not in newer
+        within = settings()
+    assert within == ["highest", False, *["ieee"] * len(NEWER)]
     assert settings() == before
     with pytest.raises(ZeroDivisionError), full_float32():
         raise ZeroDivisionError
+    assert settings() == before
+
+
+def test_threads_do_not_give_back_too_early() -> None:
+    """The one that came first leaves first; the settings come back when the other one leaves."""
+    all_allowed()
+    before = settings()
+    first, second = full_float32(), full_float32()
+    with first:
+        thread = threading.Thread(target=second.__enter__)
+        thread.start()
+        thread.join()
+    assert settings()[:2] == ["highest", False]
+    second.__exit__(None, None, None)
     assert settings() == before
 
 
@@ -104,3 +133,18 @@ def test_engines_learn_in_full_precision(
     learn()
     assert seen == [["highest", False]] * 3
     assert settings()[:2] == ["medium", True]
+
+
+def test_held_out_samples_are_judged_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, original = [], BatchedRun._hold_out
+
+    def spy(self: BatchedRun, *given: Any) -> None:
+        seen.append(settings()[:2])
+        original(self, *given)
+
+    monkeypatch.setattr(BatchedRun, "_hold_out", spy)
+    all_allowed()
+    options = {"window": 50, "hidden": "9-7", "task_length": 50, "held_out": 30}
+    problem, setting = plan(RunSpec("label-permuted-digits", "upgd", {}, 0, 100, options))
+    BatchedRun(problem, [setting], [problem.make(0)], 100).advance(100)
+    assert seen == [["highest", False]] * 2

@@ -258,6 +258,13 @@ def test_a_figure_says_what_it_lacks(tmp_path: Path) -> None:
         {some.name: results.Results(some.name, some.window, only)},
     )
     assert lacks == "label-permuted-emnist: plasticity"
+    some_gone = results.Results(some.name, some.window, some.series, {"pgd": [99]})
+    without = {**some_gone.series, "loss": fewer["loss"]}
+    more = results.Results(some.name, some.window, without, {"pgd": [99]})
+    assert missing(figures.FIGURES["statistics-emnist"], {some.name: some_gone}) == []
+    assert missing(figures.FIGURES["statistics-emnist"], {some.name: more}) == [
+        "label-permuted-emnist: pgd"
+    ]
 
 
 def test_without_searched_sets_a_figure_says_so(

@@ -29,6 +29,7 @@ from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
+from upgd.engine.precision import full_float32
 from upgd.engine.stacked import Networks
 from upgd.networks import build
 from upgd.streams import Problem
@@ -165,6 +166,7 @@ class BatchedRun:
         return int(self.stack.step)
 
     # ------------------------------------------------------------------------- learning
+    @full_float32()
     def advance(self, steps: int) -> None:
         """Learn from the next `steps` samples, in chunks that end where something must be done."""
         for start, stop in self._chunks(self.step, min(self.step + steps, self.steps)):

@@ -138,7 +138,8 @@ def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
             elif not there:
                 found.append(f"{name}: {metric}")
             else:
-                experiment, over = EXPERIMENTS[name], results[name].diverged
+                experiment = EXPERIMENTS[name]
+                over = results[name].diverged.keys() - set(results[name].arms)
                 known, twins = {arm.name for arm in experiment.arms}, experiment.twins()
                 lacks = [a for a in panel.arms if twins.get(a, a) not in there and a not in over]
                 found += [f"{name}: {arm}" for arm in lacks if arm in known]

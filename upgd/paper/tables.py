@@ -180,14 +180,17 @@ def beside_printed(found: Results, printed: Results) -> list[str]:
     header = ["set found", "accuracy", "printed set", "accuracy", "found less printed [95%]"]
     lines = [f"| method | {' | '.join(header)} |", "|---|---|---:|---|---:|---:|"]
     for arm in experiment.arms:
-        names = arm.name, arm.name + PRINTED
-        if any(diverged(both, name)[1] for name in names):
-            sets_ = _letters(arm.hyper), _letters(best(experiment.problem, arm.name))
+        if diverged(found, arm.name)[1]:  # it ran
+            names, printed_ = (arm.name, arm.name + PRINTED), best(experiment.problem, arm.name)
+            sets_ = zip((found, printed), (arm.hyper, printed_), strict=True)
             means = (over_seeds(both, name, "accuracy", _mean) for name in names)
             cells = [
                 each
-                for name, set_, mean in zip(names, sets_, means, strict=True)
-                for each in (set_ + _less_seeds(both, name), _estimate(mean, "accuracy"))
+                for (results, set_), mean in zip(sets_, means, strict=True)
+                for each in (
+                    _letters(set_) + _less_seeds(results, arm.name),
+                    _estimate(mean, "accuracy"),
+                )
             ]
             cells += [_with_interval(lead(both, *names), "accuracy")]
             lines.append(f"| {arm.title} | {' | '.join(cells)} |")
@@ -199,10 +202,7 @@ def _mean(curve: NDArray[np.float64]) -> float:
 
 
 def _together(found: Results, printed: Results, metric: str) -> Results:
-    """A metric of tasks and seeds that both have; arms with printed sets are called so.
-
-    What diverged did so for all of them.
-    """
+    """A metric of tasks and seeds that both have; arms with printed sets are called so."""
     series: dict[str, Mapping[int, NDArray[np.float64]]] = {}
     for arm in found.arms:
         mine, theirs = found.of(arm, metric), printed.of(arm, metric)
@@ -210,8 +210,7 @@ def _together(found: Results, printed: Results, metric: str) -> Results:
         windows = min((len(curve) for pair in pairs.values() for curve in pair), default=0)
         for name, which in ((arm, 0), (arm + PRINTED, 1)):
             series[name] = {seed: pair[which][:windows] for seed, pair in pairs.items()}
-    gone = {**found.diverged, **{arm + PRINTED: some for arm, some in printed.diverged.items()}}
-    return Results(found.name, found.window, {metric: series}, gone)
+    return Results(found.name, found.window, {metric: series})
 
 
 def _less_seeds(results: Results, arm: str) -> str:

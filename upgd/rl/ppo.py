@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from upgd.engine.dense import Group, Learner
 from upgd.engine.general import GeneralStack, unsupported
+from upgd.engine.precision import full_float32
 from upgd.optim.registry import get
 from upgd.rl.environments import RLError
 from upgd.rl.network import Network
@@ -282,6 +283,7 @@ class StackedPPO(GeneralStack):
         self.plasticity = torch.zeros(runs, dtype=torch.float64, device=here)
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @full_float32()
     def learn(
         self, trajectories: Mapping[str, NDArray[Any]], permutations: NDArray[Any], share: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

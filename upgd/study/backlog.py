@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,12 +52,14 @@ class Group:
         engine: ``"batched"``, or ``"eager"`` where they cannot be in a stack.
         specs: The runs, oldest first.
         total: How many there were before some were taken.
+        begun: Whether they are those of one stack that goes on, of which the size matters.
     """
 
     key: Any
     engine: str
     specs: deque[RunSpec]
     total: int = 0
+    begun: bool = False
 
     def first(self, count: int) -> list[RunSpec]:
         """The oldest ones."""
@@ -103,6 +106,7 @@ class Backlog:
         """Read from the ledger what is left to do."""
         groups: dict[Any, Group] = {}
         suspects = self._ledger.suspects()
+        kept = _kept(self._ledger)
         for spec in self._ledger.claimable(self._where):
             if spec.key in self._tried:
                 continue
@@ -113,9 +117,13 @@ class Backlog:
             if key is None and self._engine == "batched":
                 continue
             engine = "eager" if key is None else "batched"
+            before = None
+            if key is not None and key[-1] == "general" and spec.key in kept:
+                before = _stack_of(kept[spec.key], self._device)
             if key is None or spec.key in suspects:  # so that it does not take others along
                 key = (spec.key, key)
-            group = groups.setdefault(key, Group(key, engine, deque()))
+            key = (key, before)
+            group = groups.setdefault(key, Group(key, engine, deque(), begun=before is not None))
             group.specs.append(spec)
             group.total += 1
             if self._once:
@@ -130,13 +138,24 @@ class Backlog:
 
 
 def begun_otherwise(
-    ledger: Ledger, where: Mapping[str, Any] | None, device: str, engine: str
+    ledger: Ledger,
+    where: Mapping[str, Any] | None,
+    device: str,
+    engine: str,
+    here: bool = True,
 ) -> list[str]:
     """Says which runs begin anew, since their checkpoints are of another engine or device.
 
-    Arguments are those of :class:`Backlog`.
+    Arguments are those of :class:`Backlog`, and:
+
+    Args:
+        ledger: The study's.
+        where: Restricts which runs are taken.
+        device: Where they will run.
+        engine: Which may run them.
+        here: Whether this process will; of other machines less is known.
     """
-    kept = {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+    kept = _kept(ledger)
     found = Counter[tuple[str, str]]()
     for spec in ledger.claimable(where) if kept else ():
         with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # no use
@@ -144,15 +163,43 @@ def begun_otherwise(
             now = _engine_of(spec, device, engine)
             if now is None or not str(before["engine"]).startswith((EAGER, BATCHED)):
                 continue
-            place = device if now == EAGER else device_name(device)
-            known = torch.device(device).type != "cuda" or torch.cuda.is_available()
-            if before["engine"] != now or (known and before["device"] != place):
+            place = device if now == EAGER or not here else device_name(device)
+            same = (before["engine"], before["device"]) == (now, place)
+            if is_of_another(before, now, device) or (here and not same):
                 found[f"{before['engine']} on {before['device']}", f"{now} on {place}"] += 1
     return [
         f"{'1 run begins' if n == 1 else f'{n} runs begin'} anew with {now}: what was kept of "
         f"{'it' if n == 1 else 'them'} is of {before}"
         for (before, now), n in found.items()
     ]
+
+
+def is_of_another(stack: Mapping[str, Any], engine: str, device: str) -> bool:
+    """Whether a checkpoint is of another engine or kind of device, as can be told anywhere.
+
+    Args:
+        stack: What the checkpoint tells of where it was made.
+        engine: What will run it, ``"eager"`` or another.
+        device: Where.
+    """
+    batched = str(stack["engine"]).startswith(BATCHED)
+    on_cpu = torch.device(device).type == "cpu"
+    return batched == (engine == EAGER) or (stack["device"] == "cpu") != on_cpu
+
+
+def _kept(ledger: Ledger) -> dict[str, Path]:
+    """Checkpoints by the keys of their runs."""
+    return {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+
+
+def _stack_of(path: Path, device: str) -> str | None:
+    """Which runs a run was together with, if it can go on with them."""
+    with suppress(LookupError, TypeError, ValueError, AttributeError, CheckpointError):
+        facts = checkpoint_facts(path)
+        if not is_of_another(facts["stack"], BATCHED, device):
+            found: str | None = facts["run"].get("together")
+            return found
+    return None
 
 
 def _engine_of(spec: RunSpec, device: str, engine: str) -> str | None:

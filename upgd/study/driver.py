@@ -21,7 +21,7 @@ from typing import Any
 
 import upgd
 from upgd.study.attempts import Means, told_if_parted
-from upgd.study.backlog import Backlog, Group, Room, begun_otherwise, stack_size
+from upgd.study.backlog import Backlog, Group, Room, begun_otherwise, is_of_another, stack_size
 from upgd.study.errors import CheckpointError, LeaseLostError, StudyError
 from upgd.study.files import checkpoint_facts, write_atomically
 from upgd.study.jobs import Died, Ended, Event, Finished, Job, Kept, Ready, Told
@@ -103,7 +103,7 @@ def drive(
         clock,
     )
     with at_work(ledger, driver.owner, where), _interrupts() as stopping:
-        for note in begun_otherwise(ledger, where, device, engine):
+        for note in begun_otherwise(ledger, where, device, engine, here=False):
             driver.say(note)
         driver.run(stopping)
     return driver.tally
@@ -271,12 +271,13 @@ class _Driver:
         if why and len(group.specs) > size and group.key not in self.said:
             self.said.add(group.key)
             self.say(f"{len(group.specs)} runs: {size} at a time on each worker{why}")
-        return max(1, min(size, -(-group.total // self.pool.workers)))
+        share = size if group.begun else -(-group.total // self.pool.workers)
+        return max(1, min(size, share))
 
     def _start(self, worker: int, hand: _Hand, batch: _Batch) -> None:
         """Give a worker those runs of a batch whose checkpoints stand at one step."""
         saved = {claim.spec.key: self._saved(claim) for claim in batch.claims}
-        facts = {key: _facts(content) for key, content in saved.items()}
+        facts = {key: self._facts(content, batch.engine) for key, content in saved.items()}
         parts: dict[Any, list[Claim]] = {}
         for claim in batch.claims:
             parts.setdefault(_stand(facts[claim.spec.key]), []).append(claim)
@@ -292,6 +293,14 @@ class _Driver:
             self.say(note)
         found = {key: content for key, content in contents.items() if content is not None}
         self.pool.start(worker, Job(specs, first.engine, self.means, found))
+
+    def _facts(self, content: bytes | None, engine: str) -> Mapping[str, Any]:
+        """What a checkpoint tells; nothing if there is none that this engine could go on with."""
+        with suppress(CheckpointError, LookupError, TypeError):
+            facts = {} if content is None else checkpoint_facts(content)
+            if facts and not is_of_another(facts["stack"], engine, self.means.device):
+                return facts
+        return {}
 
     def _saved(self, claim: Claim) -> bytes | None:
         try:
@@ -492,13 +501,6 @@ class _Driver:
         self.tally.notes.append(note)
         if self.on_note is not None:
             self.on_note(note)
-
-
-def _facts(content: bytes | None) -> Mapping[str, Any]:
-    """What a checkpoint tells; nothing if there is none, or none that can be read."""
-    with suppress(CheckpointError):
-        return {} if content is None else checkpoint_facts(content)
-    return {}
 
 
 def _stand(facts: Mapping[str, Any]) -> Any:

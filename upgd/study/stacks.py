@@ -107,7 +107,7 @@ def _in_stacks(shift: _Shift, claims: list[Claim]) -> None:
             again = _in_one_stack(shift, waiting.pop(0))
             if again:
                 memory.make_room()
-            waiting = [*again, *waiting]
+            waiting = [*(part for half in again for part in _by_step(shift, half)), *waiting]
     except BaseException:
         for claim in [claim for part in waiting for claim in part]:
             with suppress(StudyError):  # the first error is the one to tell
