@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import textwrap
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_readme_speed_is_what_was_measured() -> None:
         page = (ROOT / f"docs/benchmarks/optimizer_step_{kind}.md").read_text()
         rows = re.findall(rf"^\| {re.escape(name.strip('`'))} \| \d+ \| ([\d.]+) \|", page, re.M)
         assert rows == [paper, stack], label
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_prose_was_written_for_these_benchmarks(page: Path) -> None:
+    """Whoever measures anew reads again what a page says about the numbers."""
+    text = page.read_text()
+    for name in set(re.findall(r"\]\((benchmarks/\w+\.md)", text)):
+        digest = hashlib.sha256((page.parent / name).read_bytes()).hexdigest()[:12]
+        mark = f"<!-- written for {name} {digest} -->"
+        assert mark in text, f"{page}: compare its numbers with {name}, then say {mark}"
 
 
 def test_the_list_of_rules_is_the_registry() -> None:
