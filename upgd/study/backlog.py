@@ -20,7 +20,7 @@ from upgd.study.errors import CheckpointError, SpecError
 from upgd.study.files import checkpoint_facts
 from upgd.study.ledger import Ledger
 from upgd.study.prepare import plan
-from upgd.study.sinks import checkpoints
+from upgd.study.sinks import kept_checkpoints
 from upgd.study.spec import RunSpec
 
 PER_CORE = 8
@@ -106,7 +106,7 @@ class Backlog:
         """Read from the ledger what is left to do."""
         groups: dict[Any, Group] = {}
         suspects = self._ledger.suspects()
-        kept = _kept(self._ledger)
+        kept = kept_checkpoints(self._ledger)
         for spec in self._ledger.claimable(self._where):
             if spec.key in self._tried:
                 continue
@@ -155,7 +155,7 @@ def begun_otherwise(
         engine: Which may run them.
         here: Whether this process will; of other machines less is known.
     """
-    kept = _kept(ledger)
+    kept = kept_checkpoints(ledger)
     found = Counter[tuple[str, str]]()
     for spec in ledger.claimable(where) if kept else ():
         with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # no use
@@ -185,11 +185,6 @@ def is_of_another(stack: Mapping[str, Any], engine: str, device: str) -> bool:
     batched = str(stack["engine"]).startswith(BATCHED)
     on_cpu = torch.device(device).type == "cpu"
     return batched == (engine == EAGER) or (stack["device"] == "cpu") != on_cpu
-
-
-def _kept(ledger: Ledger) -> dict[str, Path]:
-    """Checkpoints by the keys of their runs."""
-    return {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
 
 
 def _stack_of(path: Path, device: str) -> str | None:

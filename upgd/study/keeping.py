@@ -17,7 +17,7 @@ from upgd.study.errors import CheckpointError, StudyError
 from upgd.study.files import Checkpoint, checkpoint_facts
 from upgd.study.ledger import Ledger, Where
 from upgd.study.records import Result, Series
-from upgd.study.sinks import Sink, checkpoints
+from upgd.study.sinks import Sink, checkpoints, kept_checkpoints
 from upgd.study.spec import RunSpec, Scalar
 from upgd.study.versions import OF_AGENTS, all_versions, commit, versions
 
@@ -42,7 +42,7 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
         StudyError: If runs have checkpoints of other versions.
     """
     made, here = Counter[tuple[tuple[str, str], ...]](), versions(OF_AGENTS)
-    kept = {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+    kept = kept_checkpoints(ledger)
     for spec in ledger.claimable(where) if kept else ():
         with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or no use
             stack = dict(checkpoint_facts(kept[spec.key])["stack"])

@@ -166,6 +166,11 @@ def checkpoints(ledger: Ledger) -> Path:
     return folder
 
 
+def kept_checkpoints(ledger: Ledger) -> dict[str, Path]:
+    """All that there are, by the keys of their runs."""
+    return {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+
+
 def checkpoint_path(ledger: Ledger, key: str) -> Path:
     """Where a run's checkpoint lies, if it has one."""
     return checkpoints(ledger) / f"{key}.npz"
