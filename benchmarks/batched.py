@@ -227,13 +227,14 @@ def main() -> None:
     shape = "-".join(map(str, SIZES))
     say(f"{upgd.__version__}. Network {shape}, {parameters} parameters, batch 1.")
     say(f"A copy moves {speed / 1e12:.2f} TB/s. The peer, the authors' optimizer as they wrote it,")
-    say(f"takes {plain:.0f} steps/s with one learner (its ratio counts from 360 to 440).")
+    say(f"takes {plain:.0f} steps/s with one learner. It should take 400: below 360 something")
+    say("slows it down and no ratio counts; above 440 the host is faster, the ratios are smaller.")
     say()
     say("| stack | learner-steps/s | times the peer | share of the floor |")
     say("|---|---|---|---|")
 
     def row(label: str, found: float, moved: float) -> None:
-        reached = f"{share(found, moved * 4 * parameters, speed):.0%}" if moved else "-"
+        reached = f"{share(found, moved * 4 * parameters, speed):.1%}" if moved else "-"
         say(f"| {label} | {found:,.0f} | {found / plain:,.0f} | {reached} |")
 
     many, few = (2, 1) if QUICK else (200, 20)

@@ -13,9 +13,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from upgd.engine.dense import Learner, in_groups
-from upgd.engine.dense_cuda import Tuning
+from upgd.engine.dense_cuda import Tuning, scaling
 from upgd.kernels import triton_noise, triton_sample, triton_stored, triton_update
-from upgd.kernels.triton_rules import compile_rules
+from upgd.kernels.triton_rules import compile_rules, compile_traces
+from upgd.optim.registry import get
 
 INTEGERS = {
     *("offset", "first", "first_group", "mine", "runs", "P", "A", "UNITS", "LENGTH", "window"),
@@ -23,11 +24,11 @@ INTEGERS = {
     *("wide", "first_pitch", "first_begin", "row_at", "n"),
 }
 LONG_INTEGERS = {"seed"}
-DOUBLES = {"hyper", "corrections", "series", "decays"}
+DOUBLES = {"hyper", "corrections", "series", "decays", "squares"}
 LONGS = {"seeds", "clock", "diverged"}
 WORDS = {
     *("layer_table", "group_table", "iota", "index", "labels", "permutations", "slots"),
-    *("items", "rows"),
+    *("items", "rows", "kinds"),
 }
 
 
@@ -64,29 +65,27 @@ def main() -> None:
     """Compile every kernel in the variants that differ most."""
     early = Tuning.ahead if hasattr(tl.extra.cuda, "gdc_wait") else 0
     for second in (False, True):
-        both: dict[str, Any] = {"SECOND": second, "FEATURES": second}
+        both: dict[str, Any] = {"SECOND": second, "FEATURES": 3 if second else 0}
+        methods = [get(name)[0].method for name in ("feature-upgd", "feature-upgd-2nd-local")]
+        both["TRACE"] = compile_traces(methods, "float32")[0] if second else None
         both["EARLY"] = 0 if second else early
         shape = {"ACTIVATION": 2 if second else 0}
         build(triton_sample.backward_kernel, BR=32, BC=32, **shape, **both)
         build(
             triton_sample.head_kernel,
-            **{"LAYERS": 3, "BC": 128, "OUT": 16, "IN": 1024, "SQUARED": second, "INPUTS": 0},
-            **{"FORWARD": True},
+            **{"LAYERS": 3, "BC": 128, "PART": 32, "OUT": 16, "IN": 1024, "SQUARED": second},
+            **{"INPUTS": 0, "FORWARD": True},
             **shape,
             **both,
         )
     build(triton_sample.diagnose_kernel, LAYERS=3, BC=256, EARLY=early)
     build(triton_sample.fetch_kernel, INPUTS=0, IN=1024)
     build(triton_update.product_kernel, warps=1, BLOCK=128, HIDDEN=True, ACTIVATION=0)
-    for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "s-rwalk"):
+    for name in ("upgd", "upgd-2nd-local", "feature-upgd-2nd", "feature-n-upgd-local", "s-rwalk"):
         _, [group] = in_groups([Learner(name, {}, 0)])
         rules = compile_rules(group.row.method, "float32")
         local = group.reduce == "row_norm"
         common: dict[str, Any] = {"LOCAL": local}
-        if group.features:
-            features = {"LAYERS": 3, "BC": 128, "TRACE": rules.trace, "LOCAL": False}
-            features["EARLY"] = early
-            build(triton_update.feature_kernel, SECOND=True, **features)
         if group.reduce:
             build(
                 triton_update.reduce_kernel,
@@ -100,8 +99,8 @@ def main() -> None:
                 triton_update.update_kernel,
                 1,
                 **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
-                **{"GLOBAL": group.reduce == "max", "FEATURES": group.features},
-                **{"NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
+                **{"GLOBAL": group.reduce == "max", "FEATURES": scaling(group)},
+                **{"PART": 32, "NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
                 **{"HIDDEN": hidden, "ACTIVATION": 0, "EARLY": 0 if hidden else early},
                 **common,
             )

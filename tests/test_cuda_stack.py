@@ -115,11 +115,24 @@ def test_a_single_linear_layer_with_squared_error() -> None:
     check_against_plain(stack, regress, STEPS, sizes=(16, 1), activation="linear")
 
 
-def test_a_run_does_not_depend_on_its_neighbours() -> None:
-    """Bit for bit, whatever their number, and even if one diverges."""
-    mine = Learner("upgd", {"sigma": 0.1}, 7)
-    wild = Learner("upgd", {"lr": 1e30}, 8)
-    others = [Learner("upgd", {}, 1), Learner("sgdw", {}, 2), Learner("pgd", {}, 4)]
+def test_what_lies_behind_the_biases_stays_zero() -> None:
+    """Rows are padded; kernels multiply the padding with zeros and do not mask it."""
+    names = ["upgd", "s-rwalk", "ada-upgd"] if DEVICE == "cpu" else list(METHODS)
+    learners = [Learner(name, {}, 4) for name in names]
+    stack = make(learners)
+    run(stack, learners, [STEPS])
+    padding = np.setdiff1d(np.arange(stack.layout.size), stack.layout.places)
+    assert len(padding) > 0
+    assert not stack.weights[:, padding].any()
+    assert not any(states[..., padding].any() for states in stack.states)
+
+
+@pytest.mark.parametrize("method", ["upgd", "feature-upgd", "feature-n-upgd-2nd-local"])
+def test_a_run_does_not_depend_on_its_neighbours(method: str) -> None:
+    """Bit for bit, whatever their number and methods, and even if one diverges."""
+    mine = Learner(method, {"sigma": 0.1}, 7)
+    wild = Learner(method, {"lr": 1e30}, 8)
+    others = [Learner(name, {}, 1) for name in ("upgd", "sgdw", "pgd", "feature-upgd-2nd")]
     alone = make([mine], dtype=torch.float32)
     run(alone, [mine], [STEPS])
     beside = [wild, *others, mine]
@@ -164,10 +177,11 @@ EARLY_STEPS = 2 * GRAPH_STEPS + 1
     not can_launch_early(torch.device(DEVICE)),
     reason="this device, its driver or Triton has no early launches",
 )
+@pytest.mark.parametrize("hidden", [(300, 150), (300,), (40, 30, 20)], ids=str)
 @pytest.mark.parametrize(
     "method", ["pgd", "upgd", "s-rwalk", "n-upgd-local", "feature-upgd-2nd-local"]
 )
-def test_early_launches_change_no_bit(method: str) -> None:
+def test_early_launches_change_no_bit(method: str, hidden: tuple[int, ...]) -> None:
     """A kernel that begins while the one before it ends reads what it would have read."""
     learners = [Learner(method, {"lr": 0.01}, seed) for seed in range(40)]
     chunk = feed(learners, lambda seed: classify(seed, 2 * EARLY_STEPS)).chunk(0, EARLY_STEPS)
@@ -175,7 +189,7 @@ def test_early_launches_change_no_bit(method: str) -> None:
     for first in (0, 1 << 60):
         tuning = Tuning(early_from=first)
         stack = make(
-            *(learners, EARLY_STEPS, (16, 300, 150, 10)),
+            *(learners, EARLY_STEPS, (16, *hidden, 10)),
             **{"stride": 5, "dtype": torch.float32, "tuning": tuning},
         )
         assert bool(stack.early["EARLY"]) == (first == 0)

@@ -332,7 +332,14 @@ UPDATES = {
     "biases with weights' noise": Mutant(
         "tl.where(here == inputs, 2 * layer + 1, 2 * layer)", "(2 * layer + 0 * here)"
     ),
-    "biases are padding": Mutant("padding = col > inputs", "padding = col >= inputs"),
+    "biases are padding": Mutant("tl.where(here <= inputs, sigma", "tl.where(here < inputs, sigma"),
+    "features' utilities not scaled": Mutant("n1 * scale", "n1", "feature-upgd"),
+    "another layer is spared": Mutant("free = layer == LAYERS - 1", "free = layer == 0",
+        "feature-upgd",
+    ),
+    "a part left out of the norm": Mutant(
+        "mask=lanes < count, other", "mask=lanes < count - 1, other", "feature-upgd-local"
+    ),
     "biases scaled by their row": Mutant(
         "eta = tl.where(bias, eta_bias, n)", "eta = n", "upgd-local"
     ),
@@ -347,7 +354,26 @@ SAMPLES = {
     "another sample": Mutant(
         "tl.load(index + run * LENGTH + here)", "tl.load(index + run * LENGTH)"
     ),
-}
+    "a round of rows left out": Mutant(
+        "for r in range(BR, units + BR, BR):", "for r in range(BR, units, BR):"
+    ),
+    "a round of outputs' weights left out": Mutant(
+        "for c in range(BC, pitch + BC, BC):", "for c in range(BC, pitch, BC):"
+    ),
+    "units not in features' utilities": Mutant("f = back * h\n", "f = back\n", "feature-upgd"),
+    "utilities not kept": Mutant(
+        "tl.store(utility + place + c + columns, u,", "tl.store(utility + place + c + columns, f,",
+        "feature-upgd",
+    ),
+    "the largest of a few": Mutant(
+        'top = tl.max(tl.where(inside, u, float("-inf")), 0)',
+        'top = tl.max(tl.where(inside & (columns > 1), u, float("-inf")), 0)', "feature-upgd",
+    ),
+    "another norm of features": Mutant(
+        "tl.reshape(wide * wide, [parts, PART])", "tl.reshape(tl.abs(wide), [parts, PART])",
+        "feature-upgd-local",
+    ),
+}  # fmt: skip
 FLAT = {
     "eta keeps its sign": Mutant(
         "eta = tl.maximum(tl.abs(eta.to(REAL)), tiny)", "eta = tl.maximum(eta.to(REAL), tiny)"
@@ -389,7 +415,7 @@ STACKS = [("update", name) for name in UPDATES] + [("sample", name) for name in 
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["upgd", "upgd-local"])
+@pytest.mark.parametrize("name", ["upgd", "upgd-local", "feature-upgd", "feature-upgd-local"])
 def test_the_kernels_pass(name: str) -> None:
     compare_in_the_interpreter(name)
 

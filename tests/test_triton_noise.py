@@ -1,4 +1,4 @@
-"""The counter-based kernel against a plain Philox4x32-10 and Box-Muller."""
+"""Kernels that draw normal numbers against plain versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or interpreted):
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from upgd.kernels import philox as written  # noqa: E402
 from upgd.kernels.triton_noise import fill_normal  # noqa: E402
+from upgd.kernels.triton_random import four_normals  # noqa: E402
 
 DEVICE = "cpu" if interpreted else "cuda"
 MASK = 0xFFFFFFFF
@@ -74,3 +79,34 @@ def test_kernel_is_standard_normal() -> None:
         assert abs(float(draws[-1].mean())) < 4 / math.sqrt(n)
         assert abs(float(draws[-1].var()) - 1) < 4 * math.sqrt(2 / n)
     assert abs(float(torch.corrcoef(torch.stack(draws))[0, 1])) < 4.5 / math.sqrt(n)
+
+
+# --------------------------------------------------------------- the written generator
+@triton.jit  # type: ignore[untyped-decorator]
+def _four_kernel(out, seeds, tensor, clock, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    step = tl.load(clock) + (quad * 0).to(tl.int64)
+    many = four_normals(tl.load(seeds), quad, (quad * 0 + tensor), step, tl.float32)
+    tl.store(out + quad, many[0], mask=quad < n)
+    tl.store(out + n + quad, many[1], mask=quad < n)
+    tl.store(out + 2 * n + quad, many[2], mask=quad < n)
+    tl.store(out + 3 * n + quad, many[3], mask=quad < n)
+
+
+@pytest.mark.parametrize("step", [5, 2**33 + 7])
+def test_the_written_generator_in_kernels(step: int) -> None:
+    """To a few 1e-7, but near radius 0, where the special function unit's logarithm is coarse.
+
+    Its error is at most 2⁻²² near 1, so that of the square of a radius r at most 4e-7 together with
+    the rounding of the uniform number, and that of r about 2e-7 / r.
+    """
+    n = 1_000 if interpreted else 1_000_000
+    out = torch.full((4, n), torch.nan, device=DEVICE)
+    seed, clock = (torch.tensor([x], device=DEVICE) for x in (17, step))
+    _four_kernel[(triton.cdiv(n, 256),)](out, seed, 3, clock, n, BLOCK=256)
+    plain = written.normal((4, n), 17, 3, step, dtype=torch.float64)
+    for pair in (slice(0, 2), slice(2, 4)):
+        radius = plain[pair].square().sum(0).sqrt()
+        error = (out[pair].cpu().double() - plain[pair]).abs().amax(0)
+        assert float((error / (1e-6 * radius + 4e-7 / radius.clamp_min(1e-9))).max()) < 1
+        assert float(error[radius > 1].max()) < 3e-6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.engine.branches import Branches
-from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Group, Learner, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
-from upgd.kernels.triton_rules import compile_rules
+from upgd.kernels.triton_rules import compile_rules, compile_traces
 
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
@@ -39,8 +41,11 @@ class Tuning:
         block, warps, stages: Columns at a time, warps, and loads in flight, of the updating pass.
         reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
         back_rows, back_columns, back_warps: The tile of a backward pass.
-        columns, head_warps: Of the last layer's kernel.
-        wide_head_warps: The same from 65 outputs on, for which four warps have too few registers.
+        back_registers: Of its threads: so 200 learners of the paper's network run at once.
+        head_columns, head_tile, head_warp: Of the last layer's kernel: columns at a time, weights
+            at a time (so fewer columns for many outputs), and weights per warp.
+        feature_registers: Of a thread that updates by features' utilities, so that many fit;
+            methods that keep states are faster with more.
         early_from: Bytes of weights from which a kernel is launched while the one before it ends.
         ahead: How many of its programs then read ahead into the cache, one at least.
     """
@@ -53,12 +58,19 @@ class Tuning:
     reduce_stages: int = 2
     back_rows: int = 32
     back_columns: int = 32
-    back_warps: int = 4
-    columns: int = 128
-    head_warps: int = 4
-    wide_head_warps: int = 8
+    back_warps: int = 1
+    back_registers: int = 128
+    head_columns: int = 128
+    head_tile: int = 2048
+    head_warp: int = 1024
+    feature_registers: int = 64
     early_from: int = 100_000_000
-    ahead: int = 500
+    ahead: int = 250
+
+    def head(self, outputs: int) -> tuple[int, int]:
+        """Columns at a time and warps of the last layer's kernel, for so many outputs."""
+        columns = min(self.head_columns, max(self.back_columns, self.head_tile // outputs))
+        return columns, min(16, max(1, outputs * columns // self.head_warp))
 
 
 def can_launch_early(device: torch.device) -> bool:
@@ -75,6 +87,14 @@ def _driver_version() -> int:
     with suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
     return found.value
+
+
+def scaling(group: Group) -> int:
+    """What the utilities of a group's features are divided by, as kernels know it; 0 for none."""
+    if not group.features:
+        return 0
+    local = group.row.method.phases[0].reduce == "row_norm"
+    return int((sample.NORM if local else sample.LARGEST).value)
 
 
 class CudaStack(DenseStack):
@@ -102,10 +122,13 @@ class CudaStack(DenseStack):
         self.tuning = tuning
         self.dtype, self.device = dtype, torch.device(device)
         self.second = any(group.second for group in self.groups)
-        self.features = any(group.features for group in self.groups)
-        self._allocate()
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
+        featured = [group for group in self.groups if group.features]
+        self._trace, kinds = compile_traces([group.row.method for group in featured], real)
+        self._kinds = {group.first: kind for group, kind in zip(featured, kinds, strict=True)}
+        self._scaling = functools.reduce(operator.or_, map(scaling, self.groups), 0)
+        self._allocate()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.early = self._how_early()
         self._branches = Branches(len(self.groups), self.device)
@@ -134,17 +157,22 @@ class CudaStack(DenseStack):
             self._zeros(max(1, len(g.states)), g.count if g.states else 1, layout.size)
             for g in self.groups
         ]
+        self.utility = self._zeros(runs if self._kinds else 1, layout.units)
         self.utilities = [
-            self._zeros(g.count if g.features else 1, layout.units) for g in self.groups
+            self.utility[g.first : g.first + g.count] if g.features else self.utility[:1]
+            for g in self.groups
         ]
+        self.squares = torch.zeros_like(self.utility, dtype=torch.float64)
+        kinds = [self._kinds.get(g.first, -1) for g in self.groups for _ in range(g.count)]
+        self.kinds = self._put(np.array(kinds, np.int32))
         self.acts = self._zeros(runs, layout.activations)
         for layer in layout.layers:
             ones = [layer.input_at + layer.inputs]
             if layer.number == 0:
                 ones.append(ones[0] - layer.stride)
             self.acts[:, ones] = 1
-        self.delta, self.hess, self.dh, self.d2h, self.gates, self.norms, self.biases = (
-            self._zeros(runs, layout.units) for _ in range(7)
+        self.delta, self.hess, self.norms, self.biases = (
+            self._zeros(runs, layout.units) for _ in range(4)
         )
         self.partial = self._zeros(runs)
         self.iota = torch.arange(self.tuning.block, dtype=torch.int32, device=self.device)
@@ -166,6 +194,10 @@ class CudaStack(DenseStack):
         if not (one_after_another and pays and can_launch_early(self.device)):
             return {"EARLY": 0}
         return {"EARLY": max(1, self.tuning.ahead), "launch_pdl": True}
+
+    def _at_most(self, registers: int) -> dict[str, Any]:
+        """An option of kernels; the interpreter does not know it."""
+        return {"maxnreg": registers} if self.device.type == "cuda" else {}
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -264,7 +296,7 @@ class CudaStack(DenseStack):
 
     def _changing(self) -> list[Tensor]:
         return [
-            *(self.weights, *self.states, *self.utilities, self.acts, self.pre),
+            *(self.weights, *self.states, self.utility, self.acts, self.pre),
             *(self.series, self.diverged, self.clock, self.corrections, self.loss_before),
         ]
 
@@ -277,9 +309,11 @@ class CudaStack(DenseStack):
         """Finish the last sample; with `forward` predict the next one and go back."""
         runs, layout, t = len(self.learners), self.layout, self.tuning
         first, last = layout.layers[0], layout.layers[-1]
+        columns, warps = t.head(self.out_block)
         sample.head_kernel[(runs, 2 if forward else 1)](
-            *(self.weights, self.acts, self.delta, self.hess, self.dh, self.d2h),
-            *(self.pre, self.loss_before, self.series, self.diverged, self.partial),
+            *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
+            *(self.kinds, self.hyper, self.pre, self.loss_before, self.series, self.diverged),
+            self.partial,
             *(self.corrections, self.decays, self.layer_table),
             *(self.data, self.index, self.labels, self.targets, self.permutations, self.slots),
             *(self.clock, offset, self.window, self.windows),
@@ -287,33 +321,38 @@ class CudaStack(DenseStack):
             *(first.inputs, first.stride, first.input_at),
             *(last.inputs, last.outputs, last.stride, last.base),
             LAYERS=len(layout.layers),
-            BC=t.columns,
+            BC=columns,
+            PART=t.back_columns,
             OUT=self.out_block,
             IN=self.in_block,
             ACTIVATION=self.activation,
             SQUARED=self.squared,
             INPUTS=self.inputs,
             SECOND=self.second,
-            FEATURES=self.features,
+            FEATURES=self._scaling,
+            TRACE=self._trace,
             FORWARD=forward,
             **self.early,
-            num_warps=t.head_warps if self.out_block < 128 else t.wide_head_warps,
+            num_warps=warps,
         )
         if not forward:
             return
         for layer in reversed(layout.layers[1:-1]):
             sample.backward_kernel[(-(-layer.inputs // t.back_columns), runs)](
-                *(self.weights, self.acts, self.delta, self.hess, self.dh, self.d2h),
-                *(self.diverged, self.clock, offset, layer.inputs, layer.outputs, layer.stride),
+                *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
+                *(self.kinds, self.hyper, self.partial, self.diverged, self.clock, offset),
+                *(layer.inputs, layer.outputs, layer.stride),
                 *(layer.base, layer.input_at, layer.row_at),
                 *(layout.size, layout.activations, layout.units),
                 ACTIVATION=self.activation,
                 SECOND=self.second,
-                FEATURES=self.features,
+                FEATURES=self._scaling,
+                TRACE=self._trace,
                 BR=t.back_rows,
                 BC=t.back_columns,
                 num_warps=t.back_warps,
                 **self.early,
+                **self._at_most(t.back_registers),
             )
         if self.stride:
             sample.diagnose_kernel[(runs,)](
@@ -328,20 +367,11 @@ class CudaStack(DenseStack):
         """One group's passes over its weights."""
         group, states, rules = self.groups[number], self.states[number], self._rules[number]
         runs, layout = len(self.learners), self.layout
-        utility = self.utilities[number]
         local = group.reduce == "row_norm"
-        common = {"SECOND": group.second, "LOCAL": local, **self.early}
+        second = group.second and not group.features  # whose curvatures the backward pass has read
+        common = {"SECOND": second, "LOCAL": local, **self.early}
         if group.features:
-            update.feature_kernel[(group.count,)](
-                *(self.acts, self.dh, self.d2h, utility, self.gates, self.hyper, self.layer_table),
-                *(group.first, layout.activations, layout.units),
-                LAYERS=len(layout.layers),
-                BC=128,
-                TRACE=rules.trace,
-                LOCAL=group.row.method.phases[0].reduce == "row_norm",
-                SECOND=group.second,
-                **self.early,
-            )
+            common |= self._at_most(self.tuning.feature_registers)
         if group.reduce is not None:
             update.reduce_kernel[(len(layout.group_table), group.count)](
                 *(self.weights, states, self.acts, self.delta, self.hess, self.partial),
@@ -355,14 +385,16 @@ class CudaStack(DenseStack):
             )
         for number, (start, count) in enumerate(layout.launches):
             update.update_kernel[(count, group.count)](
-                *(self.weights, states, self.acts, self.delta, self.hess, self.gates, self.partial),
-                *(self.norms, self.biases, self.pre, self.hyper, self.corrections, self.seeds),
-                *(self.group_table, start, self.iota, self.clock, offset, group.first),
-                *(group.count, runs, layout.size, layout.activations, layout.units),
+                *(self.weights, states, self.acts, self.delta, self.hess, self.utility),
+                *(self.squares, self.partial, self.norms, self.biases, self.pre, self.hyper),
+                *(self.corrections, self.seeds, self.group_table, start, self.iota, self.clock),
+                *(offset, group.first, group.count, runs),
+                *(layout.size, layout.activations, layout.units),
                 RULE=rules.update,
                 STATES=len(group.states),
                 GLOBAL=group.reduce == "max",
-                FEATURES=group.features,
+                FEATURES=scaling(group),
+                PART=self.tuning.back_columns,
                 NOISE=group.noise,
                 LAYERS=len(layout.layers),
                 HIDDEN=number > 0,

@@ -24,29 +24,34 @@ _S0, _S1, _S2 = (tl.constexpr(c) for c in philox.SIN)
 _C0, _C1, _C2 = (tl.constexpr(c) for c in philox.COS)
 _LN2 = tl.constexpr(0.6931471805599453)
 _ANGLE = tl.constexpr(6.283185307179586 / 2**32)
+_UNIT = tl.constexpr(2.0**-32)
+
+
+@triton.jit
+def _special(name: tl.constexpr, x):
+    """One instruction of the special function unit. Its logarithm is within 2⁻²² near 1."""
+    return tl.inline_asm_elementwise(
+        name + ".approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
 def box_muller(radius, angle, real: tl.constexpr):
     """Two normal numbers for each pair of words; see upgd/kernels/philox.py."""
-    bits = (radius.to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
-    exponent = ((bits + _ROUND_EXPONENT) >> 23) - 127
-    scale = ((127 - exponent) << 23).to(tl.float32, bitcast=True).to(real)
-    m = (radius.to(real) + 0.5) * scale - 1.0
-    tail = (((((((_L7 * m + _L6) * m + _L5) * m + _L4) * m + _L3) * m + _L2) * m) + _L1) * m + _L0
-    logarithm = (exponent - 32).to(real) * _LN2 + (m + m * m * tail)
-    if HARDWARE and real == tl.float32:  # the special function unit's sine and cosine
-        length = tl.inline_asm_elementwise(
-            "sqrt.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [tl.maximum(-2.0 * logarithm, 0.0)],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
+    if HARDWARE and real == tl.float32:  # the special function unit's
+        u = radius.to(tl.float32) * _UNIT + 0.5 * _UNIT
+        square = -2.0 * _LN2 * _special("lg2", u)
+        length = _special("sqrt", tl.maximum(square, 0.0))
         a = angle.to(tl.int32, bitcast=True).to(real) * _ANGLE
         first, second = libdevice.fast_cosf(a), libdevice.fast_sinf(a)
     else:
+        bits = (radius.to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
+        exponent = ((bits + _ROUND_EXPONENT) >> 23) - 127
+        scale = ((127 - exponent) << 23).to(tl.float32, bitcast=True).to(real)
+        m = (radius.to(real) + 0.5) * scale - 1.0
+        high = (((_L7 * m + _L6) * m + _L5) * m + _L4) * m + _L3
+        tail = ((high * m + _L2) * m + _L1) * m + _L0
+        logarithm = (exponent - 32).to(real) * _LN2 + (m + m * m * tail)
         length = tl.sqrt(tl.maximum(-2.0 * logarithm, 0.0))
         quarter = (angle + 0x20000000) >> 30
         rest = (angle - (quarter << 30)).to(tl.int32, bitcast=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
-from upgd.kernels.rules import Stage, load_module, source
+from upgd.kernels.rules import Stage, load_module, reduces, source
 from upgd.kernels.triton_random import HARDWARE
 from upgd.rules.vocabulary import Method
 
@@ -39,18 +41,36 @@ _HARDWARE = "return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))"
 
 
 def compile_rules(method: Method, real: str) -> ModuleType:
-    """``update`` and, where the method has them, ``reduce`` and ``trace`` (of features).
+    """``update`` and, where the method has one, ``reduce``.
 
     Args:
         method: Whose rules.
         real: ``"float32"`` or ``"float64"``.
     """
+    stages: list[Stage] = ["update", "reduce"] if reduces(method) else ["update"]
+    return _load([source(method, stage, "triton") for stage in stages], real)
+
+
+def compile_traces(methods: Sequence[Method], real: str) -> tuple[Any, list[int]]:
+    """``trace(kind, f, s, utility, beta_utility)`` of features, and each method's kind.
+
+    Learners of several methods go back together, so the trace is chosen learner by learner.
+    Methods whose traces are written alike have the same kind.
+    """
+    if not methods:
+        return None, []
+    sources = [source(method, "features", "triton") for method in methods]
+    unique = list(dict.fromkeys(sources))
+    parts = [text.replace("def trace(", f"def trace{i}(") for i, text in enumerate(unique)]
+    lines = ["def trace(kind, f, s, w, beta_utility):", "    u = trace0(f, s, w, beta_utility)"]
+    for i in range(1, len(unique)):
+        lines.append(f"    u = tl.where(kind == {i}, trace{i}(f, s, w, beta_utility), u)")
+    parts.append("\n".join([*lines, "    return u", ""]))
+    return _load(parts, real).trace, [unique.index(text) for text in sources]
+
+
+def _load(functions: list[str], real: str) -> ModuleType:
     hardware = HARDWARE.value and real == "float32"
-    parts = [_HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)]
-    stages: list[Stage] = ["update"]
-    if method.phases[0].over == "features":
-        stages.append("features")
-    elif method.phases[0].reduce is not None:
-        stages.append("reduce")
-    parts += ["@triton.jit\n" + source(method, stage, "triton") for stage in stages]
-    return load_module("\n\n".join(parts), f"rules_{real}")
+    helpers = _HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)
+    text = "\n\n".join([helpers, *(f"@triton.jit\n{function}" for function in functions)])
+    return load_module(text, f"rules_{real}")

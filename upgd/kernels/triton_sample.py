@@ -6,7 +6,8 @@ Hidden layers go forward while they are updated (:mod:`upgd.kernels.triton_updat
 (two programs per learner) takes the last layer: it finishes the last sample, whose loss after its
 update is measured together with this sample's, since both read the same weights; it takes loss and
 metrics of this sample and goes back to the last hidden layer; its second program fetches the next
-sample. ``backward_kernel`` takes one hidden layer of all learners.
+sample. ``backward_kernel`` takes one hidden layer of all learners. Both trace the utilities of the
+units that they have come to, where a learner's method has utilities of features.
 
 No sum's order depends on how many learners there are.
 """
@@ -20,6 +21,8 @@ import triton.language as tl
 RELU, LEAKY_RELU, TANH, LINEAR = (tl.constexpr(i) for i in range(4))
 # What inputs are: rows of a table under a permutation, or as they are.
 PERMUTED, TABLE = (tl.constexpr(i) for i in range(2))
+# What features' utilities are divided by: the learner's largest, or their norm in a layer.
+LARGEST, NORM = tl.constexpr(1), tl.constexpr(2)
 # The columns of the metrics.
 LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS = (
     tl.constexpr(i) for i in range(9)
@@ -32,8 +35,10 @@ def take_over():
     """Wait until the kernel before has finished, then let the next one be launched.
 
     All kernels of a step do so, hence each goes on when everything before it is there. Until then
-    it may read what no kernel of a step writes (tables, and the clock, which moves behind a
-    graph's last step), or ask the cache for something.
+    it may ask the cache for something, and read what no kernel of a step writes (tables, samples,
+    and the clock, which moves behind a graph's last step). What the kernel before the one before it
+    has written is there, too, since that one was waited for; it is read with ``.cg``, past the
+    first-level cache, where an older value may lie.
     """
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
@@ -107,40 +112,54 @@ def both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION: tl.constexpr
     return was, now
 
 
+@triton.jit
+def _fold_rows(products):
+    """Sums of every fourth row, which one thread holds: so they take a few registers."""
+    rows: tl.constexpr = products.shape[0]
+    return tl.sum(tl.reshape(products, [rows // 4, 4, products.shape[1]]), 0)
+
+
+@triton.jit
+def _tile(W, row, col, units, pitch):
+    """Some rows and columns of a layer. Beyond them there are zeros, which nobody fetches."""
+    inside = (row < units)[:, None] & (col < pitch)[None, :]
+    place = row[:, None] * pitch + col[None, :]
+    return tl.load(W + place, mask=inside, other=0.0, cache_modifier=".cg")
+
+
 @triton.jit(
     do_not_specialize=[
         "offset", "window", "windows", "runs", "UNITS", "LENGTH", "wide", "inputs", "outputs",
     ]
 )
 def head_kernel(
-    W, acts, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections, decays,
-    layer_table, data, index, labels, targets, permutations, slots, clock, offset, window, windows,
-    runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin, inputs, outputs, pitch, base,
-    LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, INPUTS: tl.constexpr, SECOND: tl.constexpr,
-    FEATURES: tl.constexpr, FORWARD: tl.constexpr, EARLY: tl.constexpr,
+    W, acts, delta, hess, utility, squares, kinds, hyper, pre, loss_before, series, diverged,
+    partial, corrections, decays, layer_table, data, index, labels, targets, permutations, slots,
+    clock, offset, window, windows, runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin,
+    inputs, outputs, pitch, base, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
+    OUT: tl.constexpr, IN: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr,
+    INPUTS: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, TRACE: tl.constexpr,
+    FORWARD: tl.constexpr, EARLY: tl.constexpr,
 ):
     """The last layer and the loss: finish the last sample, score this one, fetch the next."""
     run = tl.program_id(0).to(tl.int64)
-    if EARLY:
-        take_over()
     step = tl.load(clock) + offset
     here = step - tl.load(clock + 1)  # position in the chunk of samples that lies on the device
     if tl.program_id(1) == 1:
         place = first_begin - ((step + 1) % 2) * first_pitch
         _fetch(
             acts + run * A + place, run, here + 1, wide, data, index, permutations, slots, runs,
-            LENGTH, INPUTS, IN,
+            LENGTH, INPUTS, IN, EARLY,
         )
         _keep_activations(
             acts + run * A, pre, layer_table, run, runs, UNITS, LAYERS, BC, ACTIVATION
         )
     else:
         _head(
-            W + run * P + base, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial,
-            corrections, decays, labels, targets, run, step, here, window, windows, runs, UNITS,
-            LENGTH, inputs, outputs, pitch, LAYERS, BC, OUT, ACTIVATION, SQUARED, SECOND, FEATURES,
-            FORWARD,
+            W + run * P + base, delta, hess, utility, squares, kinds, hyper, pre, loss_before,
+            series, diverged, partial, corrections, decays, labels, targets, run, step, here,
+            window, windows, runs, UNITS, LENGTH, inputs, outputs, pitch, LAYERS, BC, PART, OUT,
+            ACTIVATION, SQUARED, SECOND, FEATURES, TRACE, FORWARD, EARLY,
         )
 
 
@@ -162,48 +181,35 @@ def _keep_activations(
 
 @triton.jit
 def _head(
-    W, delta, hess, dh, d2h, pre, loss_before, series, diverged, partial, corrections,
-    decays, labels, targets, run, step, here, window, windows, runs, UNITS, LENGTH, inputs, outputs,
-    pitch, LAYERS: tl.constexpr, BC: tl.constexpr, OUT: tl.constexpr, ACTIVATION: tl.constexpr,
-    SQUARED: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, FORWARD: tl.constexpr,
+    W, delta, hess, utility, squares, kinds, hyper, pre, loss_before, series, diverged, partial,
+    corrections, decays, labels, targets, run, step, here, window, windows, runs, UNITS, LENGTH,
+    inputs, outputs, pitch, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
+    OUT: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, SECOND: tl.constexpr,
+    FEATURES: tl.constexpr, TRACE: tl.constexpr, FORWARD: tl.constexpr, EARLY: tl.constexpr,
 ):
     real: tl.constexpr = W.dtype.element_ty
     # What will be added to is read here: behind the first write every read would wait its turn.
+    # What of it a step's kernels write, they write before the updates, of which one comes between.
     series += run * windows * METRICS
     last_spot = series + (tl.maximum(step - 1, 0) // window) * METRICS
     spot = series + (step // window) * METRICS
-    progress_before = tl.load(last_spot + PLASTICITY)
-    loss_sum, right_sum = tl.load(spot + LOSS), tl.load(spot + ACCURACY)
-    before = tl.load(loss_before + run).to(tl.float64)
-    old_diverged = tl.load(diverged + run)
+    progress_before = tl.load(last_spot + PLASTICITY, cache_modifier=".cg")
+    loss_sum = tl.load(spot + LOSS, cache_modifier=".cg")
+    right_sum = tl.load(spot + ACCURACY, cache_modifier=".cg")
+    old_loss = tl.load(loss_before + run, cache_modifier=".cg").to(tl.float64)
+    old_diverged = tl.load(diverged + run, cache_modifier=".cg")
     state = tl.arange(0, 8)
     betas = tl.load(decays + run * 5 + state, mask=state < 5, other=0.0)
-    old_corrections = tl.load(corrections + run * 5 + state, mask=state < 5, other=0.0)
+    old_corrections = tl.load(
+        corrections + run * 5 + state, mask=state < 5, other=0.0, cache_modifier=".cg"
+    )
     o = tl.arange(0, OUT)
     valid = o < outputs
     columns = tl.arange(0, BC)
-    before_at = UNITS - outputs - inputs  # the units that the last layer reads
-    if LAYERS == 1:
-        z = tl.load(pre + (runs + run) * outputs + o, mask=valid, other=0.0)
-        z_after = tl.load(pre + run * outputs + o, mask=valid, other=0.0)
-    else:
-        now = tl.zeros([OUT, BC], real)
-        was = tl.zeros([OUT, BC], real)
-        for c in range(0, pitch, BC):
-            col = c + columns
-            inside = valid[:, None] & (col < pitch)[None, :]
-            w = tl.load(W + o[:, None] * pitch + col[None, :], mask=inside, other=0.0)
-            y, v = both_inputs(pre, run, runs, UNITS, before_at, col, inputs, ACTIVATION)
-            was += w * y[None, :]
-            now += w * v[None, :]
-        z = tl.sum(now, 1)
-        z_after = tl.sum(was, 1)
-
-    # ---- losses
+    at = UNITS - outputs - inputs  # the units that the last layer reads
+    # ---- what the samples are
     y = 0
     y_before = 0
-    t = z
-    t_before = z
     earlier = tl.maximum(here - 1, 0)
     if SQUARED:
         t = tl.load(targets + (run * LENGTH + here) * outputs + o, mask=valid, other=0.0)
@@ -211,9 +217,39 @@ def _head(
     else:
         y = tl.load(labels + run * LENGTH + here)
         y_before = tl.load(labels + run * LENGTH + earlier)
+        t, t_before = valid, valid  # nobody looks at them
+    kind, beta = -1, 0.0
+    if FEATURES:
+        kind, beta = tl.load(kinds + run), tl.load(hyper + run * 10 + 3)
+    first_tile = tl.zeros([OUT, BC], real)
+    if LAYERS > 2:  # else the kernel before this one has updated the last layer
+        first_tile = _tile(W, o, columns, outputs, pitch)
+    if EARLY:
+        take_over()
+    if LAYERS == 2:
+        first_tile = _tile(W, o, columns, outputs, pitch)
+    if LAYERS == 1:
+        z = tl.load(pre + (runs + run) * outputs + o, mask=valid, other=0.0)
+        z_after = tl.load(pre + run * outputs + o, mask=valid, other=0.0)
+    else:
+        now = tl.zeros([OUT, BC], real)
+        was = tl.zeros([OUT, BC], real)
+        before, first_h = both_inputs(pre, run, runs, UNITS, at, columns, inputs, ACTIVATION)
+        w, h = first_tile, first_h
+        for c in range(BC, pitch + BC, BC):  # what the next round needs is under way in this one
+            col = c + columns
+            next_w = _tile(W, o, col, outputs, pitch)
+            next_before, next_h = both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION)
+            was += w * before[None, :]
+            now += w * h[None, :]
+            w, before, h = next_w, next_before, next_h
+        z = tl.sum(now, 1)
+        z_after = tl.sum(was, 1)
+
+    # ---- losses
     if here > 0:
         late, _f, _s, _r = _losses(z_after, y_before, t_before, valid, outputs, SQUARED)
-        progress = 1.0 - late.to(tl.float64) / tl.maximum(before, 1e-8)
+        progress = 1.0 - late.to(tl.float64) / tl.maximum(old_loss, 1e-8)
         progress = tl.minimum(tl.maximum(progress, 0.0), 1.0)
         progress = tl.where(late == late, progress, 0.0)
         tl.store(last_spot + PLASTICITY, progress_before + progress)
@@ -233,25 +269,37 @@ def _head(
         if (old_diverged < 0) & (finite == 0):
             tl.store(diverged + run, step)
         if LAYERS > 1:
-            for c in range(0, inputs, BC):
+            units = run * UNITS + at
+            w, h, u = first_tile, first_h, first_h
+            if FEATURES:
+                u = tl.load(utility + units + columns, mask=columns < inputs, other=0.0)
+            for c in range(BC, inputs + BC, BC):
                 col = c + columns
-                inside = valid[:, None] & (col < inputs)[None, :]
-                w = tl.load(W + o[:, None] * pitch + col[None, :], mask=inside, other=0.0)
+                next_w = _tile(W, o, col, outputs, pitch)
+                _b, next_h = both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION)
+                next_u = next_h
+                if FEATURES:
+                    next_u = tl.load(utility + units + col, mask=col < inputs, other=0.0)
                 back = tl.sum(w * first[:, None], 0)
                 curve = back
                 if SECOND:
                     curve = tl.sum(w * w * second[:, None], 0)
-                _y, h = both_inputs(pre, run, runs, UNITS, before_at, col, inputs, ACTIVATION)
                 _send_back(
-                    back, curve, h, delta, hess, dh, d2h, diverged, run, step,
-                    run * UNITS + before_at + col, col < inputs, ACTIVATION, SECOND, FEATURES,
+                    back, curve, h, delta, hess, diverged, run, step, units + col - BC,
+                    col - BC < inputs, ACTIVATION, SECOND,
                 )
+                if FEATURES:
+                    _trace_features(
+                        u, back, curve, h, kind, beta, utility, squares, partial + run, units,
+                        c - BC, columns, inputs, SECOND, FEATURES, TRACE, PART,
+                    )
+                w, h, u = next_w, next_h, next_u
 
 
 @triton.jit
 def _send_back(
-    back, curve, h, delta, hess, dh, d2h, diverged, run, step, place, inside,
-    ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
+    back, curve, h, delta, hess, diverged, run, step, place, inside, ACTIVATION: tl.constexpr,
+    SECOND: tl.constexpr,
 ):
     """Derivatives by a layer's inputs become those by the sums in the units before it."""
     k = slope(h, ACTIVATION)
@@ -261,49 +309,94 @@ def _send_back(
         if ACTIVATION == TANH:
             bend += -2.0 * h * k * back
         tl.store(hess + place, bend, mask=inside)
-    if FEATURES:
-        tl.store(dh + place, back, mask=inside)
-        if SECOND:
-            tl.store(d2h + place, curve, mask=inside)
     largest = tl.max(tl.where(inside, tl.abs(back), 0.0), 0)
-    if (largest == float("inf")) & (tl.load(diverged + run) < 0):
-        tl.store(diverged + run, step)
+    if largest == float("inf"):  # noqa: SIM102 - the second question costs a read
+        if tl.load(diverged + run) < 0:
+            tl.store(diverged + run, step)
+
+
+@triton.jit
+def _trace_features(
+    u, back, curve, h, kind, beta, utility, squares, partial, place, c, columns, units,
+    SECOND: tl.constexpr, FEATURES: tl.constexpr, TRACE: tl.constexpr, PART: tl.constexpr,
+):
+    """Trace the utilities `u` of a layer's units from `c` on, and leave what η is made of.
+
+    That is the learner's largest, or sums of `PART` squares, put where the layer's units begin.
+    """
+    if kind >= 0:  # the learner's method has them
+        inside = c + columns < units
+        f = back * h
+        s = f
+        if SECOND:
+            s = curve * h * h
+        u = TRACE(kind, f, s, u, beta)
+        tl.store(utility + place + c + columns, u, mask=inside)
+        if LARGEST & FEATURES:
+            top = tl.max(tl.where(inside, u, float("-inf")), 0) + 0.0  # not -0: see reduce_kernel
+            tl.atomic_max(partial, top, sem="relaxed")
+        if NORM & FEATURES:
+            parts: tl.constexpr = columns.shape[0] // PART
+            wide = tl.where(inside, u, 0.0).to(tl.float64)
+            sums = tl.sum(tl.reshape(wide * wide, [parts, PART]), 1)
+            part = c // PART + tl.arange(0, parts)
+            tl.store(squares + place + part, sums, mask=part * PART < units)
 
 
 @triton.jit(do_not_specialize=["offset", "UNITS", "inputs", "units", "row_at"])
 def backward_kernel(
-    W, acts, delta, hess, dh, d2h, diverged, clock, offset, inputs, units, pitch, base, begin,
-    row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
+    W, acts, delta, hess, utility, squares, kinds, hyper, partial, diverged, clock, offset, inputs,
+    units, pitch, base, begin, row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr,
+    FEATURES: tl.constexpr, TRACE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """From a layer's deltas to those of the layer before."""
     chunk = tl.program_id(0)
     # Backwards: the weights that were updated last are still in the cache.
     run = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    if EARLY:
-        take_over()
     real: tl.constexpr = W.dtype.element_ty
     step = tl.load(clock) + offset
     W += run * P + base
     col = chunk * BC + tl.arange(0, BC)
     rows = tl.arange(0, BR)
-    back = tl.zeros([BR, BC], real)
-    curve = tl.zeros([BR, BC], real)
-    for r in range(0, units, BR):
-        row = r + rows
-        inside = (row < units)[:, None] & (col < pitch)[None, :]
-        place = row[:, None] * pitch + col[None, :]
-        w = tl.load(W + place, mask=inside, other=0.0, eviction_policy="evict_last")
-        d = tl.load(delta + run * UNITS + row_at + row, mask=row < units, other=0.0)
-        back += w * d[:, None]
-        if SECOND:
-            s = tl.load(hess + run * UNITS + row_at + row, mask=row < units, other=0.0)
-            curve += w * w * s[:, None]
+    back = tl.zeros([4, BC], real)
+    curve = tl.zeros([4, BC], real)
+    before_at = row_at - inputs
+    # Read before the head has finished: neither weights nor these utilities are its own.
+    w = _tile(W, rows, col, units, pitch)
+    if FEATURES:
+        kind, beta = tl.load(kinds + run), tl.load(hyper + run * 10 + 3)
+        place = utility + run * UNITS + before_at + col
+        u = tl.load(place, mask=col < inputs, other=0.0, cache_modifier=".cg")
+    if EARLY:
+        take_over()
     h = tl.load(acts + run * A + begin + col, mask=col < inputs, other=0.0)
+    first_row = run * UNITS + row_at
+    d = tl.load(delta + first_row + rows, mask=rows < units, other=0.0)
+    s = d
+    if SECOND:
+        s = tl.load(hess + first_row + rows, mask=rows < units, other=0.0)
+    for r in range(BR, units + BR, BR):  # what the next round needs is under way in this one
+        row = r + rows
+        next_w = _tile(W, row, col, units, pitch)
+        next_d = tl.load(delta + first_row + row, mask=row < units, other=0.0)
+        back += _fold_rows(w * d[:, None])
+        if SECOND:
+            next_s = tl.load(hess + first_row + row, mask=row < units, other=0.0)
+            curve += _fold_rows(w * w * s[:, None])
+            s = next_s
+        w, d = next_w, next_d
+    by_inputs, twice = tl.sum(back, 0), tl.sum(curve, 0)
     _send_back(
-        tl.sum(back, 0), tl.sum(curve, 0), h, delta, hess, dh, d2h, diverged, run, step,
-        run * UNITS + row_at - inputs + col, col < inputs, ACTIVATION, SECOND, FEATURES,
+        by_inputs, twice, h, delta, hess, diverged, run, step, run * UNITS + before_at + col,
+        col < inputs, ACTIVATION, SECOND,
     )
+    if FEATURES:
+        _trace_features(
+            u, by_inputs, twice, h, kind, beta, utility, squares, partial + run,
+            run * UNITS + before_at, chunk * BC, tl.arange(0, BC), inputs, SECOND, FEATURES, TRACE,
+            BC,
+        )
 
 
 @triton.jit(do_not_specialize=["offset", "window", "windows", "stride", "UNITS"])
@@ -367,18 +460,29 @@ def _norms(values, count, columns, BC: tl.constexpr):
 @triton.jit
 def _fetch(
     place, run, here, inputs, data, index, permutations, slots, runs, LENGTH, INPUTS: tl.constexpr,
-    IN: tl.constexpr,
+    IN: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Copy one sample's inputs to where the first layer reads them."""
     source = data + tl.load(index + run * LENGTH + here).to(tl.int64) * inputs
-    for c in range(0, inputs, IN):
-        col = c + tl.arange(0, IN)
-        at = col
-        if INPUTS == PERMUTED:
-            slot = tl.load(slots + here).to(tl.int64)
-            at = tl.load(permutations + (slot * runs + run) * inputs + col, mask=col < inputs)
-        x = tl.load(source + at, mask=col < inputs, other=0.0)
-        tl.store(place + col, x, mask=col < inputs)
+    col = tl.arange(0, IN)
+    if INPUTS == PERMUTED:
+        slot = tl.load(slots + here).to(tl.int64)
+        permutations += (slot * runs + run) * inputs
+    x = _some_inputs(source, permutations, col, inputs, INPUTS)
+    if EARLY:
+        take_over()
+    tl.store(place + col, x, mask=col < inputs)
+    for c in range(IN, inputs, IN):
+        x = _some_inputs(source, permutations, c + col, inputs, INPUTS)
+        tl.store(place + c + col, x, mask=c + col < inputs)
+
+
+@triton.jit
+def _some_inputs(source, permutation, col, inputs, INPUTS: tl.constexpr):
+    at = col
+    if INPUTS == PERMUTED:
+        at = tl.load(permutation + col, mask=col < inputs)
+    return tl.load(source + at, mask=col < inputs, other=0.0)
 
 
 @triton.jit(do_not_specialize=["runs", "LENGTH"])
@@ -393,4 +497,4 @@ def fetch_kernel(
     inputs = tl.load(layer_table)
     pitch = tl.load(layer_table + 2) * 16
     place = acts + run * A + tl.load(layer_table + 4) * 16 - (step % 2) * pitch
-    _fetch(place, run, here, inputs, data, index, permutations, slots, runs, LENGTH, INPUTS, IN)
+    _fetch(place, run, here, inputs, data, index, permutations, slots, runs, LENGTH, INPUTS, IN, 0)

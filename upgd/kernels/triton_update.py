@@ -24,64 +24,7 @@ import triton
 import triton.language as tl
 
 from upgd.kernels.triton_random import four_normals
-from upgd.kernels.triton_sample import both_inputs, take_over
-
-
-@triton.jit(do_not_specialize=["first", "UNITS"])
-def feature_kernel(
-    acts, dh, d2h, utility, gates, hyper, layer_table, first, A, UNITS, LAYERS: tl.constexpr,
-    BC: tl.constexpr, TRACE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Trace the features' utilities and scale them, for the update to read row by row."""
-    mine = tl.program_id(0).to(tl.int64)
-    run = first + mine
-    if EARLY:
-        take_over()
-    acts += run * A
-    dh += run * UNITS
-    d2h += run * UNITS
-    gates += run * UNITS
-    utility += mine * UNITS
-    columns = tl.arange(0, BC)
-    real: tl.constexpr = acts.dtype.element_ty
-    tiny: tl.constexpr = 1.1754943508222875e-38 if real == tl.float32 else 2.2250738585072014e-308
-    beta = tl.load(hyper + run * 10 + 3)
-    largest = tl.full([BC], float("-inf"), real)
-    for layer in tl.static_range(1, LAYERS):
-        units = tl.load(layer_table + 6 * layer)
-        begin = tl.load(layer_table + 6 * layer + 4) * 16
-        row_at = tl.load(layer_table + 6 * layer + 5) - units
-        squares = tl.zeros([BC], tl.float64)
-        for c in range(0, units, BC):
-            col = c + columns
-            inside = col < units
-            h = tl.load(acts + begin + col, mask=inside, other=0.0)
-            f = tl.load(dh + row_at + col, mask=inside, other=0.0) * h
-            s = f
-            if SECOND:
-                s = tl.load(d2h + row_at + col, mask=inside, other=0.0) * h * h
-            u = tl.load(utility + row_at + col, mask=inside, other=0.0)
-            u = TRACE(f, s, u, beta)
-            tl.store(utility + row_at + col, u, mask=inside)
-            largest = tl.maximum(largest, tl.where(inside, u, float("-inf")))
-            wide = tl.where(inside, u, 0.0).to(tl.float64)
-            squares += wide * wide
-        if LOCAL:
-            eta = tl.maximum(tl.sqrt(tl.sum(squares, 0)).to(real), tiny)
-            for c in range(0, units, BC):
-                col = c + columns
-                u = tl.load(utility + row_at + col, mask=col < units, other=0.0)
-                tl.store(gates + row_at + col, u / eta, mask=col < units)
-    if not LOCAL:
-        eta = tl.maximum(tl.abs(tl.max(largest, 0)), tiny)
-        for layer in tl.static_range(1, LAYERS):
-            units = tl.load(layer_table + 6 * layer)
-            row_at = tl.load(layer_table + 6 * layer + 5) - units
-            for c in range(0, units, BC):
-                col = c + columns
-                u = tl.load(utility + row_at + col, mask=col < units, other=0.0)
-                tl.store(gates + row_at + col, u / eta, mask=col < units)
+from upgd.kernels.triton_sample import LARGEST, both_inputs, take_over
 
 
 # ------------------------------------------------------------ one per row group and learner
@@ -223,12 +166,12 @@ def _square(u, inside):
 
 @triton.jit(do_not_specialize=["first_group", "offset", "first", "mine", "runs", "UNITS"])
 def update_kernel(
-    W, S, acts, delta, hess, gates, partial, norms, biases, pre, hyper, corrections, seeds,
-    group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
+    W, S, acts, delta, hess, utility, squares, partial, norms, biases, pre, hyper, corrections,
+    seeds, group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
     RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr, LAYERS: tl.constexpr,
-    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    FEATURES: tl.constexpr, PART: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr,
+    LAYERS: tl.constexpr, HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Update four rows of one learner, and form their products with this sample and the next."""
     # The backward pass goes through hidden layers next: what it reads should stay in the cache.
@@ -307,15 +250,21 @@ def update_kernel(
         n2 = tl.maximum(tl.load(norms + run * UNITS + row_at + r2, mask=r2 < units), tiny)
         n3 = tl.maximum(tl.load(norms + run * UNITS + row_at + r3, mask=r3 < units), tiny)
     if FEATURES:
+        utility += run * UNITS + row_at
+        n0 = tl.load(utility + r0)
+        n1 = tl.load(utility + r1, mask=r1 < units, other=0.0)
+        n2 = tl.load(utility + r2, mask=r2 < units, other=0.0)
+        n3 = tl.load(utility + r3, mask=r3 < units, other=0.0)
+        if FEATURES == LARGEST:
+            scale = tl.abs(tl.load(partial + run))
+        else:
+            scale = _norm(squares + run * UNITS + row_at, tl.cdiv(units, PART)).to(real)
         free = layer == LAYERS - 1
-        n0 = tl.load(gates + run * UNITS + row_at + r0)
-        n1 = tl.load(gates + run * UNITS + row_at + r1, mask=r1 < units, other=0.0)
-        n2 = tl.load(gates + run * UNITS + row_at + r2, mask=r2 < units, other=0.0)
-        n3 = tl.load(gates + run * UNITS + row_at + r3, mask=r3 < units, other=0.0)
-        n0 = tl.where(free, float("-inf"), n0)
-        n1 = tl.where(free, float("-inf"), n1)
-        n2 = tl.where(free, float("-inf"), n2)
-        n3 = tl.where(free, float("-inf"), n3)
+        scale = 1.0 / tl.maximum(scale, tiny)
+        n0 = tl.where(free, float("-inf"), n0 * scale)
+        n1 = tl.where(free, float("-inf"), n1 * scale)
+        n2 = tl.where(free, float("-inf"), n2 * scale)
+        n3 = tl.where(free, float("-inf"), n3 * scale)
 
     was0 = tl.zeros([BLOCK // 4], real)
     was1 = tl.zeros([BLOCK // 4], real)
@@ -335,6 +284,7 @@ def update_kernel(
             y = x
             v = tl.load(acts + following + col, mask=col < pitch, other=0.0)
         z0, z1, z2, z3 = x, x, x, x
+        amount = sigma
         if NOISE:
             # Column numbers from memory: so the noise gets the weights' layout, not one of its own
             # that would have to be carried over through shared memory.
@@ -342,30 +292,32 @@ def update_kernel(
             quad = tl.where(here == inputs, row, row * inputs + here).to(tl.uint32)
             tensor = tl.where(here == inputs, 2 * layer + 1, 2 * layer).to(tl.uint32)
             z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, real)
+            # Behind the bias weights, inputs and states are zero, and without noise they stay so.
+            amount = tl.where(here <= inputs, sigma.to(real), 0.0)
         w = _advance(
-            W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            W, S, base + r0 * pitch + col, size, col, pitch, r0, units, x, d0, q0, z0, n0,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
             beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
         was0 += _fold(w * y)
         now0 += _fold(w * v)
         w = _advance(
-            W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            W, S, base + r1 * pitch + col, size, col, pitch, r1, units, x, d1, q1, z1, n1,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
             beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
         was1 += _fold(w * y)
         now1 += _fold(w * v)
         w = _advance(
-            W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            W, S, base + r2 * pitch + col, size, col, pitch, r2, units, x, d2, q2, z2, n2,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
             beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
         was2 += _fold(w * y)
         now2 += _fold(w * v)
         w = _advance(
-            W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility, kappa,
+            W, S, base + r3 * pitch + col, size, col, pitch, r3, units, x, d3, q3, z3, n3,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
             beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
         )
         was3 += _fold(w * y)
@@ -384,6 +336,16 @@ def update_kernel(
 
 
 @triton.jit
+def _norm(squares, count):
+    """The root of a sum of what lies at `squares`."""
+    lanes = tl.arange(0, 32)
+    total = tl.load(squares + lanes, mask=lanes < count, other=0.0)  # mostly this is all
+    for k in range(32, count, 32):
+        total += tl.load(squares + k + lanes, mask=k + lanes < count, other=0.0)
+    return tl.sqrt(tl.sum(total, 0))
+
+
+@triton.jit
 def _fold(products):
     """Sums of four neighbours, which one thread holds."""
     return tl.sum(tl.reshape(products, [products.shape[0] // 4, 4]), 1)
@@ -391,7 +353,7 @@ def _fold(products):
 
 @triton.jit
 def _advance(
-    W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
+    W, S, place, size, col, pitch, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
     c3, c4, lr, weight_decay, sigma, beta_utility, kappa, beta_importance, beta_weight, beta1,
     beta2, eps, RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr,
     FEATURES: tl.constexpr, KEEP: tl.constexpr,
@@ -408,25 +370,23 @@ def _advance(
     if LOCAL:
         eta = tl.where(bias, eta_bias, n)
     if FEATURES:
-        s0 = n + w * 0.0
+        s0 = n  # one number for the row, so its sigmoid is taken once
         eta = eta_bias
     w, s0, s1, s2, s3, s4 = RULE(
         w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, weight_decay,
         sigma, beta_utility, kappa, beta_importance, beta_weight, beta1, beta2, eps,
     )
-    padding = col > inputs
-    w = tl.where(padding, 0.0, w)
     tl.store(W + place, w, mask=mask, eviction_policy=KEEP)
     if STATES > 0:
-        tl.store(S + place, tl.where(padding, 0.0, s0), mask=mask, eviction_policy=KEEP)
+        tl.store(S + place, s0, mask=mask, eviction_policy=KEEP)
     if STATES > 1:
-        tl.store(S + size + place, tl.where(padding, 0.0, s1), mask=mask, eviction_policy=KEEP)
+        tl.store(S + size + place, s1, mask=mask, eviction_policy=KEEP)
     if STATES > 2:
-        tl.store(S + 2 * size + place, tl.where(padding, 0.0, s2), mask=mask, eviction_policy=KEEP)
+        tl.store(S + 2 * size + place, s2, mask=mask, eviction_policy=KEEP)
     if STATES > 3:
-        tl.store(S + 3 * size + place, tl.where(padding, 0.0, s3), mask=mask, eviction_policy=KEEP)
+        tl.store(S + 3 * size + place, s3, mask=mask, eviction_policy=KEEP)
     if STATES > 4:
-        tl.store(S + 4 * size + place, tl.where(padding, 0.0, s4), mask=mask, eviction_policy=KEEP)
+        tl.store(S + 4 * size + place, s4, mask=mask, eviction_policy=KEEP)
     return w
 
 
