@@ -176,6 +176,21 @@ def test_an_interrupted_stack_goes_on_bit_for_bit(
     assert_same(whole, cut, 0.0)
 
 
+@pytest.mark.usefixtures("general")
+def test_slow_stacks_give_word_soon_and_chunks_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt waits for a chunk's end, which minutes of a convolutional network were."""
+    whole = results(tmp_path / "whole", FOUR, work_stacks)
+    monkeypatch.setattr(batched, "MOST_WITHOUT_WORD", 60)
+    steps: list[int] = []
+    short = results(
+        tmp_path / "short", FOUR, work_stacks, on_progress=lambda told: steps.append(told.step)
+    )
+    assert steps[0] == 60 // len(FOUR)
+    assert_same(whole, short, 0.0)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.usefixtures("general")
 def test_it_is_said_when_runs_go_on_in_another_stack(

@@ -180,8 +180,8 @@ def signalled(folder: Path, *signals: int) -> tuple[int, str]:
     try:
         comes(lambda: newer(folder, begun), seconds=60.0)
         for number in signals:
-            if number == signal.SIGINT:
-                os.killpg(process.pid, number)  # as a terminal does
+            if number != signal.SIGKILL:
+                os.killpg(process.pid, number)  # as terminals and schedulers do
             else:
                 process.send_signal(number)
             time.sleep(0.05)
@@ -197,10 +197,11 @@ def signalled(folder: Path, *signals: int) -> tuple[int, str]:
 @pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool, kill: bool) -> None:
     """The first interrupt saves and gives back, a second one stops at once."""
-    for signals in ([signal.SIGINT], [signal.SIGINT, signal.SIGINT]):
+    for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]):
         code, said = signalled(tmp_path, *signals)
         assert code == 130, said
         assert "Traceback" not in said
+        assert "its worker" not in said
         assert states(tmp_path) == {"pending": 4}
         assert len(list((tmp_path / "checkpoints").glob("*.npz"))) == 4  # all were saved
         check_tables(tmp_path)

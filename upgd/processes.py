@@ -6,19 +6,58 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+TO_END = (signal.SIGINT, signal.SIGTERM)
+"""What a terminal or a scheduler sends to all processes of a group."""
+_HAS_MASKS = hasattr(signal, "pthread_sigmask")
 
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Processes that begin here ignore Ctrl-C from the first moment on: this one sees to it.
+    """Processes that begin here hear nothing of Ctrl-C and SIGTERM from the first moment on.
 
-    In a thread, where handlers cannot be changed, it does nothing.
+    This one sees to both, and to those that come meanwhile when this is over. In a thread, where
+    handlers cannot be changed, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in TO_END}
+    try:
+        with _blocked():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Block both signals, which processes inherit; handlers they do not."""
+    if not _HAS_MASKS:
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # beginning later, it would unblock them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TO_END)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def ignore() -> None:
+    """Hear nothing of Ctrl-C and SIGTERM: whoever started this process sees to them."""
+    for number in TO_END:
+        signal.signal(number, signal.SIG_IGN)
+    if _HAS_MASKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_END)

@@ -38,6 +38,9 @@ Kind = Literal["dense", "general"]
 LONGEST_CHUNK = 5_000
 MOST_BYTES = 1 << 28
 """Of inputs that lie on the device at a time, where they are made for each chunk."""
+MOST_WITHOUT_WORD = 2_000
+"""Learner-steps of PyTorch on CPU that a chunk has at most: some ten seconds of a convolutional
+network, for which an interrupt and whoever watches have to wait."""
 log = logging.getLogger(__name__)
 
 
@@ -198,6 +201,8 @@ class BatchedRun:
         longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
         if self.feed.made:
             longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * self._features())))
+        if self.kind == "general" and torch.device(self.device).type == "cpu":
+            longest = max(1, min(longest, MOST_WITHOUT_WORD // len(self.settings)))
         while start < stop:
             end = min(stop, start + longest)
             if at_tasks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
-from upgd.processes import deaf
+from upgd.processes import deaf, ignore
 from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
@@ -341,8 +340,7 @@ class _one_thread:  # noqa: N801 - used like a function
 
 def _serve(pipe: Any, plan: Plan) -> None:
     """A worker's process: does what it is told until nobody tells it anything."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the group's process sees to the end
-        signal.signal(number, signal.SIG_IGN)
+    ignore()  # the group's process sees to the end
     try:
         share = Share(plan)
     except Exception as error:

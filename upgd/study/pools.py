@@ -8,13 +8,14 @@ import queue
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
-from upgd.processes import deaf
+from upgd.processes import deaf, ignore
 from upgd.study.jobs import BEAT, Alive, Died, Ended, Event, Job, Ready, Servant
 
 STOP, OVER = "stop", "over"
@@ -141,7 +142,8 @@ class _Hand:
 class LocalPool:
     """Processes of this machine, each with its share of the cores.
 
-    They hear nothing of Ctrl-C: the driver does, and tells them. When the driver dies they end.
+    They hear nothing of Ctrl-C and SIGTERM: the driver does, and tells them to save. When the
+    driver dies they end.
 
     Args:
         count: How many.
@@ -157,6 +159,7 @@ class LocalPool:
         self._context = _context()
         self._queue: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._hands: dict[int, _Hand] = {}
+        self._finish = weakref.finalize(self, _end_all, self._hands)  # with the program at last
         self._roll = Roll()
         self._next = 0
         for _ in range(count):
@@ -199,9 +202,7 @@ class LocalPool:
         return known
 
     def close(self) -> None:
-        for hand in self._hands.values():
-            hand.end()
-        self._hands = {}
+        self._finish()
 
     def _hire(self) -> None:
         ours, theirs = self._context.Pipe()
@@ -212,6 +213,12 @@ class LocalPool:
         theirs.close()
         worker, self._next = self._next, self._next + 1
         self._hands[worker] = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
+
+
+def _end_all(hands: dict[int, _Hand]) -> None:
+    for hand in hands.values():
+        hand.end()
+    hands.clear()
 
 
 def _context() -> Any:
@@ -248,7 +255,7 @@ def _serve(
     at_start: Callable[[], None] | None,
 ) -> None:
     """What a worker's process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore()
     if at_start is not None:
         at_start()
     servant = Servant(threads, device, share)

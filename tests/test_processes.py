@@ -1,0 +1,109 @@
+"""Processes that begin hear no interrupt; whoever starts them does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from upgd.processes import TO_END, deaf, ignore
+
+
+@pytest.mark.parametrize("number", TO_END)
+def test_what_comes_meanwhile_is_heard_afterwards(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, frame: heard.append(number))
+    try:
+        with deaf():
+            os.kill(os.getpid(), number)
+            assert heard == []
+        assert heard == [number]
+        os.kill(os.getpid(), number)
+        assert heard == [number, number]
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be blocked here")
+def test_nothing_stays_blocked() -> None:
+    with deaf():
+        pass
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(TO_END)
+
+
+def test_in_a_thread_it_does_nothing() -> None:
+    errors: list[Exception] = []
+
+    def begin() -> None:
+        try:
+            with deaf():
+                pass
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def _wait_then_ignore(pipe: Any) -> None:
+    pipe.send("here")
+    pipe.recv()
+    ignore()
+    pipe.send("still here")
+    pipe.recv()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no server of forks elsewhere")
+def test_a_server_of_forks_and_its_processes_survive_both() -> None:
+    """In a program of its own, so that the server begins here."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import tests.test_processes as t; t._survive()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "here\nstill here\n2 heard\n"), done.stderr
+
+
+def _survive() -> None:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_wait_then_ignore, args=(theirs,), daemon=True)
+    with deaf():
+        process.start()
+    heard: list[int] = []
+    for number in TO_END:
+        signal.signal(number, lambda number, frame: heard.append(number))
+    assert process.pid is not None
+    print(ours.recv())
+    for number in TO_END:
+        os.kill(process.pid, number)
+        os.kill(_server(), number)
+        os.kill(os.getpid(), number)
+    ours.send("ignore")
+    print(ours.recv())
+    for number in TO_END:
+        os.kill(process.pid, number)
+    assert process.is_alive()
+    again = context.Process(target=int, daemon=True)  # the server is there, too
+    again.start()
+    again.join(30)
+    assert again.exitcode == 0
+    ours.send("end")
+    print(f"{len(heard)} heard")
+
+
+def _server() -> int:
+    from multiprocessing import forkserver
+
+    pid = forkserver._forkserver._forkserver_pid
+    assert isinstance(pid, int)
+    return pid
