@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 from upgd.engine.dense import Learner, in_groups
 from upgd.engine.dense_cuda import Tuning, scaling
 from upgd.kernels import triton_noise, triton_sample, triton_stored, triton_update
+from upgd.kernels.rules import divides
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 from upgd.optim.registry import get
 
@@ -98,8 +99,13 @@ def main() -> None:
             build(
                 triton_update.update_kernel,
                 1,
-                **{"RULE": rules.update, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
-                **{"GLOBAL": group.reduce == "max", "FEATURES": scaling(group)},
+                **{"RULE": rules.update, "BLOCK": 128, "STAGES": 2},
+                **{"SECOND": group.second and not group.features},
+                **{
+                    "DIVIDES": divides(group.row.method),
+                    "GLOBAL": group.reduce == "max",
+                    "FEATURES": scaling(group),
+                },
                 **{"PART": 32, "NOISE": group.noise, "LAYERS": 3, "STATES": len(group.states)},
                 **{"HIDDEN": hidden, "ACTIVATION": 0, "EARLY": 0 if hidden else early},
                 **common,

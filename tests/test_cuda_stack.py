@@ -76,6 +76,37 @@ def test_every_method_equals_the_plain_loop(part: int) -> None:
     check_against_plain(stack, classify, STEPS, sizes=SIZES)
 
 
+TILES = Tuning(back_rows=4, back_columns=4, head_columns=8, head_tile=128)
+"""So small that layers of a few units take several rounds, tiles and parts of a norm."""
+
+
+@pytest.mark.parametrize("sizes", [(16, 9, 14, 10), (16, 18, 10)])
+def test_many_tiles(sizes: tuple[int, ...]) -> None:
+    names = ("feature-upgd", "feature-n-upgd-2nd-local", "upgd-2nd")
+    learners = [Learner(name, {}, 5) for name in names]
+    stack = make(learners, 2, sizes, tuning=TILES)
+    run(stack, learners, [2])
+    check_against_plain(stack, classify, 2, sizes=sizes)
+
+
+def test_more_parts_of_a_norm_than_lanes() -> None:
+    sizes = (16, 133, 3, 10)
+    learner = Learner("feature-upgd-local", {}, 5)
+    stack = make([learner], 1, sizes, tuning=TILES)
+    run(stack, [learner], [1])
+    check_against_plain(stack, classify, 1, sizes=sizes)
+
+
+@pytest.mark.parametrize("method", ["adamw", "ada-upgd"])
+def test_padding_survives_a_division_by_zero(method: str) -> None:
+    """Without ε, what lies behind the biases would become 0/0."""
+    learners = [Learner(method, {"eps": 0.0}, 3)]
+    stack = make(learners, 2, activation="tanh")
+    run(stack, learners, [2])
+    assert np.isfinite(numbers(stack.weights)).all()
+    check_against_plain(stack, classify, 2, sizes=SIZES, activation="tanh")
+
+
 @pytest.mark.parametrize("activation", ["leaky_relu", "tanh", "linear"])
 def test_other_activations_and_squared_error(activation: str) -> None:
     learners = [Learner(name, {}, 5) for name in ("upgd-2nd", "feature-upgd-2nd-local")]
@@ -167,15 +198,21 @@ def test_several_learners_of_a_method_with_one_pass() -> None:
 EARLY_STEPS = 2 * GRAPH_STEPS + 1
 
 
+EARLY_METHODS = ("pgd", "upgd", "s-rwalk", "n-upgd-local", "feature-upgd", "feature-upgd-2nd-local")
+EARLY_CASES = [
+    *((method, (300, 150), 0) for method in EARLY_METHODS),
+    *((method, (300, 150), 5) for method in EARLY_METHODS[-3:]),
+    *((m, hidden, 0) for m in ("pgd", "feature-upgd") for hidden in ((300,), (40, 30, 20))),
+    *(("upgd", hidden, 5) for hidden in ((), (300,), (40, 30, 20))),
+]
+
+
 @pytest.mark.skipif(
     not can_launch_early(torch.device(DEVICE)),
     reason="this device, its driver or Triton has no early launches",
 )
-@pytest.mark.parametrize("hidden", [(300, 150), (300,), (40, 30, 20)], ids=str)
-@pytest.mark.parametrize(
-    "method", ["pgd", "upgd", "s-rwalk", "n-upgd-local", "feature-upgd-2nd-local"]
-)
-def test_early_launches_change_no_bit(method: str, hidden: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("method", "hidden", "stride"), EARLY_CASES)
+def test_early_launches_change_no_bit(method: str, hidden: tuple[int, ...], stride: int) -> None:
     """A kernel that begins while the one before it ends reads what it would have read."""
     learners = [Learner(method, {"lr": 0.01}, seed) for seed in range(40)]
     chunk = feed(learners, lambda seed: classify(seed, 2 * EARLY_STEPS)).chunk(0, EARLY_STEPS)
@@ -184,7 +221,7 @@ def test_early_launches_change_no_bit(method: str, hidden: tuple[int, ...]) -> N
         tuning = Tuning(early_from=first)
         stack = make(
             *(learners, EARLY_STEPS, (16, *hidden, 10)),
-            **{"stride": 5, "dtype": torch.float32, "tuning": tuning},
+            **{"stride": stride, "dtype": torch.float32, "tuning": tuning},
         )
         assert bool(stack.early["EARLY"]) == (first == 0)
         stack.advance(chunk)

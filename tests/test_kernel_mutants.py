@@ -38,7 +38,7 @@ from upgd.optim import fused
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS
 
-SIZES = (16, 5, 4, 10)
+SIZES = (16, 11, 9, 10)
 TWO_LAYERS = (16, 5, 10)
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 HYPER = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1, "kappa": 2.0, "beta_utility": 0.9}
@@ -99,9 +99,11 @@ def compare_on_cpu(name: str) -> None:
 
 
 def compare_in_the_interpreter(name: str) -> None:
-    from upgd.engine.dense_cuda import CudaStack
+    from upgd.engine.dense_cuda import CudaStack, Tuning
 
-    compare(lambda *given, **named: CudaStack(*given, **named, device="cpu"), name, (2,))
+    tiles = Tuning(back_rows=4, back_columns=4, head_columns=4)  # several rounds, tiles and parts
+    given = {"device": "cpu", "tuning": tiles}
+    compare(lambda *stack, **named: CudaStack(*stack, **named, **given), name, (2,))
 
 
 def compare_stored(name: str, seeds: tuple[int, ...]) -> None:
@@ -324,7 +326,9 @@ UPDATES = {
         "largest = tl.maximum(largest, tl.where(col <= inputs,",
         "largest = tl.maximum(largest, tl.where(col < inputs,",
     ),
-    "a span left out of eta": Mutant("tl.where(r1 < units, u1, none)", "none"),
+    "two spans left out of eta": Mutant(
+        "tl.where(col <= inputs, tl.maximum(u0, u2), none)", "tl.where(col <= inputs, u2, none)"
+    ),
     "the next step's noise": Mutant(
         "four_normals(seed, quad, tensor, step, real)",
         "four_normals(seed, quad, tensor, step + 1, real)",
@@ -357,17 +361,28 @@ SAMPLES = {
     "a round of rows left out": Mutant(
         "for r in range(BR, units + BR, BR):", "for r in range(BR, units, BR):"
     ),
+    "the first rows again": Mutant("w, d = next_w, next_d", "d = next_d"),
+    "the first derivatives again": Mutant("w, d = next_w, next_d", "w = next_w"),
+    "the first of the outputs' weights again": Mutant(
+        "w, h, u = next_w, next_h, next_u", "h, u = next_h, next_u"
+    ),
+    "the first of the utilities again": Mutant(
+        "w, h, u = next_w, next_h, next_u", "w, h = next_w, next_h", "feature-upgd"
+    ),
+    "one part of the norm for all": Mutant(
+        "part = c // PART + tl.arange(0, parts)", "part = tl.arange(0, parts)", "feature-upgd-local"
+    ),
     "a round of outputs' weights left out": Mutant(
-        "for c in range(BC, pitch + BC, BC):", "for c in range(BC, pitch, BC):"
+        "for c in range(BC, pitch + BC, BC):", "for c in range(BC, inputs, BC):"
     ),
     "units not in features' utilities": Mutant("f = back * h\n", "f = back\n", "feature-upgd"),
     "utilities not kept": Mutant(
         "tl.store(utility + place + c + columns, u,", "tl.store(utility + place + c + columns, f,",
         "feature-upgd",
     ),
-    "the largest of a few": Mutant(
+    "the smallest for the largest": Mutant(
         'top = tl.max(tl.where(inside, u, float("-inf")), 0)',
-        'top = tl.max(tl.where(inside & (columns > 1), u, float("-inf")), 0)', "feature-upgd",
+        'top = tl.max(tl.where(inside, -u, float("-inf")), 0)', "feature-upgd",
     ),
     "another norm of features": Mutant(
         "tl.reshape(wide * wide, [parts, PART])", "tl.reshape(tl.abs(wide), [parts, PART])",

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for
 from upgd.processes import TO_END, deaf, ignore
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there, to send a signal is to end a process")
 @pytest.mark.parametrize("number", TO_END)
 def test_what_comes_meanwhile_is_heard_afterwards(number: signal.Signals) -> None:
     heard: list[int] = []
@@ -23,9 +26,9 @@ def test_what_comes_meanwhile_is_heard_afterwards(number: signal.Signals) -> Non
         with deaf():
             os.kill(os.getpid(), number)
             assert heard == []
-        assert heard == [number]
+        wait_for(lambda: heard == [number])  # it may come by way of another thread
         os.kill(os.getpid(), number)
-        assert heard == [number, number]
+        wait_for(lambda: heard == [number, number])
     finally:
         signal.signal(number, before)
 
@@ -99,6 +102,32 @@ def _survive() -> None:
     assert again.exitcode == 0
     ours.send("end")
     print(f"{len(heard)} heard")
+
+
+ENDINGS = {
+    "a pool": """
+import tempfile
+folder = tempfile.TemporaryDirectory()  # its finalizer would make ours run last
+from upgd.study.pools import LocalPool
+pool = LocalPool(1)
+""",
+    "agents": """
+import tempfile
+folder = tempfile.TemporaryDirectory()
+from upgd.rl import AgentGroup, Settings, learner
+group = AgentGroup("Pendulum", [learner("adam", 0)], steps=2048, workers=1)
+""",
+}
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+def test_a_program_ends_without_closing(what: str) -> None:
+    """Workers do not hear the SIGTERM by which multiprocessing ends them at last."""
+    if what == "agents":
+        pytest.importorskip("gymnasium")
+    begin = f"if __name__ == '__main__':{textwrap.indent(ENDINGS[what], '    ')}    print('begun')"
+    done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout) == (0, "begun\n"), done.stderr
 
 
 def _server() -> int:

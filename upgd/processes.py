@@ -18,7 +18,8 @@ def deaf() -> Iterator[None]:
     """Processes that begin here hear nothing of Ctrl-C and SIGTERM from the first moment on.
 
     This one sees to both, and to those that come meanwhile when this is over. In a thread, where
-    handlers cannot be changed, it does nothing.
+    handlers cannot be changed, it does nothing; without masks of signals (Windows) new processes
+    hear until they :func:`ignore`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -28,14 +29,17 @@ def deaf() -> Iterator[None]:
     def note(number: int, frame: Any) -> None:
         came.append(number)
 
-    before = {number: signal.signal(number, note) for number in TO_END}
+    known = [number for number in TO_END if signal.getsignal(number) is not None]  # Python's own
     try:
         with _blocked():
-            yield
+            before = {number: signal.signal(number, note) for number in known}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for each in came:
+        for each in came:  # by way of another thread
             signal.raise_signal(each)
 
 

@@ -22,6 +22,7 @@ from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
+from upgd.kernels.rules import divides
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 
 GRAPH_STEPS = 50
@@ -69,6 +70,7 @@ class Tuning:
 
     def head(self, outputs: int) -> tuple[int, int]:
         """Columns at a time and warps of the last layer's kernel, for so many outputs."""
+        assert self.head_columns % self.back_columns == 0  # parts of a norm
         columns = min(self.head_columns, max(self.back_columns, self.head_tile // outputs))
         return columns, min(16, max(1, outputs * columns // self.head_warp))
 
@@ -124,6 +126,7 @@ class CudaStack(DenseStack):
         self.second = any(group.second for group in self.groups)
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
+        self._divides = [divides(group.row.method) for group in self.groups]
         featured = [group for group in self.groups if group.features]
         self._trace, kinds = compile_traces([group.row.method for group in featured], real)
         self._kinds = {group.first: kind for group, kind in zip(featured, kinds, strict=True)}
@@ -332,7 +335,7 @@ class CudaStack(DenseStack):
             FEATURES=self._scaling,
             TRACE=self._trace,
             FORWARD=forward,
-            **self.early,
+            **(self.early if forward else {"EARLY": 0}),  # the last one follows PyTorch's kernels
             num_warps=warps,
         )
         if not forward:
@@ -366,7 +369,7 @@ class CudaStack(DenseStack):
     def _update(self, number: int, offset: int) -> None:
         """One group's passes over its weights."""
         group, states, rules = self.groups[number], self.states[number], self._rules[number]
-        runs, layout = len(self.learners), self.layout
+        runs, layout, divided = len(self.learners), self.layout, self._divides[number]
         local = group.reduce == "row_norm"
         second = group.second and not group.features  # whose curvatures the backward pass has read
         common = {"SECOND": second, "LOCAL": local, **self.early}
@@ -395,6 +398,7 @@ class CudaStack(DenseStack):
                 GLOBAL=group.reduce == "max",
                 FEATURES=scaling(group),
                 PART=self.tuning.back_columns,
+                DIVIDES=divided,
                 NOISE=group.noise,
                 LAYERS=len(layout.layers),
                 HIDDEN=number > 0,

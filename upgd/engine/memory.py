@@ -95,6 +95,8 @@ def need(
     windows = -(-steps // first.window)
     series = 8 * windows * (2 * len(COLUMNS) if on_cuda else len(COLUMNS) + 3)
     length = 1 + batched.longest_chunk(problem, first, stream, steps)
+    if kind == "general" and not on_cuda:
+        length = min(length, 1 + batched.MOST_WITHOUT_WORD)
     features = math.prod(stream.shape)
     beside = series + BESIDE + _samples(stream, length, on_cuda)
     each = tuple(4 * count + beside for count in numbers)
@@ -155,7 +157,7 @@ def _dense(layout: Layout, setting: Setting, on_cuda: bool) -> int:
     if not on_cuda:
         return kept
     changing = kept + 2 * layout.activations + 2 * layout.layers[0].outputs
-    return 2 * changing + 7 * layout.units  # capturing a graph sets all that changes aside
+    return 2 * changing + 8 * layout.units  # capturing a graph sets all that changes aside
 
 
 def _general(setting: Setting, on_cuda: bool) -> int:

@@ -61,13 +61,31 @@ def source(method: Method, stage: Stage, target: Target) -> str:
         target: ``"numba"`` wraps each number into the kernel's own type. Compiled targets are told
             which products are fused with a sum.
     """
+    if stage == "features":
+        return _feature_trace(method, target)
+    name = "reduce" if stage == "reduce" else "update"
+    return _function(name, _results(method, stage), target)
+
+
+def divides(method: Method) -> bool:
+    """Whether a rule divides by something that is each weight's own: of zeros that makes NaN."""
+
+    def found(expression: Any) -> bool:
+        if not isinstance(expression, Symbol) or expression.op == "input":
+            return False
+        mine = expression.op == "/" and _full(expression.args[1])
+        return mine or any(found(argument) for argument in expression.args)
+
+    return any(found(result) for result in _results(method, "update"))
+
+
+def _results(method: Method, stage: Stage) -> list[Any]:
+    """A method's rules evaluated on symbols."""
     env: dict[str, Any] = {
         name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
     }
     env["eta"] = Symbol("input", "eta", is_list=True, full=False)
     env |= {name: Symbol("input", name, is_list=False) for name in HYPER}
-    if stage == "features":
-        return _feature_trace(method, target)
     for i, state in enumerate(method.states):
         env[state] = Symbol("input", STATES[i], is_list=True)
         env[f"c_{state}"] = Symbol("input", CORRECTIONS[i], is_list=False)
@@ -78,9 +96,9 @@ def source(method: Method, stage: Stage, target: Target) -> str:
         results = results if isinstance(results, tuple) else (results,)
         env.update(zip(phase.writes, results, strict=True))
         if stage == "reduce":
-            return _function("reduce", [env[phase.writes[0]]], target)
+            return [env[phase.writes[0]]]
     states = [env.get(s, s) for s in method.states]
-    return _function("update", [env["w"], *states, *STATES[len(states) :]], target)
+    return [env["w"], *states, *STATES[len(states) :]]
 
 
 def _feature_trace(method: Method, target: Target) -> str:

@@ -169,7 +169,8 @@ def update_kernel(
     W, S, acts, delta, hess, utility, squares, partial, norms, biases, pre, hyper, corrections,
     seeds, group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
     RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, PART: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr,
+    FEATURES: tl.constexpr, PART: tl.constexpr, DIVIDES: tl.constexpr, SECOND: tl.constexpr,
+    NOISE: tl.constexpr,
     LAYERS: tl.constexpr, HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
@@ -292,33 +293,38 @@ def update_kernel(
             quad = tl.where(here == inputs, row, row * inputs + here).to(tl.uint32)
             tensor = tl.where(here == inputs, 2 * layer + 1, 2 * layer).to(tl.uint32)
             z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, real)
-            # Behind the bias weights, inputs and states are zero, and without noise they stay so.
+            # Behind the bias weights, inputs and states are zero. Without noise they stay so, but
+            # for rules that divide by them.
             amount = tl.where(here <= inputs, sigma.to(real), 0.0)
         w = _advance(
-            W, S, base + r0 * pitch + col, size, col, pitch, r0, units, x, d0, q0, z0, n0,
+            W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
+            keep,
         )
         was0 += _fold(w * y)
         now0 += _fold(w * v)
         w = _advance(
-            W, S, base + r1 * pitch + col, size, col, pitch, r1, units, x, d1, q1, z1, n1,
+            W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
+            keep,
         )
         was1 += _fold(w * y)
         now1 += _fold(w * v)
         w = _advance(
-            W, S, base + r2 * pitch + col, size, col, pitch, r2, units, x, d2, q2, z2, n2,
+            W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
+            keep,
         )
         was2 += _fold(w * y)
         now2 += _fold(w * v)
         w = _advance(
-            W, S, base + r3 * pitch + col, size, col, pitch, r3, units, x, d3, q3, z3, n3,
+            W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
             eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, keep,
+            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
+            keep,
         )
         was3 += _fold(w * y)
         now3 += _fold(w * v)
@@ -353,10 +359,10 @@ def _fold(products):
 
 @triton.jit
 def _advance(
-    W, S, place, size, col, pitch, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
+    W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
     c3, c4, lr, weight_decay, sigma, beta_utility, kappa, beta_importance, beta_weight, beta1,
     beta2, eps, RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, KEEP: tl.constexpr,
+    FEATURES: tl.constexpr, DIVIDES: tl.constexpr, KEEP: tl.constexpr,
 ):
     """Read, apply the rule, write; returns the new weights."""
     mask = (col < pitch) & (row + col * 0 < units)
@@ -376,6 +382,12 @@ def _advance(
         w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, weight_decay,
         sigma, beta_utility, kappa, beta_importance, beta_weight, beta1, beta2, eps,
     )
+    if DIVIDES:
+        padding = col > inputs
+        w = tl.where(padding, 0.0, w)
+        s0, s1 = tl.where(padding, 0.0, s0), tl.where(padding, 0.0, s1)
+        s2, s3 = tl.where(padding, 0.0, s2), tl.where(padding, 0.0, s3)
+        s4 = tl.where(padding, 0.0, s4)
     tl.store(W + place, w, mask=mask, eviction_policy=KEEP)
     if STATES > 0:
         tl.store(S + place, s0, mask=mask, eviction_policy=KEEP)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -271,16 +272,18 @@ class Workers:
         self._processes: list[Any] = []
         if not processes:
             return
+        # Before multiprocessing ends its processes by SIGTERM, which these do not hear.
+        self._finish = Finalize(self, _end_all, (self._pipes, self._processes), exitpriority=10)
         context = multiprocessing.get_context("spawn")
         try:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with _one_thread(), deaf():
+                with _one_thread(), deaf():  # until it is known, or nobody would end it
                     process.start()
-                there.close()
-                self._pipes.append(here)
-                self._processes.append(process)
+                    there.close()
+                    self._pipes.append(here)
+                    self._processes.append(process)
             self._receive()
         except BaseException:
             self.close()
@@ -311,14 +314,19 @@ class Workers:
 
     def close(self) -> None:
         """End all processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._pipes, self._processes = [], []
+        _end_all(self._pipes, self._processes)
+
+
+def _end_all(pipes: list[Any], processes: list[Any]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    pipes.clear()
+    while processes:
+        processes[0].join(5)
+        if processes[0].is_alive():
+            processes[0].kill()
+            processes[0].join()
+        processes.pop(0)
 
 
 class _one_thread:  # noqa: N801 - used like a function

@@ -8,10 +8,10 @@ import queue
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
@@ -159,7 +159,8 @@ class LocalPool:
         self._context = _context()
         self._queue: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._hands: dict[int, _Hand] = {}
-        self._finish = weakref.finalize(self, _end_all, self._hands)  # with the program at last
+        # Before multiprocessing ends its processes by SIGTERM, which these do not hear.
+        self._finish = Finalize(self, _end_all, (self._hands,), exitpriority=10)
         self._roll = Roll()
         self._next = 0
         for _ in range(count):
@@ -202,23 +203,25 @@ class LocalPool:
         return known
 
     def close(self) -> None:
-        self._finish()
+        _end_all(self._hands)
+        self._finish.cancel()
 
     def _hire(self) -> None:
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        with deaf():
-            process.start()
-        theirs.close()
         worker, self._next = self._next, self._next + 1
-        self._hands[worker] = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
+        with deaf():  # until it is known, or nobody would end it
+            process.start()
+            theirs.close()
+            hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
+            self._hands[worker] = hand
 
 
 def _end_all(hands: dict[int, _Hand]) -> None:
-    for hand in hands.values():
-        hand.end()
-    hands.clear()
+    for worker in list(hands):
+        hands[worker].end()
+        del hands[worker]
 
 
 def _context() -> Any:
