@@ -80,15 +80,18 @@ TILES = Tuning(back_rows=4, back_columns=4, head_columns=8, head_tile=128)
 """So small that layers of a few units take several rounds, tiles and parts of a norm."""
 
 
-@pytest.mark.parametrize("sizes", [(16, 9, 14, 10), (16, 18, 10)])
+@pytest.mark.parametrize(
+    "sizes", [(16, 9, 14, 10), pytest.param((16, 18, 10), marks=pytest.mark.slow)]
+)
 def test_many_tiles(sizes: tuple[int, ...]) -> None:
     names = ("feature-upgd", "feature-n-upgd-2nd-local", "upgd-2nd")
     learners = [Learner(name, {}, 5) for name in names]
-    stack = make(learners, 2, sizes, tuning=TILES)
-    run(stack, learners, [2])
-    check_against_plain(stack, classify, 2, sizes=sizes)
+    stack = make(learners, 1, sizes, tuning=TILES)
+    run(stack, learners, [1])
+    check_against_plain(stack, classify, 1, sizes=sizes)
 
 
+@pytest.mark.slow
 def test_more_parts_of_a_norm_than_lanes() -> None:
     sizes = (16, 133, 3, 10)
     learner = Learner("feature-upgd-local", {}, 5)
