@@ -56,10 +56,24 @@ def test_sizes_counted_by_hand() -> None:
         noise = 5 if problem == "label-permuted-cifar10" else 4
         assert len(main.sets("n-upgd-local")) == 4 * noise * 4 * 5  # λ has five there
         assert len(main.sets("sgdw")) == 4 * 5
-        assert main.runs(main.stages[2]) == main.seeds * 2 * len(main.arms)
-    assert len(SEARCHES["label-permuted-emnist"].sets("upgd")) == 320
+        assert main.runs(main.stages[2]) == main.seeds * 4 * len(main.arms)
+    emnist = SEARCHES["label-permuted-emnist"]
+    few = 16 + 20 + 80  # PGD, SGDW, S&P
+    assert emnist.runs(emnist.stages[1]) == 2 * (few + 160 * 13)
+    assert len(emnist.sets("upgd")) == 320
     assert len(SEARCHES["label-permuted-cifar10"].sets("upgd")) == 4 * 5 * 4 * 5  # σ = 0, too
     assert len(SEARCHES["input-permuted-mnist"].sets("s-ewc")) == 240 + 1  # κ is not on the grid
+
+
+def test_fewer_sets_may_go_on() -> None:
+    emnist = SEARCHES["label-permuted-emnist"]
+    few = emnist.keeping([12, 2])
+    assert [stage.steps for stage in few.stages] == [stage.steps for stage in emnist.stages]
+    assert [few.runs(stage) for stage in few.stages[1:]] == [2 * 16 * 12, 2 * 16 * 2]
+    assert SEARCHES[TOY].keeping([4, 1]) == SEARCHES[TOY]  # still at every σ
+    for wrong in ([12], [12, 2, 1], [12, 0]):
+        with pytest.raises(ValueError, match="2 stages after its first"):
+            emnist.keeping(wrong)
 
 
 def test_printed_sets_are_tried() -> None:
@@ -343,6 +357,8 @@ def test_from_a_search_to_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("toy-changing",), "did you mean 'toy-changing-"),
         ((TOY, "--arms", "adam"), "'adam' is not searched on toy-changing-sign"),
         ((TOY, "--set", "kappa=1"), "has a hyperparameter kappa"),
+        ((TOY, "--keep", "4,best"), "'4,best' is not a list of numbers"),
+        ((TOY, "--keep", "4"), "has 2 stages after its first"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: tuple[str, ...], says: str) -> None:

@@ -52,6 +52,9 @@ def search(
     ] = None,
     scale: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
     seeds: Annotated[int, typer.Option(min=0, help="How many; default the search's.")] = 0,
+    keep: Annotated[
+        str, typer.Option(help="How many sets of an arm go on to each stage: 12,2.")
+    ] = "",
     study: Annotated[Path, typer.Option(help="A folder for the runs.")] = STUDY,
     save: Annotated[
         Path | None, typer.Option(help="Put what was found into this file: upgd/paper/found.json.")
@@ -77,7 +80,8 @@ def search(
             _plan(each)
         return
     chosen = [
-        _narrowed(SEARCHES[name], arms, settings or [], scale, seeds) for name in _names(problems)
+        _narrowed(_keeping(SEARCHES[name], keep), arms, settings or [], scale, seeds)
+        for name in _names(problems)
     ]
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     if run or dry_run:
@@ -109,6 +113,14 @@ def _names(given: Sequence[str]) -> list[str]:
             raise ValueError(f"no search on {name!r}; {hint}'upgd search list' shows all")
         found |= dict.fromkeys(GROUPS.get(name, (name,)))
     return list(found)
+
+
+def _keeping(search: Search, keep: str) -> Search:
+    """With as many sets in each stage as an option wants."""
+    parts = [part.strip() for part in keep.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"--keep {keep!r} is not a list of numbers such as 12,2")
+    return search.keeping([int(part) for part in parts]) if parts else search
 
 
 def _narrowed(
