@@ -365,7 +365,7 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 # ------------------------------------------------------------------------------ compile
 @every_method
-@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+@pytest.mark.parametrize("nonfinite", ["raise", pytest.param("skip", marks=pytest.mark.slow)])
 def test_torch_compile(row: Row, nonfinite: str) -> None:
     """One graph, one break (where noise is drawn), no recompilation, the same weights."""
     torch._dynamo.reset()

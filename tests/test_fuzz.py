@@ -63,7 +63,7 @@ from upgd.study import (
 )
 from upgd.study.work import Progress, work
 
-SOME, EACH = 8, 36  # cases of each class: always, and in the slow tests
+SOME, EACH = 6, 36  # cases of each class: always, and in the slow tests
 LONGEST = 30.0  # seconds for a case, before it counts as hanging
 TOY, DIGITS = "toy-changing-inputs", "label-permuted-digits"
 EAGER = ("--engine", "eager")

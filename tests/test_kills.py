@@ -66,7 +66,7 @@ def is_begun(folder: Path, count: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kills", "seconds"), [(20, 5.0), pytest.param(100, 60.0, marks=pytest.mark.slow)]
+    ("kills", "seconds"), [(10, 3.0), pytest.param(100, 60.0, marks=pytest.mark.slow)]
 )
 def test_one_study_killed_at_random_times(
     server: Server, tmp_path: Path, kills: int, seconds: float

@@ -108,7 +108,9 @@ def _work_and_exit(folder: Path, number: int) -> None:
     work(folder)
 
 
-@pytest.mark.parametrize("how", ["raise", pytest.param("exit", marks=forking)])
+@pytest.mark.parametrize(
+    "how", [pytest.param("raise", marks=pytest.mark.slow), pytest.param("exit", marks=forking)]
+)
 def test_crash_around_every_durable_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -28,7 +28,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         return {run.key: ledger.series(run.key, "accuracy").tobytes() for run in runs}
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_a_study(tmp_path: Path) -> None:
+    """As two drivers do, of which there is an ordinary test."""
     both, alone = tmp_path / "both", tmp_path / "alone"
     pair = [subprocess.Popen([*COMMAND, str(both)]) for _ in range(2)]
     try:
