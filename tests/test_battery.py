@@ -28,7 +28,7 @@ from tests.cases import (
     train,
     weights,
 )
-from upgd.optim.registry import Row
+from upgd.optim.registry import METHODS, Row
 
 
 def trained(
@@ -365,8 +365,22 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 # ------------------------------------------------------------------------------ compile
 @every_method
-@pytest.mark.parametrize("nonfinite", ["raise", pytest.param("skip", marks=pytest.mark.slow)])
-def test_torch_compile(row: Row, nonfinite: str) -> None:
+def test_torch_compile(row: Row) -> None:
+    compile_and_compare(row, "raise")
+
+
+@pytest.mark.parametrize("name", ["upgd", "ada-upgd-2nd"])
+def test_torch_compile_of_steps_that_skip(name: str) -> None:
+    compile_and_compare(METHODS[name], "skip")
+
+
+@pytest.mark.slow
+@every_method
+def test_torch_compile_of_all_steps_that_skip(row: Row) -> None:
+    compile_and_compare(row, "skip")
+
+
+def compile_and_compare(row: Row, nonfinite: str) -> None:
     """One graph, one break (where noise is drawn), no recompilation, the same weights."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -131,7 +131,7 @@ CHUNKS = {**OPTIONS, "restart": True}
 
 
 def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
-    """``tests/test_sweep.py`` has the same with two commands."""
+    """``tests/test_sweep_processes.py`` has the same with two commands, which is slow."""
     specs = small(80, steps=200, restart=True)
     expected = alone(tmp_path / "alone", specs)
 

@@ -87,7 +87,10 @@ def test_two_workers_are_killed_and_the_driver_is_restarted(tmp_path: Path, runs
     expected = alone(tmp_path / "alone", specs)
     second = None
     with open(tmp_path / "said", "w") as said:
-        driver = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        few = {**os.environ, "UPGD_THREADS": "2"}  # else many cores take all runs at once
+        driver = subprocess.Popen(
+            command, stdout=said, stderr=said, start_new_session=True, env=few
+        )
 
     def told() -> int:
         return (tmp_path / "said").read_text().count("runs go on from their checkpoints")

@@ -53,7 +53,7 @@ def search(
     scale: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
     seeds: Annotated[int, typer.Option(min=0, help="How many; default the search's.")] = 0,
     keep: Annotated[
-        str, typer.Option(help="How many sets of an arm go on to each stage: 12,2.")
+        str, typer.Option(help="How many sets go on to each later stage: 12,2. Default more.")
     ] = "",
     study: Annotated[Path, typer.Option(help="A folder for the runs.")] = STUDY,
     save: Annotated[
@@ -117,10 +117,12 @@ def _names(given: Sequence[str]) -> list[str]:
 
 def _keeping(search: Search, keep: str) -> Search:
     """With as many sets in each stage as an option wants."""
-    parts = [part.strip() for part in keep.split(",") if part.strip()]
+    if not keep:
+        return search
+    parts = [part.strip() for part in keep.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"--keep {keep!r} is not a list of numbers such as 12,2")
-    return search.keeping([int(part) for part in parts]) if parts else search
+    return search.keeping([int(part) for part in parts])
 
 
 def _narrowed(

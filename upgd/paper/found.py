@@ -54,6 +54,7 @@ class Found:
         printed: What the paper's set gave, if it prints one.
         rules: The version of the update rules.
         devices: Where the runs ran.
+        stages: How many sets ran in each stage, those that diverged included; empty in older files.
     """
 
     method: str
@@ -71,6 +72,7 @@ class Found:
     options: Mapping[str, Any] = field(default_factory=dict)
     rules: int = 0
     devices: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
 
 
 Sets = Mapping[str, Mapping[str, Found]]
@@ -97,7 +99,7 @@ def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
 
 
 def _found(facts: Mapping[str, Any]) -> Found:
-    tuples = {name: tuple(facts[name]) for name in ("seeds", "devices")}
+    tuples = {name: tuple(facts.get(name, ())) for name in ("seeds", "devices", "stages")}
     tried = {
         name: None if facts[name] is None else Tried(**facts[name])
         for name in ("runner_up", "printed")

@@ -351,7 +351,7 @@ def _found_row(problem: str, arm: str, one: Found) -> str:
         _letters(one.hyper),
         f"{one.mean:.4g}{between}",
         f"{len(one.seeds)}, {spaced(one.steps)}",
-        f"{one.sets}, {one.diverged}",
+        f"{' → '.join(map(str, one.stages or (one.sets,)))}, {one.diverged}",
         _told_of(one.runner_up, one.steps),
         "it is" if one.printed and one.printed.hyper == one.hyper else _told_of(one.printed, 0),
     ]
