@@ -22,7 +22,7 @@ from upgd.kernels import cpu_math, flat
 from upgd.kernels.rules import CORRECTIONS, HYPER, STATES, load_module, source
 from upgd.rules.vocabulary import Method
 
-MOST_QUADS, FEWEST_QUADS = 8192, 512
+MOST_QUADS, FEWEST_QUADS = 16384, 512
 """Bounds for the quads of an item: long stretches are prefetched, many items keep threads busy."""
 ALONE = 1 << 15
 """Fewer weights than this are not worth waking a second thread."""
