@@ -186,6 +186,26 @@ def test_a_printed_set_that_diverges_is_told(tmp_path: Path, steps: int) -> None
     assert found["sgdw"].printed == Tried({"lr": 0.01, "weight_decay": 0.0}, steps, None, 2)
 
 
+@pytest.mark.parametrize(
+    ("arm", "goes_on"),
+    [("upgd", True), ("feature-upgd-local", True), ("n-upgd-local", False), ("upgd-2nd", False)],
+)
+def test_other_kinds_of_utility_keep_the_printed_set_of_the_plain_one(
+    tmp_path: Path, arm: str, goes_on: bool
+) -> None:
+    printed = BEST[TOY]["upgd"]
+    axes = {name: (value,) for name, value in printed.items()} | {"lr": (0.1, 0.2, printed["lr"])}
+    search = Search(TOY, (arm,), (Stage(100), Stage(1000, 1)), seeds=1, axes=axes)
+    losses: Losses = {lr: {100: lr, 1000: 1 - lr} for lr in (0.1, 0.2)}
+    losses[printed["lr"]] = {100: 0.9, 1000: 0.1}
+    with Ledger.open(tmp_path) as ledger:
+        told = play(ledger, search, losses)
+        found, _ = outcome(ledger, search)
+    assert (printed["lr"] in told[-1][1]) is goes_on
+    assert (found[arm].hyper["lr"] == printed["lr"]) is goes_on
+    assert (found[arm].printed is not None) is (arm == "upgd")
+
+
 def test_the_best_at_every_value_go_on() -> None:
     pool = [(("lr", float(i)), ("sigma", sigma)) for i, sigma in enumerate((1, 1, 1, 0.1, 1, 0.1))]
     stage = Stage(10, 1, "sigma")
