@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from upgd.kernels import cpu_functions, philox, vectors
+from upgd.kernels import cpu_functions, philox, subnormals, vectors
 from upgd.kernels.cpu_functions import COEFFICIENTS, normals
 from upgd.kernels.rules import fingerprint, load_module
 from upgd.kernels.vectors import (
@@ -48,7 +48,8 @@ from upgd.kernels.vectors import (
     total,
 )
 
-VERSION = fingerprint(__file__, cpu_functions.__file__, vectors.__file__, philox.__file__)
+_HELPERS = (cpu_functions, subnormals, vectors, philox)
+VERSION = fingerprint(__file__, *(module.__file__ for module in _HELPERS))
 """The compiled learner mentions it, so that it does not outlive its helpers."""
 
 _compiled = njit(error_model="numpy")  # a quotient by zero is infinite
@@ -594,8 +595,10 @@ def learner():
     arguments = ", ".join(inspect.signature(learn.py_func).parameters)
     text = (
         f'"""A learner\'s way through a chunk; upgd.kernels.cpu_dense {VERSION}."""\n\n'
-        "from numba import njit\n\nfrom upgd.kernels import cpu_dense\n\n\n"
+        "from numba import njit\n\nfrom upgd.kernels import cpu_dense\n"
+        "from upgd.kernels.subnormals import flush_subnormals, give_back\n\n\n"
         '@njit(error_model="numpy", nogil=True, cache=True)\n'
-        f"def learn({arguments}):\n    cpu_dense.learn({arguments})\n"
+        f"def learn({arguments}):\n    before = flush_subnormals()\n"
+        f"    cpu_dense.learn({arguments})\n    give_back(before)\n"
     )
     return load_module(text, "cpu_learn").learn

@@ -178,6 +178,7 @@ from numba import carray, njit
 
 from upgd.kernels.cpu_math import OPTIONS, fused, maximum, near_sigmoid32, pointer, take_ticket
 from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
+from upgd.kernels.subnormals import flush_subnormals, give_back
 
 real = np.{real}
 zero = real(0)
@@ -200,6 +201,7 @@ def {near}stretch(t, m, first, n, z, eta):
 _UPDATE_KERNEL = """@njit(cache=True, **OPTIONS)
 def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, quads):
     z = np.empty((4, quads), real)
+    before = flush_subnormals()
     while True:
         k = len(items) - 1 - take_ticket(todo)
         if k < 0:
@@ -217,6 +219,7 @@ def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, qua
             if end <= first:
                 break
 {walk}
+    give_back(before)
 """
 _NOISE = "normals(z[0], z[1], z[2], z[3], count, start, t[NUMBER], step, seed)"
 _AT_ONCE = """
@@ -250,6 +253,7 @@ def largest_derivative(t, m, first, n):
 _CHECK_KERNEL = """
 @njit(cache=True, **OPTIONS)
 def check_kernel(todo, items, tensors, numbers, partial, quads):
+    before = flush_subnormals()
     while True:
         k = take_ticket(todo)
         if k >= len(items):
@@ -265,6 +269,7 @@ def check_kernel(todo, items, tensors, numbers, partial, quads):
             if n > 0:
                 largest = maximum(largest, largest_derivative(t, m, first, n))
         partial[k, 1] = largest
+    give_back(before)
 """
 _REDUCE = """
 @njit(**OPTIONS)
@@ -283,6 +288,7 @@ def largest_trace(t, m, first, n):
 _REDUCE_KERNEL = """
 @njit(cache=True, **OPTIONS)
 def reduce_kernel(todo, items, tensors, numbers, partial, quads):
+    before = flush_subnormals()
     while True:
         k = take_ticket(todo)
         if k >= len(items):
@@ -300,6 +306,7 @@ def reduce_kernel(todo, items, tensors, numbers, partial, quads):
                 largest, magnitude = maximum(largest, one), maximum(magnitude, two)
                 derivative = maximum(derivative, three)
         partial[k, 0], partial[k, 1], partial[k, 2] = largest, derivative, magnitude
+    give_back(before)
 """
 _NORMS = """
 @njit(**OPTIONS)
@@ -331,6 +338,7 @@ def row_norm(t, m, first, n):
 _NORMS_KERNEL = """
 @njit(cache=True, **OPTIONS)
 def norms_kernel(todo, rows, tensors, numbers, partial, norms):
+    before = flush_subnormals()
     while True:
         k = take_ticket(todo)
         if k >= len(rows):
@@ -342,4 +350,5 @@ def norms_kernel(todo, rows, tensors, numbers, partial, norms):
         for row in range(begin, end):
             norms[t[ROW] + row] = row_norm(t, m, row * length, length)
         partial[k, 1] = largest_derivative(t, m, begin * length, (end - begin) * length)
+    give_back(before)
 """

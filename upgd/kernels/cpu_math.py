@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from upgd.kernels import philox, vectors
+from upgd.kernels import philox, subnormals, vectors
 from upgd.kernels.rules import fingerprint
 from upgd.kernels.vectors import fused as fused
 
@@ -23,7 +23,7 @@ FAST = {"contract", "nsz"}
 """Liberties for the compiler: fused multiply-adds, and no care for the sign of a zero."""
 OPTIONS = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
 """How every kernel is compiled: division by zero gives infinity, other threads may run."""
-VERSION = fingerprint(__file__, vectors.__file__)
+VERSION = fingerprint(__file__, vectors.__file__, subnormals.__file__)
 """Changes with these files: generated kernels mention it, so that none outlives its helpers."""
 
 _M0, _M1 = (np.uint64(m) for m in philox.MULTIPLIERS)
