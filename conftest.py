@@ -16,7 +16,8 @@ if not importlib.util.find_spec("triton"):
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported
 if not importlib.util.find_spec("numba"):
-    collect_ignore_glob += ["upgd/kernels/cpu_*.py"]
+    compiled = ("cpu_*", "vectors", "subnormals")
+    collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]
 if not importlib.util.find_spec("typer"):
     collect_ignore_glob.append("upgd/cli/*.py")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import upgd.kernels
-from upgd.kernels import cpu_math, philox, vectors
+from upgd.kernels import cpu_math, philox, subnormals, vectors
 
 LANES = vectors.LANES
 Change = Callable[[str], str]
@@ -126,6 +126,14 @@ _VECTORS = _module(
 )
 
 
+_SUBNORMALS = _module(
+    "upgd.kernels.subnormals",
+    __file__=subnormals.__file__,
+    flush_subnormals=lambda: 0,
+    give_back=lambda before: None,
+)
+
+
 # ------------------------------------------------------------------ helpers of flat kernels
 def _take_ticket(counter: Any) -> int:
     counter[0] += 1
@@ -180,7 +188,8 @@ def execute(
     patch.setenv("UPGD_CACHE", str(scratch))
     patch.setitem(sys.modules, "numba", _NUMBA)
     patch.setitem(sys.modules, "numba.extending", _EXTENDING)
-    for helper, module in (("vectors", _VECTORS), ("cpu_math", math)):
+    helpers = {"vectors": _VECTORS, "subnormals": _SUBNORMALS, "cpu_math": math}
+    for helper, module in helpers.items():
         patch.setitem(sys.modules, f"upgd.kernels.{helper}", module)
         patch.setattr(upgd.kernels, helper, module, raising=False)
     for part, file, own in zip(PARTS[name], files, text.split(_BORDER), strict=True):

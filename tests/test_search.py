@@ -187,23 +187,28 @@ def test_a_printed_set_that_diverges_is_told(tmp_path: Path, steps: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("arm", "goes_on"),
-    [("upgd", True), ("feature-upgd-local", True), ("n-upgd-local", False), ("upgd-2nd", False)],
+    ("arm", "plain"),
+    [
+        ("upgd", "upgd"),
+        ("feature-upgd-local", "upgd"),
+        ("n-upgd-local", "n-upgd"),
+        ("upgd-2nd", ""),
+    ],
 )
 def test_other_kinds_of_utility_keep_the_printed_set_of_the_plain_one(
-    tmp_path: Path, arm: str, goes_on: bool
+    tmp_path: Path, arm: str, plain: str
 ) -> None:
-    printed = BEST[TOY]["upgd"]
-    axes = {name: (value,) for name, value in printed.items()} | {"lr": (0.1, 0.2, printed["lr"])}
+    """Which is the worst in the first stage, and the best in the last."""
+    axes = {"lr": (0.1, 0.2), "sigma": (0.0,), "beta_utility": (0.5,)}
     search = Search(TOY, (arm,), (Stage(100), Stage(1000, 1)), seeds=1, axes=axes)
-    losses: Losses = {lr: {100: lr, 1000: 1 - lr} for lr in (0.1, 0.2)}
-    losses[printed["lr"]] = {100: 0.9, 1000: 0.1}
+    losses = {0.1: {100: 0.1, 1000: 0.9}, 0.2: {100: 0.2, 1000: 0.8}, 0.01: {100: 0.9, 1000: 0.1}}
     with Ledger.open(tmp_path) as ledger:
         told = play(ledger, search, losses)
         found, _ = outcome(ledger, search)
-    assert (printed["lr"] in told[-1][1]) is goes_on
-    assert (found[arm].hyper["lr"] == printed["lr"]) is goes_on
-    assert (found[arm].printed is not None) is (arm == "upgd")
+    assert told[-1] == (1000, [0.1, 0.01] if plain else [0.1])
+    if plain:
+        assert found[arm].hyper == BEST[TOY][plain]
+    assert (found[arm].printed is None) is (arm != "upgd")
 
 
 def test_the_best_at_every_value_go_on() -> None:

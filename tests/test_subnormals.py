@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +18,24 @@ from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels.subnormals import HAS_SWITCH
+from upgd.optim.ada_upgd import AdamW
 
 STEPS = 136  # 2⁻¹²⁶ is the least normal number, 2⁻¹⁴⁹ the least
 TINY = np.finfo(np.float32).tiny
+HALVED = {"beta_utility": 0.5}
 
 
-def step_until_traces_fade(scaling: str, fused: bool) -> np.ndarray:
-    """A trace that is halved at each step, after one gradient."""
+def step_until_traces_fade(
+    kind: type[Any] = UPGD, fused: bool = True, **options: Any
+) -> np.ndarray:
+    """A method's traces, which are halved at each step, after one gradient."""
     weights = nn.Parameter(torch.linspace(0.5, 0.9, 64).reshape(4, 16))
-    optimizer = UPGD([weights], lr=1e-3, sigma=0.0, beta_utility=0.5, scaling=scaling, fused=fused)
+    optimizer = kind([weights], lr=1e-3, fused=fused, **options)
     for step in range(STEPS):
         weights.grad = torch.full_like(weights, float(step == 0))
         optimizer.step()
-    [trace] = (v for v in optimizer.state[weights].values() if v.shape == weights.shape)
-    return trace.numpy()
+    states = optimizer.state[weights].values()
+    return np.stack([state.numpy() for state in states if state.shape == weights.shape])
 
 
 def learn_until_traces_fade() -> np.ndarray:
@@ -64,8 +69,10 @@ def flushes() -> bool:
 
 
 WORKS: dict[str, Callable[[], np.ndarray]] = {
-    "step, global": lambda: step_until_traces_fade("global", True),
-    "step, local": lambda: step_until_traces_fade("local", True),
+    "step": lambda: step_until_traces_fade(sigma=0.0, **HALVED),
+    "step with noise": lambda: step_until_traces_fade(sigma=0.1, **HALVED),
+    "step, local": lambda: step_until_traces_fade(sigma=0.0, scaling="local", **HALVED),
+    "step without η": lambda: step_until_traces_fade(AdamW, betas=(0.5, 0.5)),
     "learner": learn_until_traces_fade,
 }
 
@@ -80,7 +87,7 @@ def setting(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def test_plain_steps_have_such_traces() -> None:
-    assert subnormal(step_until_traces_fade("global", False)) == 64
+    assert subnormal(step_until_traces_fade(fused=False, sigma=0.0, **HALVED)) == 64
 
 
 @pytest.mark.parametrize("name", WORKS)

@@ -30,6 +30,7 @@ from numba.extending import intrinsic, overload
 from upgd.kernels import cpu_functions, philox, subnormals, vectors
 from upgd.kernels.cpu_functions import COEFFICIENTS, normals
 from upgd.kernels.rules import fingerprint, load_module
+from upgd.kernels.subnormals import flush_subnormals, give_back
 from upgd.kernels.vectors import (
     LANES,
     absolute,
@@ -515,6 +516,7 @@ def learn(
     table = COEFFICIENTS.copy()
     out = np.zeros(5, w.dtype)
     hyper = hyper.copy()
+    before = flush_subnormals()  # from here on nothing is allocated, so nothing raises
     noisy = hyper[2] > 0
     first_pitch, first_begin = layers[0, PITCH], layers[0, BEGIN]
     if eta_kind == GLOBAL:
@@ -587,6 +589,7 @@ def learn(
             reach, hyper, corrections, noisy, features, key, step, z, bias_z, words, table, pre,
             top, low, big, out,
         )  # fmt: skip
+    give_back(before)
 
 
 @cache
@@ -595,10 +598,8 @@ def learner():
     arguments = ", ".join(inspect.signature(learn.py_func).parameters)
     text = (
         f'"""A learner\'s way through a chunk; upgd.kernels.cpu_dense {VERSION}."""\n\n'
-        "from numba import njit\n\nfrom upgd.kernels import cpu_dense\n"
-        "from upgd.kernels.subnormals import flush_subnormals, give_back\n\n\n"
+        "from numba import njit\n\nfrom upgd.kernels import cpu_dense\n\n\n"
         '@njit(error_model="numpy", nogil=True, cache=True)\n'
-        f"def learn({arguments}):\n    before = flush_subnormals()\n"
-        f"    cpu_dense.learn({arguments})\n    give_back(before)\n"
+        f"def learn({arguments}):\n    cpu_dense.learn({arguments})\n"
     )
     return load_module(text, "cpu_learn").learn

@@ -201,7 +201,6 @@ def {near}stretch(t, m, first, n, z, eta):
 _UPDATE_KERNEL = """@njit(cache=True, **OPTIONS)
 def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, quads):
     z = np.empty((4, quads), real)
-    before = flush_subnormals()
     while True:
         k = len(items) - 1 - take_ticket(todo)
         if k < 0:
@@ -213,13 +212,14 @@ def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, qua
         count = min(quads, span - start)
         eta = maximum(real(m[ETA]), real({tiny}))
         {noise}
+        before = flush_subnormals()  # not while anything is allocated, which may raise
         for lane in range(4):
             first = lane * span + start
             end = min(first + count, total)
             if end <= first:
                 break
 {walk}
-    give_back(before)
+        give_back(before)
 """
 _NOISE = "normals(z[0], z[1], z[2], z[3], count, start, t[NUMBER], step, seed)"
 _AT_ONCE = """

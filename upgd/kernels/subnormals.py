@@ -6,8 +6,8 @@ subnormal after some 800 of them. There it stays: 0.9 times the least number is 
 x86-64 takes many times as long for a product with such numbers; a learner of mostly black pixels
 was six times slower by them. What is lost is below 1.2e-38, or 2.3e-308 in float64.
 
-On other processors nothing is switched. GPUs compute with such numbers at full speed; whether ARM's
-cores lose by them has not been measured. Needs numba.
+On other processors nothing is switched; whether ARM's cores lose by them has not been measured.
+Needs numba.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Search:
         return found
 
     def sets(self, arm: str) -> list[Set]:
-        """An arm's sets; the printed one is among them."""
+        """An arm's sets; the printed one is among them, or that of its plain kind."""
         method, _ = learner(arm)
         axes = {
             name: (*axis, *self._more(name, axis))
@@ -171,7 +171,7 @@ class Search:
         }
         axes |= {name: axis for name, axis in (self.axes or {}).items() if name in axes}
         found: list[Set] = list(all_sets(axes))
-        known = printed_set(self.problem, arm)
+        known = _kept_set(self.problem, arm)
         return found if known is None or known in found else [*found, known]
 
     def _more(self, name: str, axis: Axis) -> Axis:
@@ -296,9 +296,8 @@ def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Co
 
 
 def _kept_set(problem: str, arm: str) -> Set | None:
-    """The set that goes on whatever its rank: the printed one, or that of the arm's plain kind."""
-    plain = next((m for m in WEIGHTS if arm in variants(m)), arm)
-    return printed_set(problem, arm) or printed_set(problem, plain)
+    """The set that goes on whatever its rank: the printed one of the arm or of its plain kind."""
+    return printed_set(problem, next((m for m in WEIGHTS if arm in variants(m)), arm))
 
 
 def _as_ranked(entrant: Entrant, known: Set | None) -> Hyper | None:
