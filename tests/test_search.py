@@ -192,7 +192,8 @@ def test_a_printed_set_that_diverges_is_told(tmp_path: Path, steps: int) -> None
         ("upgd", "upgd"),
         ("feature-upgd-local", "upgd"),
         ("n-upgd-local", "n-upgd"),
-        ("upgd-2nd", ""),
+        ("feature-n-upgd-2nd", "n-upgd"),
+        ("ada-upgd", ""),
     ],
 )
 def test_other_kinds_of_utility_keep_the_printed_set_of_the_plain_one(

@@ -1,10 +1,10 @@
 """Searches for sets, as data: who, which grid, how long, which seeds.
 
 All sets of an arm are run for the first stage's steps; the best go on to the next, which is longer,
-and so does the printed set while it does not diverge; for feature-wise and local utility, for which
-none is printed, that of the weight-wise and global one. Runs begin anew at each stage, on the same
-stream with the same noise. For a set that diverges the next best of the stage before is tried. Sets
-are ordered as everywhere (:mod:`upgd.study.selection`): by means over whole runs, and one with
+and so does the printed set while it does not diverge; for feature-wise, local and second-order
+utility, for which none is printed, that of the plain kind. Runs begin anew at each stage, on the
+same stream with the same noise. For a set that diverges the next best of the stage before is tried.
+Sets are ordered as everywhere (:mod:`upgd.study.selection`): by means over whole runs, and one with
 a seed that diverged is out. What comes next is a function of the ledger, so a search that was
 interrupted goes on.
 
@@ -297,7 +297,8 @@ def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Co
 
 def _kept_set(problem: str, arm: str) -> Set | None:
     """The set that goes on whatever its rank: the printed one of the arm or of its plain kind."""
-    return printed_set(problem, next((m for m in WEIGHTS if arm in variants(m)), arm))
+    kinds = {name: m for m in WEIGHTS for order in (1, 2) for name in variants(m, order)}
+    return printed_set(problem, kinds.get(arm, arm))
 
 
 def _as_ranked(entrant: Entrant, known: Set | None) -> Hyper | None:
