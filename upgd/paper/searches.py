@@ -222,7 +222,7 @@ def _main(problem: str) -> Search:
     On CIFAR-10 the paper has local utility alone, and two printed sets have σ = 0: all have it.
 
     Short runs say little here: whether a set keeps its plasticity shows late. Of the ten methods'
-    sets that were best in the end on Input-permuted MNIST, seven were the 22nd to 107th of their
+    sets that were best in the end on Input-permuted MNIST, eight were the 22nd to 107th of their
     grids after 20 000 steps. After 100 000 eight were the second to fourth; S&P's, the tenth, and
     N-UPGD-W's, the 40th, reached the end as printed ones, and so did seven on CIFAR-10, the 7th to
     40th. So the first stage leaves out a half at most of the larger grids, and other kinds of
