@@ -112,6 +112,86 @@ def test_tables_of_several_studies(tiny: None, tmp_path: Path) -> None:
     assert (tmp_path / "a" / "figtiny.png").read_bytes() == (tmp_path / "x.png").read_bytes()
 
 
+@pytest.fixture
+def table(tiny: None, tmp_path: Path) -> Path:
+    """The folder of tables of a study that is gone: two methods, a seed."""
+    place = tmp_path / "tables"
+    gone = ("--study", str(tmp_path / "gone"), "--results", str(place))
+    assert run(*SHORT, "--seeds", "1", *gone).exit_code == 0
+    return place
+
+
+SHORT = ("reproduce", "figtiny", "--scale", "0.1", "--format", "png", "--quiet")
+
+
+def test_seeds_and_arms_are_added_to_tables(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if all had been run in one study."""
+    tiny = experiments.EXPERIMENTS["tiny"]
+    own = Arm("mine", "Mine", "pgd", {"lr": 0.02, "sigma": 0.01})
+    more = replace(tiny, arms=(*tiny.arms, own))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", more)  # type: ignore[arg-type]
+    before = provenance.read(table / "tiny")
+    assert before is not None
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    plan = run(*SHORT[:-1], "--seeds", "2", *both, "--dry-run")
+    assert "4 of 6 runs to do" in plan.output
+    assert run(*SHORT, "--seeds", "2", *both).exit_code == 0
+    whole = tmp_path / "whole"
+    assert run(*SHORT, "--seeds", "2", "--study", str(whole)).exit_code == 0
+    name = "tiny/series.csv.gz"
+    assert (table / name).read_bytes() == (whole / "results" / name).read_bytes()
+    told, other = provenance.read(table / "tiny"), provenance.read(whole / "results" / "tiny")
+    assert told is not None
+    assert other is not None
+    alike = ("command", "steps", "seeds", "learner_steps", "options", "data", "diverged", "sets")
+    assert {n: getattr(told, n) for n in alike} == {n: getattr(other, n) for n in alike}
+    assert sum(part.runs for part in told.parts) == told.runs == 6
+    assert told.parts[0] == before.parts[0]
+    with Ledger.open(tmp_path / "new", create=False, read_only=True) as ledger:
+        assert {(r.spec.method, r.spec.seed) for r in ledger.runs()} == {
+            *(("sgdw", 1), ("upgd", 1)),
+            *(("pgd", 0), ("pgd", 1)),
+        }
+    again = run(*SHORT[:-1], "--seeds", "2", "--study", str(tmp_path / "third"), *both[2:])
+    assert "0 of 6 runs to do" in again.output
+    assert provenance.read(table / "tiny") == told
+
+
+def test_a_table_of_other_sets_does_not_count(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = experiments.EXPERIMENTS["tiny"]
+    first, second = tiny.arms
+    other = replace(tiny, arms=(first, replace(second, hyper={**second.hyper, "lr": 0.5})))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", other)  # type: ignore[arg-type]
+    plan = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), "--study", str(table))
+    assert "does not count, it has other sets (upgd)" in plan.output.replace("\n", " ")
+    assert "4 of 4 runs to do" in plan.output
+
+
+def test_runs_of_another_length_are_not_put_into_a_table(table: Path, tmp_path: Path) -> None:
+    before = provenance.read(table / "tiny")
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    longer = run(*SHORT, "--scale", "0.2", "--seeds", "1", *both)
+    assert "they are not put together" in longer.output.replace("\n", " ")
+    assert before is not None
+    told = provenance.read(table / "tiny")
+    assert told is not None
+    assert (before.steps, told.steps, told.runs) == (400, 800, 2)
+
+
+def test_a_table_of_other_data_does_not_count(table: Path, tmp_path: Path) -> None:
+    file = table / "tiny" / "provenance.json"
+    content = json.loads(file.read_text())
+    content["data"]["sha256"]["train"] = "0" * 64
+    file.write_text(json.dumps(content))
+    plan = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), "--study", str(table))
+    assert "does not count, it has other digits data" in plan.output.replace("\n", " ")
+    assert "4 of 4 runs to do" in plan.output
+
+
 def test_a_figure_that_is_measured_in_one_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

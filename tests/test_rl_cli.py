@@ -8,7 +8,6 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from upgd.paper import provenance
 from upgd.paper.experiments import EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES
 from upgd.paper.pages import Site
-from upgd.paper.results import Found
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
@@ -373,7 +371,6 @@ def test_the_command_that_is_told_gives_the_same_runs(
 ) -> None:
     experiment = EXPERIMENTS[name]
     arms = {arm.name: arm for arm in experiment.arms}
-    result = Result("ppo-cpu")
     ran = [
         RunSpec(
             experiment.problem,
@@ -386,11 +383,8 @@ def test_the_command_that_is_told_gives_the_same_runs(
         for arm in seeds
         for seed in seeds[arm]
     ]
-    found = [
-        Found(arm, SimpleNamespace(spec=spec, result=result), None)  # type: ignore[arg-type]
-        for arm, spec in zip([arm for arm in seeds for _ in seeds[arm]], ran, strict=True)
-    ]
-    told = provenance.command(found, experiment)
+    part = provenance.Part("cpu", "ppo-cpu", {}, len(ran), 1.0, "2001-09-09", "2001-09-09")
+    told = provenance.command(experiment, steps, seeds, [part])
     assert asked_for(told, monkeypatch) == {spec.key for spec in ran}
     assert told.startswith("upgd reproduce") == (seeds.keys() == arms.keys() and steps < 4_000_000)
 

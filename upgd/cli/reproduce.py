@@ -26,12 +26,14 @@ from upgd.cli.working import (
     do_work,
     end,
 )
-from upgd.paper import provenance
+from upgd.paper import committed, provenance
+from upgd.paper.committed import Committed
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, SHORTEST, Experiment, agents_name
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
+from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, find, gather, lacking, read, write
 from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, is_rl
@@ -60,7 +62,7 @@ def reproduce(
         list[Path] | None,
         typer.Option(
             help="A folder for runs and figures; default studies/paper. Of several the others are "
-            "only read: what they have counts, and is not run again."
+            "only read, be they studies or folders of tables: what they have is not run again."
         ),
     ] = None,
     results: Annotated[
@@ -95,12 +97,14 @@ def reproduce(
     if scale <= 0:
         raise ValueError(f"--scale must be above 0 and at most 1, got {scale:g}")
     drawn, measured = _chosen(figures, run or dry_run)
-    studies = study or [STUDY]
-    tables = results or studies[0] / "results"
+    first, *others = study or [STUDY]
+    studies = [first, *(each for each in others if not committed.are_tables(each))]
+    tables = results or first / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
     names = _experiments(drawn, problems, environments)
     to_run = _experiments(drawn, problems, environments, to_run=True)
     drawn = [_narrowed(figure, names) for figure in drawn if set(figure.experiments) & set(names)]
+    there = _committed(names, [each for each in others if committed.are_tables(each)], data_dir)
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
@@ -112,12 +116,13 @@ def reproduce(
             _tell_length(EXPERIMENTS[name], scale)
     if run or dry_run:
         check_device(device)
-        tally = _run(_specs(to_run, scale, seeds), studies, how, dry_run)
+        wanted = _specs(to_run, scale, seeds)
+        tally = _run(wanted, _specs(to_run, scale, seeds, there), studies, how, dry_run)
         for each in measured:
             _measure(each, asked, tables, quiet, dry_run)
     if dry_run:
         return
-    found = _keep(names, studies, tables, data_dir)
+    found = _keep(names, studies, there, tables, data_dir)
     studies[0].mkdir(parents=True, exist_ok=True)
     for figure in drawn:
         _draw(figure, found, studies[0], suffixes)
@@ -207,24 +212,55 @@ def _tell_length(experiment: Experiment, scale: float) -> None:
 
 
 # --------------------------------------------------------------------------------- runs
-def _specs(names: Sequence[str], scale: float, seeds: int) -> list[RunSpec]:
-    """The runs of some experiments, each once."""
+def _committed(
+    names: Sequence[str], folders: Sequence[Path], data_dir: Path | None
+) -> dict[str, Committed]:
+    """Tables of experiments that count as runs: of several folders the first that has one."""
+    found: dict[str, Committed] = {}
+    for folder in folders:
+        for name in names:
+            table = committed.read(folder, name)
+            if table is None or name in found:
+                continue
+            unlike = table.unlike(EXPERIMENTS[name], data_dir)
+            if unlike:
+                _note(f"{name}: the table in {folder} does not count, it has {unlike}")
+            else:
+                found[name] = table
+    return found
+
+
+def _specs(
+    names: Sequence[str],
+    scale: float,
+    seeds: int,
+    there: Mapping[str, Committed] | None = None,
+) -> list[RunSpec]:
+    """The runs of some experiments that are not in their tables, each once."""
     found: dict[str, RunSpec] = {}
     for name in names:
-        for runs in EXPERIMENTS[name].specs(scale, seeds or None).values():
-            found |= {spec.key: spec for spec in runs}
+        table = (there or {}).get(name)
+        for arm, runs in EXPERIMENTS[name].specs(scale, seeds or None).items():
+            new = (spec for spec in runs if table is None or not table.has(arm, spec))
+            found |= {spec.key: spec for spec in new}
     return list(found.values())
 
 
-def _run(specs: Sequence[RunSpec], studies: Sequence[Path], how: Work, dry_run: bool) -> Tally:
-    """Run what no study has, into the first."""
+def _run(
+    specs: Sequence[RunSpec],
+    needed: Sequence[RunSpec],
+    studies: Sequence[Path],
+    how: Work,
+    dry_run: bool,
+) -> Tally:
+    """Run what is needed and no study has, into the first."""
     problems = dict.fromkeys(spec.problem for spec in specs)
     for data in {get_problem(problem).dataset for problem in problems if not is_rl(problem)}:
         if data is not None:
             check(data, how.data_dir)  # a wrong file is found before anything starts
     with ExitStack() as stack:
         known = [run for ledger in _ledgers(studies, stack) for run in ledger.runs()]
-    left = lacking(specs, known)
+    left = lacking(needed, known)
     for problem in dict.fromkeys(spec.problem for spec in left if is_rl(spec.problem)):
         make(problem.removeprefix(PREFIX))  # so is a simulator that is not installed
     if specs and (dry_run or not how.quiet):
@@ -286,23 +322,25 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
 
 # ------------------------------------------------------------------------------ results
 def _keep(
-    names: Sequence[str], studies: Sequence[Path], tables: Path, data_dir: Path | None
+    names: Sequence[str],
+    studies: Sequence[Path],
+    there: Mapping[str, Committed],
+    tables: Path,
+    data_dir: Path | None,
 ) -> dict[str, Results]:
-    """What the studies have of experiments, written as tables with where they come from."""
+    """What there is of experiments, written as tables with where they come from."""
     kept: dict[str, Results] = {}
     with ExitStack() as stack:
         ledgers = _ledgers(studies, stack)
         for name in names:
-            found = find(ledgers, EXPERIMENTS[name])
-            results = gather(found, name)
             folder = tables / name.replace("-", "_")
-            if results is None:
+            before = provenance.read(folder)
+            found = _found(EXPERIMENTS[name], ledgers, there.get(name), before, data_dir)
+            if found is None:
                 if (folder / TABLE).exists():  # as another study left it
                     kept[name] = read(folder / TABLE, name)
                 continue
-            before = provenance.read(folder)
-            data = provenance.known_data(EXPERIMENTS[name].problem, data_dir, before)
-            told = provenance.describe(found, EXPERIMENTS[name], data)
+            results, told = found
             old = before is not None and before.outdated(EXPERIMENTS[name])
             if before is not None and not old and before.learner_steps > told.learner_steps:
                 _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
@@ -313,6 +351,32 @@ def _keep(
                 told.write(folder)
             kept[name] = results
     return kept
+
+
+def _found(
+    experiment: Experiment,
+    ledgers: Sequence[Ledger],
+    table: Committed | None,
+    before: Provenance | None,
+    data_dir: Path | None,
+) -> Committed | None:
+    """What studies have of an experiment, with the table that counts as runs."""
+    found = find(ledgers, experiment)
+    if table is not None:
+        found = [each for each in found if not table.has(each.arm, each.run.spec)]
+    new = gather(found, experiment.name)
+    if new is None:
+        return table
+    known = before if table is None else table.told
+    data = provenance.known_data(experiment.problem, data_dir, known)
+    more = Committed(new, provenance.describe(found, experiment, data))
+    if table is None:
+        return more
+    if table.told.steps != more.told.steps:
+        steps = f"{more.told.steps} steps, those of the table {table.told.steps}"
+        _note(f"{experiment.name}: runs have {steps}: they are not put together")
+        return more
+    return table.joined(more, experiment)
 
 
 def _draw(

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from upgd.paper.experiments import Experiment
+from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
 from upgd.rl.runs import PREFIX, is_rl, specification
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
-from upgd.study import Run, RunSpec, write_atomically
+from upgd.study import Run, write_atomically
 
 NAME = "provenance.json"
 CPU = "cpu"
@@ -51,6 +51,11 @@ class Part:
     ended: str
     dtype: str = "float32"
     rules: int = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the device is a CPU, of whatever machine."""
+        return self.device == CPU or self.device.startswith(f"{CPU} (")
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,11 @@ class Provenance:
     def runs(self) -> int:
         """How many are done."""
         return sum(map(len, self.seeds.values()))
+
+    @property
+    def over(self) -> dict[str, list[int]]:
+        """By arm, seeds that are done or diverged."""
+        return _union(self.seeds, self.diverged)
 
     def outdated(self, experiment: Experiment) -> list[str]:
         """Arms that had another set than the experiment's arms have now."""
@@ -130,11 +140,11 @@ def describe(
     alike: dict[str, list[Run]] = {}
     for each in found:
         alike.setdefault(_way(each.run), []).append(each.run)
-    parts = sorted((_part(runs) for runs in alike.values()), key=lambda part: part.began)
+    parts = _by_age(_part(runs) for runs in alike.values())
     steps = found[0].run.spec.steps
     return Provenance(
         experiment.name,
-        command(found, experiment),
+        command(experiment, steps, _seeds(found), parts),
         steps,
         _seeds(each for each in found if each.run.state == "done"),
         sum(_taken(each.run) for each in found),
@@ -148,16 +158,34 @@ def describe(
     )
 
 
-def command(found: Sequence[Found], experiment: Experiment) -> str:
+def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Provenance:
+    """Where a table comes from to which runs are added that it lacks."""
+    parts = _by_age((*table.parts, *more.parts))
+    return replace(
+        more,
+        command=command(experiment, more.steps, _union(table.over, more.over), parts),
+        seeds=_union(table.seeds, more.seeds),
+        learner_steps=table.learner_steps + more.learner_steps,
+        seconds=round(table.seconds + more.seconds, 1),
+        parts=parts,
+        options=_common((table.options, more.options)),
+        diverged=_union(table.diverged, more.diverged),
+        sets={**table.sets, **more.sets},
+    )
+
+
+def command(
+    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Part]
+) -> str:
     """What gives these results again: the first figure that needs them, at their scale.
 
     Agents that are not all of a figure's arms, seeds or steps have a command of their own.
     """
-    scale, seeds = _scale(found[0].run.spec.steps, experiment), _seeds(found)
+    scale = _scale(steps, experiment)
     first = list(range(max(map(len, seeds.values()))))
     whole = all(seeds.get(arm.name) == first for arm in experiment.arms)
     if experiment.agents and (scale is None or not whole):
-        return "\n".join(_of_agents(found, experiment))
+        return "\n".join(_of_agents(experiment, steps, seeds, parts))
     figures = [figure for figure in FIGURES.values() if experiment.name in figure.run]
     words = ["upgd reproduce", figures[0].name if figures else "all"]
     if figures and len(figures[0].run) > 1 and not experiment.agents:
@@ -165,11 +193,11 @@ def command(found: Sequence[Found], experiment: Experiment) -> str:
     if experiment.agents:
         words.append(f"--environments {experiment.problem.removeprefix(PREFIX).rpartition('-')[0]}")
     if scale is None or float(scale) != 1:
-        words.append(f"--scale {scale or format(found[0].run.spec.steps / experiment.steps, 'g')}")
-    count = len({each.run.spec.seed for each in found})
+        words.append(f"--scale {scale or format(steps / experiment.steps, 'g')}")
+    count = len(set().union(*seeds.values()))
     if count != experiment.seeds:
         words.append(f"--seeds {count}")
-    return " ".join([*words, *_where(found)])
+    return " ".join([*words, *_where(parts)])
 
 
 def _scale(steps: int, experiment: Experiment) -> str | None:
@@ -186,18 +214,20 @@ def _scale(steps: int, experiment: Experiment) -> str | None:
     return next(fits, None)
 
 
-def _of_agents(found: Sequence[Found], experiment: Experiment) -> list[str]:
+def _of_agents(
+    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Part]
+) -> list[str]:
     """Commands for some agents: one for all arms that have the same seeds."""
     alike: dict[str, list[str]] = {}
-    learners = {each.arm: each.run.spec for each in found}
-    for arm, seeds in _seeds(found).items():
-        alike.setdefault(_listed(seeds), []).append(_optimizer(learners[arm]))
-    environment, steps = experiment.problem.removeprefix(PREFIX), found[0].run.spec.steps
+    arms = {arm.name: arm for arm in experiment.arms}
+    for name, some in seeds.items():
+        alike.setdefault(_listed(some), []).append(_optimizer(arms[name]))
+    environment = experiment.problem.removeprefix(PREFIX)
     constant = [] if experiment.options.get("anneal", True) else ["--constant-lr"]
-    rest = [f"--steps {steps}", *constant, *_where(found)]
+    rest = [f"--steps {steps}", *constant, *_where(parts)]
     return [
-        " ".join(["upgd rl", environment, "--optimizers", ",".join(some), "--seeds", seeds, *rest])
-        for seeds, some in alike.items()
+        " ".join(["upgd rl", environment, "--optimizers", ",".join(own), "--seeds", some, *rest])
+        for some, own in alike.items()
     ]
 
 
@@ -212,18 +242,17 @@ def _listed(seeds: Sequence[int]) -> str:
     return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
 
 
-def _optimizer(spec: RunSpec) -> str:
+def _optimizer(arm: Arm) -> str:
     """A method with the hyperparameters that it does not have anyway, as ``upgd rl`` takes it."""
-    usual = specification("", spec.method, {}, 0, 1).hyper
-    own = [f":{name}={value!r}" for name, value in spec.hyper.items() if value != usual[name]]
-    return spec.method + "".join(own)
+    usual = specification("", arm.method, {}, 0, 1).hyper
+    own = [f":{name}={value!r}" for name, value in arm.hyper.items() if value != usual[name]]
+    return arm.method + "".join(own)
 
 
-def _where(found: Sequence[Found]) -> list[str]:
+def _where(parts: Sequence[Part]) -> list[str]:
     """Options for the device and engine that ran these."""
-    results = [each.run.result for each in found if each.run.result is not None]
-    device = ["--device cuda"] if any(result.device != CPU for result in results) else []
-    eager = all(result.engine == "eager" for result in results)
+    device = [] if all(part.on_cpu for part in parts) else ["--device cuda"]
+    eager = all(part.engine == "eager" for part in parts)
     return [*device, *(["--engine eager"] if eager else [])]
 
 
@@ -324,6 +353,16 @@ def _seeds(found: Iterable[Found]) -> dict[str, list[int]]:
     for each in found:
         seeds.setdefault(each.arm, []).append(each.run.spec.seed)
     return {arm: sorted(some) for arm, some in seeds.items()}
+
+
+def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """By arm, the seeds that any of them has."""
+    arms = dict.fromkeys(arm for each in some for arm in each)
+    return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
+
+
+def _by_age(parts: Iterable[Part]) -> list[Part]:
+    return sorted(parts, key=lambda part: part.began)
 
 
 def _common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -181,6 +181,27 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
     return Results(name, window, series, diverged) if runs else None
 
 
+def joined(table: Results, more: Results) -> Results:
+    """A table with runs that it lacks.
+
+    Raises:
+        ValueError: Their windows have other lengths.
+    """
+    if table.window != more.window:
+        windows = f"windows of {table.window} and of {more.window} samples"
+        raise ValueError(f"{table.name}: {windows} do not go together")
+    series = {
+        metric: {
+            arm: {**more.of(arm, metric), **table.of(arm, metric)}
+            for arm in dict.fromkeys((*table.series.get(metric, {}), *more.series.get(metric, {})))
+        }
+        for metric in dict.fromkeys((*table.series, *more.series))
+    }
+    arms = dict.fromkeys((*table.diverged, *more.diverged))
+    diverged = {a: [*table.diverged.get(a, ()), *more.diverged.get(a, ())] for a in arms}
+    return Results(table.name, table.window, series, diverged)
+
+
 def _windows(run: Run, window: int) -> int | None:
     """How many windows of a run count: those before it diverged; None for all."""
     end = None if run.result is None else run.result.diverged_at
