@@ -124,19 +124,21 @@ def table(tiny: None, tmp_path: Path) -> Path:
 SHORT = ("reproduce", "figtiny", "--scale", "0.1", "--format", "png", "--quiet")
 
 
+@pytest.mark.parametrize("own", [(), (Arm("mine", "Mine", "pgd", {"lr": 0.02, "sigma": 0.01}),)])
 def test_seeds_and_arms_are_added_to_tables(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: tuple[Arm, ...], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if all had been run in one study."""
     tiny = experiments.EXPERIMENTS["tiny"]
-    own = Arm("mine", "Mine", "pgd", {"lr": 0.02, "sigma": 0.01})
-    more = replace(tiny, arms=(*tiny.arms, own))
+    more = replace(tiny, arms=(*tiny.arms, *own))
+    new = {("sgdw", 1), ("upgd", 1), *((arm.method, seed) for arm in own for seed in range(2))}
+    runs = 2 + len(new)
     monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", more)  # type: ignore[arg-type]
     before = provenance.read(table / "tiny")
     assert before is not None
     both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
     plan = run(*SHORT[:-1], "--seeds", "2", *both, "--dry-run")
-    assert "4 of 6 runs to do" in plan.output
+    assert f"{len(new)} of {runs} runs to do" in plan.output
     assert run(*SHORT, "--seeds", "2", *both).exit_code == 0
     whole = tmp_path / "whole"
     assert run(*SHORT, "--seeds", "2", "--study", str(whole)).exit_code == 0
@@ -147,28 +149,34 @@ def test_seeds_and_arms_are_added_to_tables(
     assert other is not None
     alike = ("command", "steps", "seeds", "learner_steps", "options", "data", "diverged", "sets")
     assert {n: getattr(told, n) for n in alike} == {n: getattr(other, n) for n in alike}
-    assert sum(part.runs for part in told.parts) == told.runs == 6
+    assert sum(part.runs for part in told.parts) == told.runs == runs
     assert told.parts[0] == before.parts[0]
     with Ledger.open(tmp_path / "new", create=False, read_only=True) as ledger:
-        assert {(r.spec.method, r.spec.seed) for r in ledger.runs()} == {
-            *(("sgdw", 1), ("upgd", 1)),
-            *(("pgd", 0), ("pgd", 1)),
-        }
-    again = run(*SHORT[:-1], "--seeds", "2", "--study", str(tmp_path / "third"), *both[2:])
-    assert "0 of 6 runs to do" in again.output
-    assert provenance.read(table / "tiny") == told
+        assert {(r.spec.method, r.spec.seed) for r in ledger.runs()} == new
+    for study in (tmp_path / "empty", whole):  # nothing is run, and nothing counts twice
+        again = run(*SHORT[:-1], "--seeds", "2", "--study", str(study), *both[2:])
+        assert f"0 of {runs} runs to do" in again.output
+        assert provenance.read(table / "tiny") == told
 
 
+@pytest.mark.parametrize("change", [{"hyper": {"lr": 0.5}}, {"name": "upgd-w"}])
 def test_a_table_of_other_sets_does_not_count(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = experiments.EXPERIMENTS["tiny"]
     first, second = tiny.arms
-    other = replace(tiny, arms=(first, replace(second, hyper={**second.hyper, "lr": 0.5})))
+    other = replace(tiny, arms=(first, replace(second, **change)))
     monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", other)  # type: ignore[arg-type]
     plan = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), "--study", str(table))
     assert "does not count, it has other sets (upgd)" in plan.output.replace("\n", " ")
     assert "4 of 4 runs to do" in plan.output
+
+
+def test_windows_of_other_lengths_do_not_go_together() -> None:
+    values = {"accuracy": {"upgd": {0: np.zeros(4)}}}
+    one, other = (results.Results("tiny", window, values) for window in (50, 100))
+    with pytest.raises(ValueError, match="windows of 50 and of 100 samples"):
+        results.joined(one, other)
 
 
 def test_runs_of_another_length_are_not_put_into_a_table(table: Path, tmp_path: Path) -> None:
