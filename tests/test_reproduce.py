@@ -26,7 +26,7 @@ from upgd.paper.drawing import COLOURS, colour, draw, missing
 from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
-from upgd.study import Ledger, StudyError
+from upgd.study import Ledger, Result, RunSpec, Series, StudyError
 
 NAMES = ("sgdw", "upgd")
 
@@ -134,8 +134,6 @@ def test_seeds_and_arms_are_added_to_tables(
     new = {("sgdw", 1), ("upgd", 1), *((arm.method, seed) for arm in own for seed in range(2))}
     runs = 2 + len(new)
     monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", more)  # type: ignore[arg-type]
-    before = provenance.read(table / "tiny")
-    assert before is not None
     both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
     plan = run(*SHORT[:-1], "--seeds", "2", *both, "--dry-run")
     assert f"{len(new)} of {runs} runs to do" in plan.output
@@ -150,7 +148,7 @@ def test_seeds_and_arms_are_added_to_tables(
     alike = ("command", "steps", "seeds", "learner_steps", "options", "data", "diverged", "sets")
     assert {n: getattr(told, n) for n in alike} == {n: getattr(other, n) for n in alike}
     assert sum(part.runs for part in told.parts) == told.runs == runs
-    assert told.parts[0] == before.parts[0]
+    assert [part.runs for part in told.parts] == [part.runs for part in other.parts]
     with Ledger.open(tmp_path / "new", create=False, read_only=True) as ledger:
         assert {(r.spec.method, r.spec.seed) for r in ledger.runs()} == new
     for study in (tmp_path / "empty", whole):  # nothing is run, and nothing counts twice
@@ -159,17 +157,112 @@ def test_seeds_and_arms_are_added_to_tables(
         assert provenance.read(table / "tiny") == told
 
 
-@pytest.mark.parametrize("change", [{"hyper": {"lr": 0.5}}, {"name": "upgd-w"}])
-def test_a_table_of_other_sets_does_not_count(
-    change: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def changed(monkeypatch: pytest.MonkeyPatch, **second: Any) -> None:
+    """The second arm becomes another."""
+    tiny = experiments.EXPERIMENTS["tiny"]
+    other = replace(tiny, arms=(tiny.arms[0], replace(tiny.arms[1], **second)))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hyper": {"lr": 0.5}}, "other sets (upgd)"),
+        ({"name": "mine"}, "arms that are not known here (upgd)"),
+        ({"options": {"hidden": "5-5"}}, "another problem or other options"),
+    ],
+)
+def test_a_table_of_something_else_does_not_count(
+    change: dict[str, Any],
+    says: str,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed(monkeypatch, **change)
+    plan = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), "--study", str(table))
+    assert f"does not count, it has {says}" in plan.output.replace("\n", " ")
+    assert "4 of 4 runs to do" in plan.output
+
+
+def test_another_set_for_an_arm_does_not_cost_the_others(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a study that has the new set alone, nothing is put in place of the table."""
+    changed(monkeypatch, hyper={"lr": 0.02})
+    before = (table / "tiny" / "series.csv.gz").read_bytes()
+    [spec] = experiments.EXPERIMENTS["tiny"].specs(0.1, 1)["upgd"]
+    finished(tmp_path / "new", spec)
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    kept = run(*SHORT, "--no-run", *both)
+    assert "other sets (upgd), and more runs of the others" in kept.output.replace("\n", " ")
+    assert (table / "tiny" / "series.csv.gz").read_bytes() == before
+
+
+def finished(study: Path, *specs: RunSpec, diverged_at: int | None = None) -> None:
+    """Put runs into a study that are over."""
+    with Ledger.open(study) as ledger:
+        ledger.add(specs)
+        for claim in ledger.claim("me", 60, limit=len(specs)):
+            if diverged_at is not None:
+                ledger.diverge(claim, diverged_at, Result("eager"))
+            else:
+                series = {"accuracy": Series(np.zeros(claim.spec.steps // 50), 50)}
+                ledger.finish(claim, Result("eager", series=series))
+
+
+def test_runs_that_all_diverged_are_added_to_a_table(table: Path, tmp_path: Path) -> None:
+    second = [runs[1] for runs in experiments.EXPERIMENTS["tiny"].specs(0.1, 2).values()]
+    finished(tmp_path / "new", *second, diverged_at=7)
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    drawn = run(*SHORT, "--no-run", *both)
+    assert drawn.exit_code == 0, drawn.output
+    told = provenance.read(table / "tiny")
+    assert told is not None
+    assert told.seeds == {"sgdw": [0], "upgd": [0]}
+    assert told.diverged == {"sgdw": [1], "upgd": [1]}
+    assert (told.runs, told.learner_steps) == (2, 2 * 400 + 2 * 7)
+    assert results.read(table / "tiny" / "series.csv.gz", "tiny").diverged == told.diverged
+
+
+def test_short_runs_of_a_trial_hide_no_others(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a new arm that was first tried beside the others, for fewer steps."""
+    tiny = experiments.EXPERIMENTS["tiny"]
+    mine = Arm("mine", "Mine", "pgd", {"lr": 0.02, "sigma": 0.01})
+    more = replace(tiny, arms=(*tiny.arms, mine))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", more)  # type: ignore[arg-type]
+    finished(tmp_path / "new", *(some[0] for some in more.specs(0.05, 1).values()))
+    finished(tmp_path / "new", *more.specs(0.1, 1)["mine"])
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    assert run(*SHORT, "--no-run", *both).exit_code == 0
+    told = provenance.read(table / "tiny")
+    assert told is not None
+    assert told.seeds == {"sgdw": [0], "upgd": [0], "mine": [0]}
+
+
+def test_twins_are_not_run_again(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = experiments.EXPERIMENTS["tiny"]
-    first, second = tiny.arms
-    other = replace(tiny, arms=(first, replace(second, **change)))
-    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", other)  # type: ignore[arg-type]
-    plan = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), "--study", str(table))
-    assert "does not count, it has other sets (upgd)" in plan.output.replace("\n", " ")
-    assert "4 of 4 runs to do" in plan.output
+    more = replace(tiny, arms=(*tiny.arms, replace(tiny.arms[1], name="twin")))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "tiny", more)  # type: ignore[arg-type]
+    both = ("--study", str(tmp_path / "new"), "--study", str(table))
+    plan = run(*SHORT, "--seeds", "1", "--dry-run", *both)
+    assert "0 of 2 runs to do" in plan.output
+
+
+def test_folders_of_tables_are_no_studies(table: Path, tmp_path: Path) -> None:
+    alone = run(*SHORT, "--study", str(table))
+    assert alone.exit_code == 2
+    assert "has tables, and is no study" in alone.output.replace("\n", " ")
+    wrong = run(*SHORT, "--study", str(tmp_path / "new"), "--study", str(tmp_path / "nothing"))
+    assert wrong.exit_code == 2
+    assert "neither a study nor a folder of tables" in wrong.output.replace("\n", " ")
+    both = ("--study", str(table), "--study", str(table))
+    twice = run(*SHORT, "--dry-run", "--study", str(tmp_path / "new"), *both)
+    assert "another folder has one" in twice.output.replace("\n", " ")
 
 
 def test_windows_of_other_lengths_do_not_go_together() -> None:

@@ -27,14 +27,14 @@ from upgd.cli.working import (
     end,
 )
 from upgd.paper import committed, provenance
-from upgd.paper.committed import Committed
+from upgd.paper.committed import Table, are_tables
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, SHORTEST, Experiment, agents_name
 from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
 from upgd.paper.provenance import Provenance
-from upgd.paper.results import TABLE, Results, find, gather, lacking, read, write
+from upgd.paper.results import TABLE, Results, find, folder_name, gather, lacking, read, write
 from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, is_rl
 from upgd.rl.study import pace
@@ -98,13 +98,18 @@ def reproduce(
         raise ValueError(f"--scale must be above 0 and at most 1, got {scale:g}")
     drawn, measured = _chosen(figures, run or dry_run)
     first, *others = study or [STUDY]
-    studies = [first, *(each for each in others if not committed.are_tables(each))]
+    if are_tables(first):
+        raise ValueError(f"{first} has tables, and is no study for runs: name one before it")
+    for folder in others:
+        if not are_tables(folder) and not (folder / "ledger.sqlite").exists():
+            raise ValueError(f"there is neither a study nor a folder of tables in {folder}")
+    studies = [first, *(each for each in others if not are_tables(each))]
     tables = results or first / "results"
     suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
     names = _experiments(drawn, problems, environments)
     to_run = _experiments(drawn, problems, environments, to_run=True)
     drawn = [_narrowed(figure, names) for figure in drawn if set(figure.experiments) & set(names)]
-    there = _committed(names, [each for each in others if committed.are_tables(each)], data_dir)
+    there = _tables(names, [each for each in others if are_tables(each)], data_dir)
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
     tally = Tally()
@@ -116,8 +121,9 @@ def reproduce(
             _tell_length(EXPERIMENTS[name], scale)
     if run or dry_run:
         check_device(device)
-        wanted = _specs(to_run, scale, seeds)
-        tally = _run(wanted, _specs(to_run, scale, seeds, there), studies, how, dry_run)
+        specs = _specs(to_run, scale, seeds)
+        needed = _specs(to_run, scale, seeds, there)
+        tally = _run(needed, len(specs), studies, how, dry_run)
         for each in measured:
             _measure(each, asked, tables, quiet, dry_run)
     if dry_run:
@@ -212,19 +218,21 @@ def _tell_length(experiment: Experiment, scale: float) -> None:
 
 
 # --------------------------------------------------------------------------------- runs
-def _committed(
+def _tables(
     names: Sequence[str], folders: Sequence[Path], data_dir: Path | None
-) -> dict[str, Committed]:
-    """Tables of experiments that count as runs: of several folders the first that has one."""
-    found: dict[str, Committed] = {}
+) -> dict[str, Table]:
+    """Tables of experiments that count as runs, one of each."""
+    found: dict[str, Table] = {}
     for folder in folders:
         for name in names:
             table = committed.read(folder, name)
-            if table is None or name in found:
+            if table is None:
                 continue
             unlike = table.unlike(EXPERIMENTS[name], data_dir)
             if unlike:
                 _note(f"{name}: the table in {folder} does not count, it has {unlike}")
+            elif name in found:
+                _note(f"{name}: the table in {folder} does not count, another folder has one")
             else:
                 found[name] = table
     return found
@@ -234,37 +242,34 @@ def _specs(
     names: Sequence[str],
     scale: float,
     seeds: int,
-    there: Mapping[str, Committed] | None = None,
+    there: Mapping[str, Table] | None = None,
 ) -> list[RunSpec]:
     """The runs of some experiments that are not in their tables, each once."""
     found: dict[str, RunSpec] = {}
     for name in names:
-        table = (there or {}).get(name)
+        table, twins = (there or {}).get(name), EXPERIMENTS[name].twins()
         for arm, runs in EXPERIMENTS[name].specs(scale, seeds or None).items():
-            new = (spec for spec in runs if table is None or not table.has(arm, spec))
+            called = twins.get(arm, arm)  # of twins a table has the first
+            new = (spec for spec in runs if table is None or not table.has(called, spec))
             found |= {spec.key: spec for spec in new}
     return list(found.values())
 
 
 def _run(
-    specs: Sequence[RunSpec],
-    needed: Sequence[RunSpec],
-    studies: Sequence[Path],
-    how: Work,
-    dry_run: bool,
+    specs: Sequence[RunSpec], of: int, studies: Sequence[Path], how: Work, dry_run: bool
 ) -> Tally:
-    """Run what is needed and no study has, into the first."""
+    """Run what no study has, into the first; `of` so many runs with those that tables have."""
     problems = dict.fromkeys(spec.problem for spec in specs)
     for data in {get_problem(problem).dataset for problem in problems if not is_rl(problem)}:
         if data is not None:
             check(data, how.data_dir)  # a wrong file is found before anything starts
     with ExitStack() as stack:
         known = [run for ledger in _ledgers(studies, stack) for run in ledger.runs()]
-    left = lacking(needed, known)
+    left = lacking(specs, known)
     for problem in dict.fromkeys(spec.problem for spec in left if is_rl(spec.problem)):
         make(problem.removeprefix(PREFIX))  # so is a simulator that is not installed
-    if specs and (dry_run or not how.quiet):
-        _tell(f"{len(left)} of {count(len(specs), 'run')} to do in {studies[0]}")
+    if of and (dry_run or not how.quiet):
+        _tell(f"{len(left)} of {count(of, 'run')} to do in {studies[0]}")
         _forecast(left, known, how)
     if dry_run or not left:
         return Tally()
@@ -324,7 +329,7 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
 def _keep(
     names: Sequence[str],
     studies: Sequence[Path],
-    there: Mapping[str, Committed],
+    there: Mapping[str, Table],
     tables: Path,
     data_dir: Path | None,
 ) -> dict[str, Results]:
@@ -333,7 +338,7 @@ def _keep(
     with ExitStack() as stack:
         ledgers = _ledgers(studies, stack)
         for name in names:
-            folder = tables / name.replace("-", "_")
+            folder = tables / folder_name(name)
             before = provenance.read(folder)
             found = _found(EXPERIMENTS[name], ledgers, there.get(name), before, data_dir)
             if found is None:
@@ -341,10 +346,13 @@ def _keep(
                     kept[name] = read(folder / TABLE, name)
                 continue
             results, told = found
-            old = before is not None and before.outdated(EXPERIMENTS[name])
+            old = [] if before is None else before.outdated(EXPERIMENTS[name])
             if before is not None and not old and before.learner_steps > told.learner_steps:
                 _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
-                results, told = read(folder / TABLE, name), before
+                results = read(folder / TABLE, name)
+            elif before is not None and old and before.has_more(told, old):
+                sets = f"other sets ({', '.join(old)}), and more runs of the others than the study"
+                _note(f"kept {folder}, which is not drawn: it has {sets}")
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 write(results, folder / TABLE)
@@ -356,12 +364,12 @@ def _keep(
 def _found(
     experiment: Experiment,
     ledgers: Sequence[Ledger],
-    table: Committed | None,
+    table: Table | None,
     before: Provenance | None,
     data_dir: Path | None,
-) -> Committed | None:
+) -> Table | None:
     """What studies have of an experiment, with the table that counts as runs."""
-    found = find(ledgers, experiment)
+    found = find(ledgers, experiment, None if table is None else table.told.steps)
     if table is not None:
         found = [each for each in found if not table.has(each.arm, each.run.spec)]
     new = gather(found, experiment.name)
@@ -369,7 +377,7 @@ def _found(
         return table
     known = before if table is None else table.told
     data = provenance.known_data(experiment.problem, data_dir, known)
-    more = Committed(new, provenance.describe(found, experiment, data))
+    more = Table(new, provenance.describe(found, experiment, data))
     if table is None:
         return more
     if table.told.steps != more.told.steps:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from upgd.paper import provenance, results
 from upgd.paper.experiments import Experiment
 from upgd.paper.provenance import Provenance
-from upgd.paper.results import TABLE, Results
+from upgd.paper.results import TABLE, Results, folder_name
 from upgd.study import RunSpec
+from upgd.study.spec import MEASURING
 
 
-class Committed(NamedTuple):
-    """A table, and where it comes from."""
+class Table(NamedTuple):
+    """An experiment's results, and where they come from."""
 
     results: Results
     told: Provenance
@@ -27,23 +28,42 @@ class Committed(NamedTuple):
         return spec.steps == self.told.steps and spec.seed in self.told.over.get(arm, ())
 
     def unlike(self, experiment: Experiment, data_dir: Path | None) -> str:
-        """In what it differs from what would be run here; nothing if it counts."""
-        known = {arm.name for arm in experiment.arms}
-        unknown = [arm for arm in self.told.over if arm not in known or arm not in self.told.sets]
-        arms = [*unknown, *self.told.outdated(experiment)]
-        if arms:
-            return f"other sets ({', '.join(arms)})"
+        """In what it differs from what would be run here; nothing if it counts.
+
+        It counts as a whole or not at all, since how much of its work was an arm's is not known.
+        Nor are methods: an arm of the same name and set is taken for the same.
+        """
+        arms = {arm.name: arm for arm in experiment.arms}
+        silent = [name for name in self.told.over if name not in self.told.sets]
+        unknown = [name for name in self.told.over if name not in arms]
+        outdated = self.told.outdated(experiment)
+        for what, names in (
+            ("arms whose sets it does not tell", silent),
+            ("arms that are not known here", unknown),
+            ("other sets", outdated),
+        ):
+            if names:
+                return f"{what} ({', '.join(names)})"
+        options = provenance.common(
+            {**experiment.options, **arms[name].options} for name in self.told.over
+        )
+        ours, theirs = (
+            {name: value for name, value in some.items() if name not in MEASURING}
+            for some in (options, self.told.options)
+        )
+        if self.told.problem != experiment.problem or ours != theirs:
+            return "another problem or other options"
         data = provenance.known_data(experiment.problem, data_dir, self.told) or {}
         checksums = (self.told.data or {}).get("sha256", {})
         return f"other {data['name']} data" if data.get("sha256", {}) != checksums else ""
 
-    def joined(self, more: Committed, experiment: Experiment) -> Committed:
+    def joined(self, more: Table, experiment: Experiment) -> Table:
         """With runs that it lacks.
 
         Raises:
             ValueError: These have other windows.
         """
-        return Committed(
+        return Table(
             results.joined(self.results, more.results),
             provenance.joined(self.told, more.told, experiment),
         )
@@ -54,10 +74,10 @@ def are_tables(folder: Path) -> bool:
     return not (folder / "ledger.sqlite").exists() and any(folder.glob(f"*/{TABLE}"))
 
 
-def read(folder: Path, name: str) -> Committed | None:
+def read(folder: Path, name: str) -> Table | None:
     """An experiment's table in a folder of tables; None if none says where it comes from."""
-    place = folder / name.replace("-", "_")
+    place = folder / folder_name(name)
     told = provenance.read(place)
     if told is None or not (place / TABLE).exists():
         return None
-    return Committed(results.read(place / TABLE, name), told)
+    return Table(results.read(place / TABLE, name), told)

@@ -26,7 +26,7 @@ from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
-from upgd.paper.results import TABLE, Results, load
+from upgd.paper.results import TABLE, Results, folder_name, load
 from upgd.paper.tables import (
     beside_printed,
     briefly,
@@ -176,11 +176,6 @@ class Site:
             "",
         ]
         return _whole([*lines, *_notes(self.root)])
-
-
-def folder_name(experiment: str) -> str:
-    """Where an experiment's table is kept."""
-    return experiment.replace("-", "_")
 
 
 def experiment_name(folder: Path) -> str:

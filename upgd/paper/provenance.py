@@ -105,6 +105,15 @@ class Provenance:
         now = {arm.name: {k: float(v) for k, v in arm.hyper.items()} for arm in experiment.arms}
         return [arm for arm, hyper in self.sets.items() if arm in now and now[arm] != hyper]
 
+    def has_more(self, other: Provenance, but: Sequence[str]) -> bool:
+        """Whether arms, but for some, have seeds that another table lacks."""
+        there = other.over
+        return any(
+            not set(seeds) <= set(there.get(arm, ()))
+            for arm, seeds in self.over.items()
+            if arm not in but
+        )
+
     def write(self, folder: Path) -> None:
         """Put it beside a table."""
         content = asdict(self)
@@ -151,7 +160,7 @@ def describe(
         round(sum(part.seconds for part in parts), 1),
         parts,
         experiment.problem,
-        _common(each.run.spec.options for each in found),
+        common(each.run.spec.options for each in found),
         data,
         _seeds(each for each in found if each.run.state == "diverged"),
         {each.arm: dict(each.run.spec.hyper) for each in found},
@@ -168,7 +177,7 @@ def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Prove
         learner_steps=table.learner_steps + more.learner_steps,
         seconds=round(table.seconds + more.seconds, 1),
         parts=parts,
-        options=_common((table.options, more.options)),
+        options=common((table.options, more.options)),
         diverged=_union(table.diverged, more.diverged),
         sets={**table.sets, **more.sets},
     )
@@ -362,10 +371,25 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 def _by_age(parts: Iterable[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: part.began)
+    """Oldest first, those that ran in the same way as one."""
+    alike: dict[str, list[Part]] = {}
+    for part in parts:
+        way = replace(part, runs=0, seconds=0.0, began="", ended="")
+        alike.setdefault(json.dumps(asdict(way), sort_keys=True), []).append(part)
+    merged = (
+        replace(
+            some[0],
+            runs=sum(part.runs for part in some),
+            seconds=round(sum(part.seconds for part in some), 1),
+            began=min(part.began for part in some),
+            ended=max(part.ended for part in some),
+        )
+        for some in alike.values()
+    )
+    return sorted(merged, key=lambda part: part.began)
 
 
-def _common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Those that all have."""
     first, *rest = options
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}

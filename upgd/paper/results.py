@@ -81,11 +81,13 @@ class Found(NamedTuple):
     ledger: Ledger
 
 
-def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
+def find(
+    ledgers: Iterable[Ledger], experiment: Experiment, steps: int | None = None
+) -> list[Found]:
     """What ledgers have of an experiment, one run per arm and seed.
 
-    Of several lengths it is the longest that most arms have: a single run that is longer hides no
-    others, and neither do many short ones.
+    Of several lengths it is `steps`, if there are runs of it; otherwise the longest that most arms
+    have: a single run that is longer hides no others, and neither do many short ones.
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
     measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
@@ -106,6 +108,8 @@ def find(ledgers: Iterable[Ledger], experiment: Experiment) -> list[Found]:
             other = same.get((arm, spec.seed))
             if other is None or len(spec.options) > len(other.run.spec.options):
                 same[arm, spec.seed] = Found(arm, run, ledger)
+    if steps in found:
+        return list(found[steps].values())
     arms = {n: {f.arm for f in runs.values() if _counts(f.run)} for n, runs in found.items()}
     best = max(arms, key=lambda n: (len(arms[n]), n), default=0)
     return list(found[best].values()) if arms.get(best) else []
@@ -159,9 +163,9 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of the runs that are done, and of agents that diverged; None if there are none.
+    """The series of the runs that are done, and of agents that diverged.
 
-    Which of the others diverged is known, too.
+    Which of the others diverged is known, too; None if there is nothing.
     """
     runs: dict[Ledger, dict[str, Found]] = {}
     diverged: dict[str, list[int]] = {}
@@ -178,7 +182,7 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
             values = kept.values[: _windows(run, kept.window)].astype(float)
             series.setdefault(kept.metric, {}).setdefault(arm, {})[run.spec.seed] = values
             window = kept.window if kept.metric != "offline_accuracy" else window or kept.window
-    return Results(name, window, series, diverged) if runs else None
+    return Results(name, window, series, diverged) if runs or diverged else None
 
 
 def joined(table: Results, more: Results) -> Results:
@@ -187,19 +191,19 @@ def joined(table: Results, more: Results) -> Results:
     Raises:
         ValueError: Their windows have other lengths.
     """
-    if table.window != more.window:
+    if table.window and more.window and table.window != more.window:  # 0 where all diverged
         windows = f"windows of {table.window} and of {more.window} samples"
         raise ValueError(f"{table.name}: {windows} do not go together")
     series = {
         metric: {
-            arm: {**more.of(arm, metric), **table.of(arm, metric)}
+            arm: {**table.of(arm, metric), **more.of(arm, metric)}
             for arm in dict.fromkeys((*table.series.get(metric, {}), *more.series.get(metric, {})))
         }
         for metric in dict.fromkeys((*table.series, *more.series))
     }
     arms = dict.fromkeys((*table.diverged, *more.diverged))
     diverged = {a: [*table.diverged.get(a, ()), *more.diverged.get(a, ())] for a in arms}
-    return Results(table.name, table.window, series, diverged)
+    return Results(table.name, table.window or more.window, series, diverged)
 
 
 def _windows(run: Run, window: int) -> int | None:
@@ -216,6 +220,11 @@ def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]
 
 
 # ------------------------------------------------------------------------------ tables
+def folder_name(experiment: str) -> str:
+    """That of an experiment's table."""
+    return experiment.replace("-", "_")
+
+
 def write(results: Results, path: str | os.PathLike[str]) -> None:
     """Write a table: a row per arm, seed and window, a column per metric.
 
