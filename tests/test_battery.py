@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import (
@@ -608,6 +608,35 @@ def test_grad_scaler(row: Row, device: str, capturable: bool) -> None:
     assert {int(s["step"]) for s in opt.state.values()} == {5}
     if device == "cpu" or not (capturable and "noise" in row.needs):
         assert_close(weights(scaled), weights(plain), rtol=1e-9, atol=1e-11)
+
+
+def scaled_gradients(model: nn.Module, opt: Any, scaler: Any, batch: Any) -> list[Tensor]:
+    """What a model's gradients are after ``scaler.step``."""
+    scaler.scale(loss_of(model, batch)).backward()
+    for p in model.parameters():
+        p.curvature = torch.zeros_like(p)
+    for layer in opt.features.layers if hasattr(opt, "features") else ():
+        layer.second = torch.zeros_like(layer.first)
+    scaler.step(opt)
+    return [p.grad for p in model.parameters()]
+
+
+@every_method
+@every_device
+@pytest.mark.parametrize("path", ["foreach", "capturable", "fused"])
+def test_grad_scaler_leaves_unscaled_gradients(row: Row, device: str, path: str) -> None:
+    """Those of PyTorch's own fused step, to which it hands over the scale, too."""
+    if path == "fused":
+        pytest.importorskip("numba" if device == "cpu" else "triton")
+        if "gates" in row.needs:
+            pytest.skip("features have no kernels")
+    model, other = network(device), network(device)
+    batch = batches(1, device)[0]
+    adam = torch.optim.AdamW(other.parameters(), fused=True)
+    expected = scaled_gradients(other, adam, scaler_for(device, 1024.0), batch)
+    opt = row.make(model, seed=1, **{path: True})
+    found = scaled_gradients(model, opt, scaler_for(device, 1024.0), batch)
+    assert_equal(found, expected)
 
 
 @every_method

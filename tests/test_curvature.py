@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.cases import assert_equal, batches, every_device, loss_of, network, weights
 from upgd import UPGD, AdaUPGD, Features, FeatureUPGD, curvature
 from upgd.curvature.exact import exact_diagonal
-from upgd.curvature.graph import unobserved
 from upgd.curvature.walk import RULES, Rule
 
 DOUBLE = torch.float64
@@ -1168,6 +1167,19 @@ def test_stale_curvature_is_an_error(change: Any, words: str) -> None:
     opt.step()
 
 
+@pytest.mark.parametrize("factor", [1.0, torch.nan])
+def test_curvature_of_a_gradient_that_was_zeroed_in_place_is_not_added_to(factor: float) -> None:
+    model = mlp(4, 5, 3, activation=nn.GELU)
+    x, y = normal(6, 4), labels(6, 3)
+    curvature.backward(F.cross_entropy(model(x), y))
+    expected = [h.clone() for h in curvatures(model)]
+    clear(model)
+    curvature.backward(factor * F.cross_entropy(model(2 * x), y))
+    model.zero_grad(set_to_none=False)
+    curvature.backward(F.cross_entropy(model(x), y))
+    assert_equal(curvatures(model), expected)
+
+
 def test_stale_curvature_is_not_added_to() -> None:
     """New weights, old gradient and curvature: the gradient adds up, as PyTorch's does."""
     model = mlp(4, 5, 3)
@@ -1438,35 +1450,6 @@ def test_saved_tensors_kept_elsewhere() -> None:
     with torch.autograd.graph.save_on_cpu():
         loss = F.cross_entropy(model(x), y)
     assert_equal(curvature.diagonal(loss, list(model.parameters())), plain)
-
-
-def test_threads_do_not_meet() -> None:
-    """While one thread measures what training must not see, another one trains."""
-    model = mlp(4, 6, 3, activation=nn.GELU)
-    features = Features(model)
-    loss = F.cross_entropy(model(normal(5, 4)), labels(5, 3))
-    curvature.backward(loss, features=features, retain_graph=True)
-    alone = [*curvatures(model), *(layer.first for layer in features.layers)]
-    clear(model)
-    features.reset()
-    inside, done = threading.Event(), threading.Event()
-
-    def other() -> None:
-        other_loss = normal(2).requires_grad_().sum()
-        with unobserved(other_loss.grad_fn):
-            other_loss.backward()
-            inside.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    try:
-        assert inside.wait(10)
-        curvature.backward(loss, features=features)
-    finally:
-        done.set()
-        thread.join()
-    assert_equal([*curvatures(model), *(layer.first for layer in features.layers)], alone)
 
 
 def test_threads_find_what_they_find_alone() -> None:

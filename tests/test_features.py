@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from upgd import Features, FeatureUPGD
 
@@ -210,14 +212,228 @@ def test_recorded_only_with_gradients_and_summed_over_backward_passes() -> None:
     assert features.layers[0].first is None
 
 
-def test_step_and_zero_grad_start_afresh() -> None:
-    plain, _ = mlp(nn.ReLU())
-    opt = FeatureUPGD(plain.parameters(), features=Features(plain))
+# ---- only the backward passes that filled .grad count
+
+
+def detour(kind: str, model: nn.Module, x: Tensor) -> None:
+    """A pass through the model whose gradient does not end, or does not stay, in ``.grad``."""
+    params = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (x,)).pow(3).sum()
+
+    if kind == "autograd.grad of an input":
+        point = x.clone().requires_grad_()
+        torch.autograd.grad(model(point).pow(3).sum(), point)
+    elif kind == "autograd.grad of the weights":
+        torch.autograd.grad(model(x).pow(3).sum(), list(params.values()))
+    elif kind == "backward into an input":
+        point = x.clone().requires_grad_()
+        model(point).pow(3).sum().backward(inputs=[point])
+    elif kind == "func.grad":
+        torch.func.grad(loss)(params, x)
+    elif kind == "vmap of grad":
+        torch.func.vmap(torch.func.grad(loss), (None, 0))(params, x)
+    elif kind == "jacrev":
+        torch.func.jacrev(loss)(params, x)
+    elif kind == "hessian":
+        torch.func.hessian(loss, argnums=1)(params, x[:1])
+    elif kind == "graph of a gradient":
+        torch.autograd.grad(model(x).pow(3).sum(), list(params.values()), create_graph=True)
+    else:
+        factor = torch.nan if "NaN" in kind else 1.0
+        (factor * model(x).pow(3).sum()).backward()
+        if "in place" in kind:
+            model.zero_grad(set_to_none=False)
+        else:
+            model.zero_grad()
+
+
+DETOURS = [
+    "autograd.grad of an input",
+    "autograd.grad of the weights",
+    "backward into an input",
+    "func.grad",
+    "vmap of grad",
+    "jacrev",
+    "hessian",
+    "graph of a gradient",
+    "discarded",
+    "discarded in place",
+    "discarded NaN",
+    "discarded NaN in place",
+]
+
+
+@pytest.mark.parametrize("kind", DETOURS)
+def test_other_passes_leave_gates_alone(kind: str) -> None:
+    plain, gated = mlp(nn.Tanh())
+    x, other = torch.randn(2, 4, 5, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    expected = gates_of(gated)
+    plain.zero_grad()
+    features = Features(plain)
+    detour(kind, plain, other)
+    plain(x).square().sum().backward()
+    if "discarded" not in kind:
+        detour(kind, plain, other)
+    for layer, gate in zip(features.layers, expected, strict=True):
+        torch.testing.assert_close(layer.first, gate)
+
+
+@pytest.mark.parametrize("curvature", ["hesscale", "hutchinson"])
+@pytest.mark.parametrize("kind", DETOURS)
+def test_other_passes_leave_second_derivatives_alone(kind: str, curvature: Any) -> None:
+    plain, _ = mlp(nn.Tanh())
+    x, other = torch.randn(2, 4, 5, dtype=DOUBLE)
+    results = []
+    for detours in (False, True):
+        model = copy.deepcopy(plain)
+        opt = FeatureUPGD(
+            model.parameters(), features=Features(model), order=2, curvature=curvature, seed=3
+        )
+        if detours:
+            detour(kind, model, other)
+            if "discarded" in kind:
+                opt.backward((torch.nan if "NaN" in kind else 1.0) * model(other).pow(3).sum())
+                model.zero_grad(set_to_none="in place" not in kind)
+        opt.backward(model(x).square().sum())
+        results.append([(layer.first, layer.second) for layer in opt.features.layers])
+        opt.step()
+        results[-1].append(tuple(p.detach() for p in model.parameters()))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_training_goes_on_after_a_step_that_was_not_finite(in_place: bool) -> None:
+    plain, _ = mlp(nn.Tanh())
     x = torch.randn(4, 5, dtype=DOUBLE)
-    for ending in (opt.step, opt.zero_grad):
-        plain(x).sum().backward()
-        ending()
-        assert all(layer.first is None for layer in opt.features.layers)
+    results = []
+    for broken in (False, True):
+        model = copy.deepcopy(plain)
+        opt = FeatureUPGD(model.parameters(), features=Features(model), seed=0)
+        for step in range(3):
+            if broken and step == 1:
+                (torch.nan * model(x).sum()).backward()
+                with pytest.raises(FloatingPointError):
+                    opt.step()
+                model.zero_grad(set_to_none=not in_place)
+            model(x).square().sum().backward()
+            opt.step()
+            model.zero_grad(set_to_none=not in_place)
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Identity()], ids=repr)
+def test_a_gradient_penalty_has_the_gates_of_the_whole_loss(activation: nn.Module) -> None:
+    """The gates also multiply the gradients that the penalty is made of."""
+    plain, gated = mlp(activation)
+    x = torch.randn(4, 5, dtype=DOUBLE)
+
+    def penalised(model: nn.Module) -> Tensor:
+        point = x.clone().requires_grad_()
+        value = model(point).pow(3).sum()
+        (slope,) = torch.autograd.grad(value, point, create_graph=True)
+        return value + slope.square().sum()
+
+    penalised(gated).backward()
+    expected = gates_of(gated)
+    plain.zero_grad()
+    features = Features(plain)
+    penalised(plain).backward()
+    for layer, gate in zip(features.layers, expected, strict=True):
+        torch.testing.assert_close(layer.first, gate)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks(reentrant: bool) -> None:
+    plain, gated = mlp(nn.Tanh())
+    x = torch.randn(4, 5, dtype=DOUBLE, requires_grad=True)
+    gated(x).square().sum().backward()
+    expected = gates_of(gated)
+    plain.zero_grad()
+    features = Features(plain)
+    checkpoint(plain, x, use_reentrant=reentrant).square().sum().backward()
+    for layer, gate in zip(features.layers, expected, strict=True):
+        torch.testing.assert_close(layer.first, gate)
+
+
+def test_frozen_and_unfrozen_layers() -> None:
+    plain, gated = mlp(nn.Tanh())
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    features = Features(plain)
+    for frozen in (plain[2].weight, plain[2], None):
+        plain.requires_grad_(True)
+        if frozen is not None:
+            frozen.requires_grad_(False)
+        gated.zero_grad()
+        gated(x).square().sum().backward()
+        expected = gates_of(gated)
+        plain.zero_grad()
+        plain(x).square().sum().backward()
+        for layer, gate in zip(features.layers, expected, strict=True):
+            torch.testing.assert_close(layer.first, gate)
+
+
+def test_one_thread_explains_while_another_trains() -> None:
+    plain, gated = mlp(nn.Tanh())
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    gated(x).square().sum().backward()
+    expected = gates_of(gated)
+    plain.zero_grad()
+    features = Features(plain)
+    inside, done = threading.Event(), threading.Event()
+
+    def wait(gradient: Tensor) -> None:
+        inside.set()
+        done.wait(60.0)
+
+    def explain() -> None:  # stops in the middle of its pass
+        point = torch.randn(3, 5, dtype=DOUBLE, requires_grad=True)
+        plain[0].register_forward_hook(lambda _, args, out: out.register_hook(wait) and None)
+        torch.autograd.grad(plain(point).pow(3).sum(), point)
+
+    value = plain(x).square().sum()
+    thread = threading.Thread(target=explain)
+    thread.start()
+    try:
+        assert inside.wait(60.0)
+        value.backward()
+    finally:
+        done.set()
+        thread.join()
+    for layer, gate in zip(features.layers, expected, strict=True):
+        torch.testing.assert_close(layer.first, gate)
+        assert not layer._passes
+
+
+def test_gates_stay_and_go_with_the_gradient() -> None:
+    plain, _ = mlp(nn.ReLU())
+    opt = FeatureUPGD(plain.parameters(), features=Features(plain), lr=0.0)
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    first = opt.features.layers[0]
+    plain(x).sum().backward()
+    once = first.first.clone()
+    opt.step()
+    plain(x).sum().backward()  # nobody called zero_grad: .grad is the sum, too
+    torch.testing.assert_close(first.first, 2 * once)
+    plain.zero_grad()
+    plain(x).sum().backward()
+    torch.testing.assert_close(first.first, once)
+    opt.zero_grad()
+    assert all(layer.first is None for layer in opt.features.layers)
+
+
+def test_curvature_of_a_discarded_pass_is_not_used() -> None:
+    plain, _ = mlp(nn.Tanh())
+    opt = FeatureUPGD(plain.parameters(), features=Features(plain), order=2)
+    x = torch.randn(4, 5, dtype=DOUBLE)
+    opt.backward(plain(x).square().sum())
+    plain.zero_grad()
+    plain(x).square().sum().backward()
+    with pytest.raises(ValueError, match=r"layer '0' was computed with another gradient"):
+        opt.step()
 
 
 def test_the_output_layer_takes_plain_gradient_descent() -> None:

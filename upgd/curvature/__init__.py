@@ -1,7 +1,8 @@
 """Hessian diagonals of PyTorch graphs: HesScale, Gauss-Newton and Hutchinson."""
 
 from upgd.curvature import layers  # registers its rules
-from upgd.curvature.api import Curvature, backward, diagonal, stale, unsupported
+from upgd.curvature.api import Curvature, backward, diagonal, unsupported
+from upgd.curvature.freshness import stale
 from upgd.curvature.rules import elementwise, scaling, selection
 from upgd.curvature.walk import RULES, Op, UnsupportedOperationError, register
 

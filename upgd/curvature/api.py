@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
-from upgd.curvature.graph import Edge, Node, operation, reachable, unobserved
+from upgd.curvature.freshness import drop_reset, is_reset, stale, stamp
+from upgd.curvature.graph import Edge, Node, operation, reachable
 from upgd.curvature.hutchinson import hutchinson
 from upgd.curvature.walk import RULES, TAPS, Walk
 
 Curvature: TypeAlias = Literal["hesscale", "ggn", "hutchinson"]
-
-
-class Stamp(NamedTuple):
-    """What a parameter's curvature belongs to."""
-
-    version: int
-    gradient: Tensor | None
 
 
 def backward(
@@ -54,7 +48,7 @@ def backward(
             derivatives of the network (Gauss-Newton; the loss is what bends first on the way
             down), never negative; ``"hutchinson"``, unbiased and noisy, for graphs with any
             operations.
-        features: A :class:`~upgd.Features`: fill ``second`` of its layers.
+        features: A :class:`~upgd.Features`: fill ``first`` and ``second`` of its layers.
         scaler: A ``GradScaler``: gradients are those of the scaled loss, as its ``step``
             expects, and curvature that of the loss itself.
         retain_graph: As in ``loss.backward``.
@@ -76,6 +70,8 @@ def backward(
     _check(loss, method, samples)
     wanted = None if params is None else list(params)
     layers = () if features is None else tuple(features.layers)
+    for layer in layers:
+        layer.begin()
     scale = None
     if scaler is not None:
         scaled = scaler.scale(loss)
@@ -102,6 +98,8 @@ def backward(
                 h = h.clone()
             seen.add(h.data_ptr())
             _leave(p, h, factor)
+    for layer in layers:
+        layer.end()
 
 
 def diagonal(
@@ -130,8 +128,7 @@ def diagonal(
     edges = [_edge(t) for t in tensors]
     if method == "hutchinson":
         targets = [GradientEdge(*edge) for edge in edges]
-        with unobserved(loss.grad_fn):
-            _, found = hutchinson(loss, targets, [None] * len(edges), samples, seed, True)
+        _, found = hutchinson(loss, targets, [None] * len(edges), samples, seed, True)
     else:
         inner = [edge for t, edge in zip(tensors, edges, strict=True) if t.grad_fn is not None]
         walk = Walk(loss, tensors, method, inner)
@@ -145,18 +142,6 @@ def diagonal(
         torch.zeros_like(t) if h is None else h.detach().expand_as(t)
         for t, h in zip(tensors, found, strict=True)
     ]
-
-
-def stale(p: Tensor) -> str | None:
-    """Why the curvature on `p` is not that of its gradient; None if nothing speaks against it."""
-    stamp = getattr(getattr(p, "curvature", None), "_upgd_stamp", None)
-    if stamp is None:  # somebody else's: it is theirs to know
-        return None
-    if stamp.version != p._version:
-        return "was computed for other weights: they have changed since"
-    if stamp.gradient is not p.grad:
-        return "was computed with another gradient, which has been reset or replaced since"
-    return None
 
 
 def unsupported(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
@@ -220,8 +205,13 @@ def _edge(t: Tensor) -> Edge:
 
 
 def _drop_stale(p: Tensor) -> None:
-    if p.grad is None or stale(p) is not None:
-        p.__dict__.pop("curvature", None)
+    """Remove a curvature whose gradient has been reset since."""
+    kept: Tensor | None = p.__dict__.pop("curvature", None)
+    if kept is None or stale(p, kept) is not None:
+        return
+    kept = drop_reset(kept, is_reset([p]))
+    if kept is not None:
+        p.curvature = kept  # type: ignore[attr-defined]
 
 
 def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
@@ -231,7 +221,7 @@ def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
     before: Tensor | None = p.__dict__.get("curvature")
     if before is not None:
         h = before + h
-    h._upgd_stamp = Stamp(p._version, p.grad)  # type: ignore[attr-defined]
+    stamp(h, p)
     p.curvature = h  # type: ignore[attr-defined]
 
 
@@ -261,6 +251,11 @@ def _hutchinson_backward(
     edges += [GradientEdge(leaf, 0) for leaf in leaves]
     taps = [*(tap for _, tap in tapped), *[None] * count]
     gradients, curvatures = hutchinson(loss, edges, taps, **options)
+    for (_, tap), g in zip(tapped, gradients, strict=False):
+        if g is not None:
+            tap.owner.add(tap.value, g)
+    for layer in layers:
+        layer.count()
     for tap, h in zip(taps, curvatures, strict=False):
         if tap is not None:
             tap.reduce(tap.value.new_zeros(()) if h is None else h, factor)

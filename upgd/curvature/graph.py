@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -87,30 +86,3 @@ def derivative(of: Tensor, edge: Edge, stops: Sequence[Edge]) -> Tensor | None:
                 part = as_expected(part, below)
                 arrived[below] = part + arrived[below] if below in arrived else part
     return arrived.get(edge)
-
-
-# ------------------------------------------------------------ passes that are not training's
-_unobserved: set[int] = set()  # the engine's numbers of such passes
-
-
-@contextmanager
-def unobserved(*roots: Node) -> Iterator[None]:
-    """Mark the backward passes from `roots`: what measures training should not see them."""
-    passes = set()
-
-    def note(grads: Any) -> None:
-        passes.add(torch._C._current_graph_task_id())
-        _unobserved.update(passes)
-
-    handles = [root.register_prehook(note) for root in roots]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        _unobserved.difference_update(passes)
-
-
-def is_observed() -> bool:
-    """Whether the gradient that a hook sees belongs to training."""
-    return not _unobserved or torch._C._current_graph_task_id() not in _unobserved

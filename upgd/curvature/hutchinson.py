@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from upgd.curvature.graph import unobserved
 from upgd.curvature.walk import Tap, UnsupportedOperationError
 
 
@@ -32,10 +31,9 @@ def hutchinson(
     curved = [i for i in range(len(taps)) if (g := gradients[i]) is not None and g.requires_grad]
     generators: dict[torch.device, torch.Generator] = {}
     totals: list[Tensor | None] = [None] * len(edges)
-    roots = [gradients[i].grad_fn for i in curved]
     for sample in range(samples if curved else 0):
         signs = [_signs(gradients[i], taps[i], seed, generators) for i in curved]
-        with unobserved(*roots), _explained():
+        with _explained():
             products = torch.autograd.grad(
                 [gradients[i] for i in curved],
                 [edges[i] for i in curved],

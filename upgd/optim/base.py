@@ -178,12 +178,23 @@ class RuleOptimizer(StatefulOptimizer):
                 loss = closure()
         if self.fused:
             self._step_fused()
-            return loss
-        batches = self._gather()
-        if batches:
+        elif batches := self._gather():
             with torch.no_grad():
                 self._advance(batches)
+        if getattr(self, "grad_scale", None) is not None:
+            self._unscale()
         return loss
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """Leave the loss's own gradients, as ``scaler.unscale_()`` and PyTorch's fused steps do."""
+        alike: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    alike[p.grad.device].append(p.grad)
+        for device, gradients in alike.items():
+            torch._foreach_div_(gradients, self.grad_scale.reshape(()).to(device))  # type: ignore[attr-defined]
 
     @uncompiled
     @torch.no_grad()

@@ -137,6 +137,12 @@ class FeatureUPGD(UtilityOptimizer):
         super().zero_grad(set_to_none)
         self.features.reset()
 
+    def _unscale(self) -> None:
+        super()._unscale()
+        for layer in self.features.layers:
+            if layer.first is not None:
+                layer.first = layer.first / self.grad_scale.to(layer.first.device)  # type: ignore[attr-defined]
+
     # -------------------------------------------------------------------- state
     def _owner(self, layer: FeatureLayer) -> Tensor:
         """The parameter that keeps the layer's utility: its first in this optimizer."""
@@ -207,7 +213,8 @@ class FeatureUPGD(UtilityOptimizer):
 
     def _gather(self) -> list[Batch]:
         batches: list[Batch] = super()._gather()
-        self.features.reset()
+        for layer in self.features.layers:
+            layer.second = None  # good for one step
         return batches
 
     def _load_derivatives(self, batch: Batch) -> None:
@@ -238,6 +245,12 @@ class FeatureUPGD(UtilityOptimizer):
         self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
     ) -> Tensor:
         values: Tensor | None = getattr(layer, which)
+        reason = layer.stale() if which == "second" else None
+        if reason is not None:
+            raise ValueError(
+                f"FeatureUPGD: the curvature of layer {layer.name!r} {reason}; call "
+                "opt.backward(loss) before every step"
+            )
         if values is not None:
             return values
         if self._moves_nothing(batch.group):
@@ -250,9 +263,10 @@ class FeatureUPGD(UtilityOptimizer):
             )
         raise RuntimeError(
             f"FeatureUPGD: layer {layer.name!r} has gradients but its gates were not measured; run "
-            "the forward pass through the model given to Features, with gradients enabled, or "
-            "leave the layer out with Features(model, layers=...). A model that has run under "
-            "torch.compile does not see new hooks: make Features(model) first"
+            "the forward pass through the model given to Features, with gradients enabled, and "
+            "fill .grad by backward(), or leave the layer out with Features(model, layers=...). A "
+            "model that has run under torch.compile does not see new hooks: make Features(model) "
+            "first"
         )
 
     def _raise_nonfinite(self, members: list[Member]) -> None:

@@ -4,18 +4,24 @@ The paper puts a gate, fixed at 1, on the output of every hidden feature and tak
 loss's derivative with respect to it. That derivative is ``Σ h · ∂L/∂h`` over the
 samples of the batch (and the positions of a channel), so no gate has to be built into
 the model: hooks see ``h`` in the forward and ``∂L/∂h`` in the backward pass.
+
+Gates must belong to the same loss as ``.grad``. Many passes through a model do not fill
+``.grad`` (``torch.autograd.grad``, ``torch.func.grad``), so a pass counts only when it
+reaches the ``.grad`` of the layer's own parameters, and what was counted goes when that
+``.grad`` goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upgd.curvature.graph import is_observed
+from upgd.curvature.freshness import drop_reset, is_reset, stale, stamp
 from upgd.curvature.walk import TAPS, Tap
 from upgd.optim.uncompiled import uncompiled
 
@@ -28,6 +34,21 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Threshold,
 )
 """Modules that are taken for the activation of the layer they directly follow."""
+OUTSIDE = -1
+"""The engine's number of a backward pass where there is none."""
+
+
+@dataclass
+class _Pass:
+    """A backward pass that has not reached the layer's ``.grad`` yet.
+
+    Attributes:
+        reset: Whether ``.grad`` had been reset before it.
+        first: Its part of ``∂L/∂gate``.
+    """
+
+    reset: bool | Tensor
+    first: Tensor
 
 
 @dataclass(eq=False)
@@ -41,8 +62,8 @@ class FeatureLayer:
             feature along dimension 0.
         gated: Name of the module on whose output the gates sit, known after a forward
             pass.
-        first: ``∂L/∂gate`` per feature, summed over backward passes since the last
-            step; None before one.
+        first: ``∂L/∂gate`` per feature, summed over the backward passes that the layer's
+            ``.grad`` is the sum of; None before one.
         second: ``∂²L/∂gate²`` per feature, filled by ``optimizer.backward(loss)`` or
             :func:`upgd.curvature.backward`; None otherwise.
     """
@@ -53,23 +74,68 @@ class FeatureLayer:
     gated: str = ""
     first: Tensor | None = None
     second: Tensor | None = None
+    _passes: dict[int, _Pass] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The number of features."""
         return self.params[0].shape[0]
 
+    @property
+    def own(self) -> list[Tensor]:
+        """The layer's weight and bias, without what a normalisation added."""
+        return self.params[: 1 if self.module.bias is None else 2]
+
     def add(self, h: Tensor, gradient: Tensor) -> None:
-        """Add one backward pass: `h` and ``∂L/∂h`` of the same shape."""
+        """Add to the current backward pass: `h` and ``∂L/∂h`` of the same shape."""
         # In half precision the products of a scaled loss overflow where gradients do not.
         product = (h.to(self._dtype) * gradient.to(self._dtype)).movedim(self.axis(h), 0)
         product = product.reshape(self.size, -1).sum(1)
-        self.first = product if self.first is None else self.first + product
+        task = torch._C._current_graph_task_id()
+        if task in self._passes:
+            self._passes[task].first = self._passes[task].first + product
+        else:
+            self._passes[task] = _Pass(is_reset(self.own), product)
+            if task != OUTSIDE:  # most passes that are not counted end elsewhere
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(partial(self._forget, task))
+        if not any(p.requires_grad for p in self.own):  # no step reads it: nothing to wait for
+            self.count()
+
+    def count(self) -> None:
+        """Count the current backward pass: it has reached the layer's ``.grad``."""
+        this = self._passes.pop(torch._C._current_graph_task_id(), None)
+        if this is not None:
+            before = drop_reset(self.first, this.reset)
+            self.first = this.first if before is None else before + this.first
+
+    def _forget(self, task: int) -> None:
+        self._passes.pop(task, None)
 
     def add_second(self, second: Tensor) -> None:
         """Add one backward pass's ``∂²L/∂gate²``."""
         second = second.to(self._dtype)
         self.second = second if self.second is None else self.second + second
+
+    def begin(self) -> None:
+        """Forget what belongs to a ``.grad`` that has been reset: a backward pass begins."""
+        reset = is_reset(self.own)
+        self.first = drop_reset(self.first, reset)
+        self.second = None if self.stale() else drop_reset(self.second, reset)
+
+    def end(self) -> None:
+        """Note which ``.grad`` the second derivatives belong to: the pass is over."""
+        if self.second is not None:
+            stamp(self.second, self.params[0])
+
+    def stale(self) -> str | None:
+        """Why the second derivatives are not those of ``.grad``; None if they may be."""
+        return None if self.second is None else stale(self.params[0], self.second)
+
+    def reset(self) -> None:
+        """Forget the derivatives recorded so far."""
+        self.first = self.second = None
+        self._passes.clear()
 
     def axis(self, h: Tensor) -> int:
         """The dimension of `h` along which the features lie."""
@@ -115,9 +181,12 @@ class Features:
     *What the output layer is.* The last linear or convolutional layer in the order of
     ``model.modules()``, unless `output` names one or several.
 
-    Derivatives are recorded only while gradients are enabled, summed over backward passes
-    as ``.grad`` is, and reset by the optimizer's ``step()`` and ``zero_grad()``: give every
-    optimizer a `Features` of its own.
+    Derivatives are recorded only while gradients are enabled. They are those of ``.grad``:
+    summed over the backward passes that filled it, and reset with it, by the optimizer's or the
+    model's ``zero_grad()`` or by hand. ``torch.autograd.grad`` and ``torch.func`` leave them
+    alone. The optimizer's ``zero_grad()`` resets its `Features`: give every optimizer its own.
+    In a loss that contains gradients (a gradient penalty) they are exact for activations that
+    are piecewise linear; for others a term of the activation's second derivative is added.
 
     Args:
         model: Any module; it is not changed, only observed.
@@ -192,6 +261,7 @@ class Features:
                     )
         self._mark = f"_upgd_tap_{id(self)}"  # several may watch one model
         self._handles: list[Any] = []
+        self._counting: dict[Tensor, Any] = {}
         for layer in self.layers:
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
@@ -227,20 +297,35 @@ class Features:
     def reset(self) -> None:
         """Forget the derivatives recorded so far."""
         for layer in self.layers:
-            layer.first = layer.second = None
+            layer.reset()
 
     def remove(self) -> None:
         """Take the hooks off the model."""
-        for handle in self._handles:
+        for handle in (*self._handles, *self._counting.values()):
             handle.remove()
         self._handles.clear()
+        self._counting.clear()
 
     # -------------------------------------------------------------------- hooks
     # A compiled model must leave its graphs for them: they watch tensors and their nodes.
     @uncompiled
     def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
-            self._sit(_Tap(self._by_module[module]), module, output)
+            layer = self._by_module[module]
+            self._await_gradients(layer)
+            self._sit(_Tap(layer), module, output)
+
+    def _await_gradients(self, layer: FeatureLayer) -> None:
+        """Have backward passes counted when they reach ``.grad``.
+
+        Not once for all: parameters may be unfrozen, and a copy of the model lacks such hooks.
+        """
+        for p in layer.own:
+            if p.requires_grad:
+                handle, hooks = self._counting.get(p), p._post_accumulate_grad_hooks or {}
+                if handle is None or handle.id not in hooks:
+                    hook = p.register_post_accumulate_grad_hook(lambda _: layer.count())
+                    self._counting[p] = hook
 
     @uncompiled
     def _on_follower(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -267,14 +352,17 @@ class Features:
         layer.gated = self._names[module]
 
         def on_backward(gradient: Tensor) -> None:
-            if not is_observed():
-                return
             if value._version != version:
                 raise RuntimeError(
                     f"Features: the output of {self._names[module]!r} was changed in place after "
                     "it was recorded; use the out-of-place version of the module that follows it"
                 )
-            layer.add(value, gradient.detach())
+            seen = gradient.detach()
+            layer.add(value, seen)
+            if gradient.requires_grad:
+                # A later pass differentiates this one (a gradient penalty): there, the gate also
+                # multiplies this gradient.
+                gradient.register_hook(lambda above: layer.add(seen, above.detach()))
 
         tap.handle = h.register_hook(on_backward)
         if h.grad_fn is not None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from upgd import curvature
 from upgd.curvature import Curvature
-from upgd.curvature.graph import unobserved
 from upgd.optim.features import FeatureLayer, Features
 from upgd.utility.common import Kind, Loss, Utilities, check_loss
 
@@ -203,8 +202,7 @@ def _derivatives(
         value = loss()
         wanted: list[Tensor] = tensors() if callable(tensors) else tensors
         second = kind == "second"
-        with unobserved(value.grad_fn):
-            gradients = torch.autograd.grad(value, wanted, retain_graph=second, allow_unused=True)
+        gradients = torch.autograd.grad(value, wanted, retain_graph=second, allow_unused=True)
         seconds: list[Tensor | None] = [None] * len(wanted)
         if second:
             seconds = list(curvature.diagonal(value, wanted, method=method))
