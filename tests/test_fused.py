@@ -492,7 +492,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = nn.Parameter(torch.ones(2, device="meta"))
     elsewhere.grad = torch.ones(2, device="meta")
-    with pytest.raises(ValueError, match="on meta"):
+    with pytest.raises(ValueError, match="on the meta device"):
         UPGD([elsewhere], fused=True).step()
     p = nn.Parameter(torch.ones(3, 3))
     p.grad = torch.ones(3, 3).to_sparse()

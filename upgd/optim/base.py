@@ -25,7 +25,7 @@ from torch import Tensor
 from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.checks import parameter_name
+from upgd.optim.checks import CLOCK, parameter_name
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.state import StatefulOptimizer
@@ -138,6 +138,9 @@ class RuleOptimizer(StatefulOptimizer):
         # All groups draw from one sequence: a late one joins it where it stands.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
+        self._describe_noise()
+
+    def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):
             self.noise.describe([p.shape for g in self.param_groups for p in g["params"]])
 
@@ -283,18 +286,18 @@ class RuleOptimizer(StatefulOptimizer):
 
     # ------------------------------------------------------------------- gather
     def _members_with_gradient(self) -> list[Member]:
+        """The parameters that this step updates; all memory that it touches is as it should be."""
+        owner = type(self).__name__
         found = []
         offset = 0
         for g, group in enumerate(self.param_groups):
             for i, p in enumerate(group["params"]):
                 size = p.numel()
-                grad = p.grad
-                if grad is not None and size > 0:
-                    if grad.layout is not torch.strided:
-                        raise TypeError(
-                            f"{type(self).__name__}: the gradient of {parameter_name(group, i, g)} "
-                            f"is sparse ({grad.layout}); only dense gradients are supported"
-                        )
+                if p.grad is not None and size > 0:
+                    checks.check_gradient(owner, group, i, g)
+                    if "step" in self.state.get(p, ()):
+                        shapes = self._state_shapes(p)
+                        checks.check_state(owner, group, i, g, self.state[p], shapes)
                     found.append(Member(g, i, offset, p))
                 offset += size
         return found
@@ -344,6 +347,7 @@ class RuleOptimizer(StatefulOptimizer):
                 "state that is set up during capture would be set up again at every replay"
             )
         self._ensure_state([m.param for m in members])
+        self._describe_noise()
         batches = self._batches(members, gated)
         self._plan = Plan(self._structure(members, gated), batches)
         return batches
@@ -351,9 +355,12 @@ class RuleOptimizer(StatefulOptimizer):
     def _structure(self, members: list[Member], gated: bool) -> Any:
         """All that a plan depends on; equal keys mean that it still holds."""
         params = []
+        kept = (*CLOCK, *self.method.states)
         for group, place, offset, p in members:
             where = (group, place, offset, id(p), p.shape, p.dtype, p.device)
-            params.append((where, tuple(map(id, self.state[p].values()))))
+            state = self.state[p]
+            held = [(id(t), t.data_ptr(), t.dtype) for t in map(state.get, kept) if t is not None]
+            params.append((where, id(state), held))
         options = tuple((id(g), g["foreach"], g.get("protect")) for g in self.param_groups)
         return params, options, gated
 

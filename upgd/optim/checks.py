@@ -13,6 +13,9 @@ from upgd.optim.batch import DTYPES
 from upgd.rules.vocabulary import HYPERPARAMETERS
 
 Groups = Sequence[dict[str, Any]]
+CLOCK = ("step", "attempts")
+"""What counts a parameter's steps: those that were not skipped, and all."""
+_REAL = "parameters must be real floating-point tensors of 16, 32 or 64 bits"
 
 
 def arguments_of(cls: type, base: type) -> tuple[str, ...]:
@@ -60,10 +63,7 @@ def check_group(
         )
     for index, p in enumerate(group["params"]):
         if p.dtype not in DTYPES:
-            raise TypeError(
-                f"{owner}: {parameter_name(group, index, place)} is {p.dtype}; parameters must be "
-                "real floating-point tensors of 16, 32 or 64 bits"
-            )
+            raise TypeError(f"{owner}: {parameter_name(group, index, place)} is {p.dtype}; {_REAL}")
 
 
 def refuse_own(owner: str, group: Any, shared: Mapping[str, Any]) -> None:
@@ -88,6 +88,81 @@ def refuse_sharded(owner: str, groups: Groups) -> None:
                     f"{owner}: {parameter_name(group, index, place)} is a DTensor; FSDP2 and "
                     "tensor parallelism are not supported, DDP and ZeRO are"
                 )
+
+
+def check_gradient(owner: str, group: dict[str, Any], index: int, place: int) -> None:
+    """Raise unless a parameter and its gradient are dense, alike and have memory."""
+    p = group["params"][index]
+    grad = p.grad
+    problem = None
+    if grad.layout is not torch.strided:
+        raise TypeError(
+            f"{owner}: the gradient of {parameter_name(group, index, place)} is sparse "
+            f"({grad.layout}); only dense gradients are supported"
+        )
+    if p.is_meta:
+        problem = (
+            "is on the meta device and has no values; materialise the model "
+            "(model.to_empty(device=...)), then make the optimizer"
+        )
+    elif p.dtype not in DTYPES:
+        problem = f"has become {p.dtype}; {_REAL}"
+    elif grad.shape != p.shape or grad.device != p.device:
+        problem = (
+            f"has a gradient of shape {tuple(grad.shape)} on {grad.device} and is itself on "
+            f"{p.device}; clear it with zero_grad() and run backward() again"
+        )
+    elif not p.is_contiguous() and torch._debug_has_internal_overlap(p) == 1:
+        problem = "is expanded, several weights share memory; give it memory with clone()"
+    elif _too_short(p) or _too_short(grad):
+        what = "it" if _too_short(p) else "its gradient"
+        problem = f"has too little memory: the storage of {what} was resized; restore it first"
+    if problem is not None:
+        raise ValueError(f"{owner}: {parameter_name(group, index, place)} {problem}")
+
+
+def check_state(
+    owner: str,
+    group: dict[str, Any],
+    index: int,
+    place: int,
+    state: Mapping[str, Any],
+    shapes: Mapping[str, torch.Size | None],
+) -> None:
+    """Raise unless a parameter's state holds tensors of these shapes (None: any), with memory."""
+    device = group["params"][index].device
+    for name, shape in shapes.items():
+        t = state.get(name)
+        if not isinstance(t, torch.Tensor):
+            problem = "missing" if t is None else f"of type {type(t).__name__}, not a tensor"
+        elif shape is not None and t.shape != shape:
+            problem = f"of shape {tuple(t.shape)} where {tuple(shape)} is kept"
+        elif t.device != device:
+            problem = (
+                f"on {t.device}, the parameter on {device}; "
+                "opt.load_state_dict(opt.state_dict()) moves states"
+            )
+        elif _too_short(t) or (not t.is_contiguous() and torch._debug_has_internal_overlap(t) == 1):
+            problem = "without memory of its own; its storage was changed"
+        elif name in CLOCK and t.dtype != torch.int64:
+            problem = f"{t.dtype}, not int64"
+        else:
+            continue
+        raise ValueError(
+            f"{owner}: the state {name!r} of {parameter_name(group, index, place)} is {problem}. "
+            "To start over, remove the parameter from opt.state"
+        )
+
+
+def _too_short(t: torch.Tensor) -> bool:
+    """Whether elements lie beyond the end of the storage, as after ``resize_`` on it."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.numel() == 0:
+        return False  # a subclass may have no storage of its own
+    if t.is_contiguous():
+        last = t.numel()
+    else:
+        last = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (t.storage_offset() + last) * t.element_size() > t.untyped_storage().nbytes()
 
 
 def checked_seed(owner: str, seed: int | None) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor
 from upgd.kernels import flat
 from upgd.kernels.rules import HYPER, STATES
 from upgd.optim.batch import Member, compute_dtype
+from upgd.optim.checks import CLOCK
 from upgd.optim.noise import PhiloxNoise
 from upgd.rules.vocabulary import Method
 
@@ -123,6 +124,8 @@ class Plan:
         options: What the parts depend on in the groups,
         kinds: and in the parameters.
         owned: The states and the tensors in them.
+        tensors: Those that the tables point to,
+        memory: and where each of them is, with its shape and type.
         parts: Who is updated together.
         groups: For each row of numbers, its parameter group.
         clocks: For each clock, ``step`` and ``attempts``.
@@ -138,6 +141,8 @@ class Plan:
     options: Any
     kinds: list[Any]
     owned: list[Any]
+    tensors: list[Tensor]
+    memory: list[Any]
     parts: list[Part]
     groups: list[dict[str, Any]]
     clocks: list[dict[str, Tensor]]
@@ -166,18 +171,22 @@ class FusedStep:
             (id(g), g.get("sigma") == 0, g.get("protect"), g.get("beta_utility"))
             for g in opt.param_groups
         ]
-        places = _places(params)
+        # Kernels trust the tables, so all that these rest on is compared at every step.
+        places, kinds = _places(params), _kinds(params)
         plan = self.plan
         if (
             plan is None
             or plan.options != options
             or not _same(plan.params, params)
-            or (plan.places != places and plan.kinds != _kinds(params))
+            or plan.kinds != kinds
             or not _same(plan.owned, _owned(opt))
+            or plan.memory != _memory(plan.tensors)
         ):
-            plan = self._plan(params, options, _kinds(params))
+            plan = self._plan(params, options, kinds)
             if plan is None:
                 return
+        elif plan.places != places:
+            opt._members_with_gradient()  # raises where what has moved will not do
         self._run(plan, places)
 
     def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> Plan | None:
@@ -204,7 +213,7 @@ class FusedStep:
         opt._ensure_state([m.param for m in members])
         numbering = {id(p): i for i, p in enumerate(params)}
         clocks: dict[int, int] = {}
-        plan = Plan(params, options, kinds, [], [], [], [], [], members)
+        plan = Plan(params, options, kinds, [], [], [], [], [], [], [], members)
         rows: dict[tuple[int, int], int] = {}
         sets: dict[Any, list[Member]] = defaultdict(list)
         for m in members:
@@ -238,6 +247,9 @@ class FusedStep:
             and not overridden(opt, "_combine")
         )
         plan.owned = _owned(opt)
+        plan.tensors = [t for part in plan.parts for states in part.states for t in states]
+        plan.tensors += [clock[name] for clock in plan.clocks for name in CLOCK]
+        plan.memory = _memory(plan.tensors)
         device = next(iter(devices))
         self.backend = _backend(kind)(plan, device)
         self.plan = plan
@@ -311,10 +323,19 @@ class FusedStep:
 
 def _kinds(params: list[Tensor]) -> list[Any]:
     """What a plan depends on; None for a parameter without gradient."""
-    return [
-        None if p.grad is None else (p.dtype, p.device, p.shape, p.is_contiguous(), p.grad.layout)
-        for p in params
-    ]
+    found: list[Any] = []
+    for p in params:
+        g = p.grad
+        if g is None:
+            found.append(None)
+        else:
+            found += (p.dtype, p.device, p.shape, p.is_contiguous(), g.layout, g.shape)
+    return found
+
+
+def _memory(tensors: list[Tensor]) -> list[Any]:
+    """Where states are, and what the tables say about them."""
+    return [(t.data_ptr(), t.shape, t.dtype, t.is_contiguous()) for t in tensors]
 
 
 def _owned(opt: RuleOptimizer) -> list[Any]:
@@ -338,7 +359,7 @@ def _places(params: list[Tensor]) -> list[Any]:
         if g is None:
             found.append(None)
         elif g.layout is torch.strided:
-            found += (p.data_ptr(), g.data_ptr(), g.is_contiguous())
+            found += (p.data_ptr(), g.data_ptr(), g.dtype, g.is_contiguous())
         else:
             return []
     return found

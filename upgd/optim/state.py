@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
+from upgd.optim.checks import CLOCK
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method
-
-_CLOCK = ("step", "attempts")
 
 
 class StatefulOptimizer(Optimizer):
@@ -68,7 +67,7 @@ class StatefulOptimizer(Optimizer):
             state = self.state[p]
             key = id(state["step"])
             if key in paused:
-                parted.setdefault(key, {k: state[k].clone() for k in _CLOCK})
+                parted.setdefault(key, {k: state[k].clone() for k in CLOCK})
                 state.update(parted[key])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -97,8 +96,8 @@ class StatefulOptimizer(Optimizer):
                     k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()
                 }
                 if "step" in state:
-                    reading = (p.device, *[int(state[k]) for k in _CLOCK])
-                    state.update(clocks.setdefault(reading, {k: state[k] for k in _CLOCK}))
+                    reading = (p.device, *[int(state[k]) for k in CLOCK])
+                    state.update(clocks.setdefault(reading, {k: state[k] for k in CLOCK}))
                 self.state[p] = state
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -106,14 +105,14 @@ class StatefulOptimizer(Optimizer):
         from upgd.optim.registry import METHODS
 
         states = {name for row in METHODS.values() for name in row.states}
-        own = {*_CLOCK, *self.method.states}
+        own = {*CLOCK, *self.method.states}
         for group in state_dict["param_groups"]:
             # Loading makes PyTorch add a default that earlier dicts do not have.
             missing = self.defaults.keys() - group.keys() - {"differentiable"}
             foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
             self._refuse_state("groups", missing, foreign)
         for state in state_dict["state"].values():
-            missing = {*_CLOCK, *self._weight_states()} - state.keys()
+            missing = {*CLOCK, *self._weight_states()} - state.keys()
             self._refuse_state("states", missing, (state.keys() & states) - own)
         for key, p in self._by_key(state_dict):
             state, shape = state_dict["state"].get(key, {}), self._state_shape(p)
@@ -141,6 +140,12 @@ class StatefulOptimizer(Optimizer):
     def _state_shape(self, p: Tensor) -> torch.Size | None:
         """The shape of what is kept for a parameter; None where anything goes."""
         return p.shape
+
+    def _state_shapes(self, p: Tensor) -> dict[str, torch.Size | None]:
+        """What a parameter's state must hold once there is one, and of which shape."""
+        shapes: dict[str, torch.Size | None] = dict.fromkeys(CLOCK, torch.Size([]))
+        held = [n for n in self.method.states if n in self._weight_states() or n in self.state[p]]
+        return {**shapes, **dict.fromkeys(held, self._state_shape(p))}
 
     def _weight_states(self) -> tuple[str, ...]:
         """States that are kept for every weight."""
@@ -172,4 +177,4 @@ class StatefulOptimizer(Optimizer):
 
 
 def _clock(device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.zeros((), dtype=torch.int64, device=device) for name in _CLOCK}
+    return {name: torch.zeros((), dtype=torch.int64, device=device) for name in CLOCK}
