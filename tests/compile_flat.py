@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -57,12 +58,13 @@ def build_method(method: Method) -> dict[str, str]:
     decays = [-1 if name is None else HYPER.index(name) for name in names]
     decays += [-1] * (len(STATES) - len(decays))
     passes = {}
+    first = {**common, "LIMIT": method.limit(torch.float32)}
     if reduction == "max":
-        passes["first"] = build(kernels.reduce_kernel, RULE=rules.reduce, DECAY=-1, **common)
+        passes["first"] = build(kernels.reduce_kernel, RULE=rules.reduce, DECAY=-1, **first)
     elif reduction == "row_norm":
-        passes["first"] = build(kernels.norms_kernel, RULE=rules.reduce, **common)
+        passes["first"] = build(kernels.norms_kernel, RULE=rules.reduce, **first)
     else:
-        passes["first"] = build(kernels.check_kernel, **common)
+        passes["first"] = build(kernels.check_kernel, **first)
     passes["second"] = build(
         kernels.update_kernel,
         **{f"D{k}": place for k, place in enumerate(decays)},

@@ -237,15 +237,18 @@ def test_scalar_parameters(name: str, foreach: bool, nonfinite: Any) -> None:
     assert float(scale.detach()) < 2.0
 
 
-def test_one_bad_utility_does_not_reach_other_weights() -> None:
-    """A weight of -inf, as in a mask, has the utility NaN; η must not carry it on."""
+def test_an_infinite_weight_is_no_parameter() -> None:
+    """A weight of -inf, as in a mask, would have the utility NaN and become NaN itself."""
     mask = torch.nn.Parameter(torch.tensor([-torch.inf, 0.0]))
     other = torch.nn.Parameter(torch.ones(3))
-    for nonfinite in ("raise", "skip"):
-        opt = UPGD([mask, other], sigma=0.0, nonfinite=nonfinite)
-        mask.grad, other.grad = torch.zeros(2), torch.ones(3)
-        opt.step()
-        assert torch.isfinite(other).all()
+    mask.grad, other.grad = torch.zeros(2), torch.ones(3)
+    with pytest.raises(FloatingPointError, match=r"weight of parameter 0 .* mask .* buffer"):
+        UPGD([mask, other], sigma=0.0, nonfinite="raise").step()
+    opt = UPGD([mask, other], sigma=0.0, nonfinite="skip")
+    opt.step()
+    assert int(opt.skipped_steps) == 1
+    assert torch.equal(mask.detach(), torch.tensor([-torch.inf, 0.0]))
+    assert torch.equal(other.detach(), torch.ones(3))
 
 
 def test_a_first_step_that_was_skipped_leaves_no_utility() -> None:

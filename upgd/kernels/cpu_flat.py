@@ -32,9 +32,10 @@ class Kernels(NamedTuple):
     """A method's two passes, compiled at their first call.
 
     Each takes a counter of items taken, the items and the tables of :mod:`upgd.kernels.flat`.
-    `first` leaves in ``partial``, for each item, the largest magnitude of a derivative in column 1
-    and, if it is a maximum that makes η, the largest trace in column 0 and the largest magnitude of
-    one in column 2; if norms make η, it leaves those and its items are tensor, first and last row.
+    `first` leaves in ``partial``, for each item, the largest magnitude of a weight or derivative in
+    column 1 and, if it is a maximum that makes η, the largest trace in column 0 and the largest
+    magnitude of one in column 2; if norms make η, it leaves those and its items are tensor, first
+    and last row.
     """
 
     first: Any
@@ -74,9 +75,9 @@ def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
             for name, value in zip(("w", *STATES), results, strict=False)
             if name in arrays and name != value
         ),
-        "derivative": "maximum(abs(factor * G[i]), abs(H[i]))"
+        "magnitude": "maximum(maximum(abs(W[i]), abs(factor * G[i])), abs(H[i]))"
         if "h" in arrays
-        else "abs(factor * G[i])",
+        else "maximum(abs(W[i]), abs(factor * G[i]))",
         "tiny": float(np.finfo(real).tiny),
         "version": cpu_math.VERSION,
         "real": real,
@@ -85,15 +86,15 @@ def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
 
 
 def _first(method: Method, reduction: str | None, second: bool, real: str) -> Any:
-    derivatives = ["g", *["h"] * second]
-    check = _CHECK.format(**_texts(derivatives, real))
+    read = ["w", "g", *["h"] * second]
+    check = _CHECK.format(**_texts(read, real))
     if reduction is None:
         name, texts = "check", _texts([], real)
         parts = [_HEAD.format(**texts), check, _CHECK_KERNEL]
     else:
         place = method.states.index(method.phases[0].writes[0])
         rule = source(method, "reduce", "numba")
-        texts = _texts(["w", *derivatives, STATES[place]], real, rule)
+        texts = _texts([*read, STATES[place]], real, rule)
         name = "reduce" if reduction == "max" else "norms"
         parts = [_REDUCE, _REDUCE_KERNEL] if reduction == "max" else [_NORMS, _NORMS_KERNEL]
         parts = [_HEAD.format(**texts), check, parts[0].format(**texts), parts[1]]
@@ -242,12 +243,12 @@ _BY_ROW = """
 """
 _CHECK = """
 @njit(**OPTIONS)
-def largest_derivative(t, m, first, n):
+def largest_read(t, m, first, n):
     {open}
     factor = real(m[FACTOR])
     largest = zero
     for i in range(n):
-        largest = maximum(largest, {derivative})
+        largest = maximum(largest, {magnitude})
     return largest
 """
 _CHECK_KERNEL = """
@@ -267,7 +268,7 @@ def check_kernel(todo, items, tensors, numbers, partial, quads):
             first = lane * span + start
             n = min(first + min(quads, span - start), total) - first
             if n > 0:
-                largest = maximum(largest, largest_derivative(t, m, first, n))
+                largest = maximum(largest, largest_read(t, m, first, n))
         partial[k, 1] = largest
     give_back(before)
 """
@@ -277,13 +278,13 @@ def largest_trace(t, m, first, n):
     {open}
     {name}
     factor, sign = real(m[FACTOR]), real(m[SIGN])
-    largest, magnitude, derivative = real(-np.inf), zero, zero
+    largest, magnitude, read = real(-np.inf), zero, zero
     for i in range(n):
     {body}
         largest = maximum(largest, {result})
         magnitude = maximum(magnitude, abs({result}))
-        derivative = maximum(derivative, {derivative})
-    return largest, magnitude, derivative
+        read = maximum(read, {magnitude})
+    return largest, magnitude, read
 """
 _REDUCE_KERNEL = """
 @njit(cache=True, **OPTIONS)
@@ -297,15 +298,15 @@ def reduce_kernel(todo, items, tensors, numbers, partial, quads):
         t = tensors[tensor]
         m = numbers[t[GROUP]]
         span, total = t[SPAN], t[TOTAL]
-        largest, magnitude, derivative = real(-np.inf), zero, zero
+        largest, magnitude, read = real(-np.inf), zero, zero
         for lane in range(4):
             first = lane * span + start
             n = min(first + min(quads, span - start), total) - first
             if n > 0:
                 one, two, three = largest_trace(t, m, first, n)
                 largest, magnitude = maximum(largest, one), maximum(magnitude, two)
-                derivative = maximum(derivative, three)
-        partial[k, 0], partial[k, 1], partial[k, 2] = largest, derivative, magnitude
+                read = maximum(read, three)
+        partial[k, 0], partial[k, 1], partial[k, 2] = largest, read, magnitude
     give_back(before)
 """
 _NORMS = """
@@ -349,6 +350,6 @@ def norms_kernel(todo, rows, tensors, numbers, partial, norms):
         length = t[LENGTH]
         for row in range(begin, end):
             norms[t[ROW] + row] = row_norm(t, m, row * length, length)
-        partial[k, 1] = largest_derivative(t, m, begin * length, (end - begin) * length)
+        partial[k, 1] = largest_read(t, m, begin * length, (end - begin) * length)
     give_back(before)
 """

@@ -4,10 +4,10 @@
 
 Kernels find their tensors through tables (:mod:`upgd.kernels.flat`): a program takes one item,
 reads the addresses of its tensor, and updates a block of quads, which is four stretches of weights.
-The first pass finds η, or the norms of rows, and whether all derivatives are finite; it stores no
-trace. The second computes the trace again, makes noise in registers and writes weights and states
-once, unless something was not finite. Its last program advances the clocks and clears what the
-first pass left behind, so neither needs a launch of its own.
+The first pass finds η, or the norms of rows, and whether all weights and derivatives are within
+LIMIT; it stores no trace. The second computes the trace again, makes noise in registers and writes
+weights and states once, unless something was not. Its last program advances the clocks and clears
+what the first pass left behind, so neither needs a launch of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _age(m, clocks):
 @triton.jit
 def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.constexpr,
            KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
-    """A lane's largest trace after this step, and its largest derivative."""
+    """A lane's traces after this step, and the magnitudes that it reads."""
     place, mask = _stretch(row, start, lane, BLOCK, aligned)
     w = _read(row, _W, place, mask, KIND, REAL, aligned)
     g = _read(row, _G, place, mask, KIND, REAL, aligned) * tl.load(m + _FACTOR).to(REAL)
@@ -100,12 +100,15 @@ def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.con
     )
     t = tl.where(t == t, t, float("inf"))  # so that it reaches no other weight through η
     t = tl.where(mask, t, float("-inf"))
-    return t, _largest(g, h, SECOND)
+    return t, _magnitude(w, g, h, SECOND)
 
 
 @triton.jit
-def _largest(g, h, SECOND: tl.constexpr):
-    d = tl.where(g == g, tl.abs(g), float("inf"))
+def _magnitude(w, g, h, SECOND: tl.constexpr):
+    """The largest magnitude of a weight and its derivatives; infinite where one is NaN."""
+    d = tl.maximum(
+        tl.where(w == w, tl.abs(w), float("inf")), tl.where(g == g, tl.abs(g), float("inf"))
+    )
     if SECOND:
         d = tl.maximum(d, tl.where(h == h, tl.abs(h), float("inf")))
     return d
@@ -126,8 +129,9 @@ def _traces(row, m, start, RULE: tl.constexpr, SECOND: tl.constexpr, KIND: tl.co
 @triton.jit
 def reduce_kernel(tensors, items, numbers, slots, clocks,
                   RULE: tl.constexpr, SECOND: tl.constexpr, DECAY: tl.constexpr,
-                  KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Leave the largest corrected trace in slot 0; 1 in slot 1 if a derivative is not finite."""
+                  LIMIT: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
+                  BLOCK: tl.constexpr):
+    """Leave the largest corrected trace in slot 0; 1 in slot 1 if something exceeds LIMIT."""
     item = items + 2 * tl.program_id(0)
     row = tensors + tl.load(item).to(tl.int64) * _COLUMNS
     start = tl.load(item + 1)
@@ -140,44 +144,46 @@ def reduce_kernel(tensors, items, numbers, slots, clocks,
     if DECAY >= 0:
         t = t / _correction(m, _age(m, clocks), DECAY)
     tl.atomic_max(slots, t, sem="relaxed")  # in any order the same
-    if d == float("inf"):
+    if d > LIMIT:
         tl.store(slots + 1, 1.0)
 
 
 @triton.jit
-def _derivatives(row, m, start, SECOND: tl.constexpr, KIND: tl.constexpr,
-                 REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
+def _largest_read(row, m, start, SECOND: tl.constexpr, KIND: tl.constexpr,
+                  REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
     largest = tl.zeros([BLOCK], REAL)
     for lane in tl.static_range(4):
         place, mask = _stretch(row, start, lane, BLOCK, aligned)
+        w = _read(row, _W, place, mask, KIND, REAL, aligned)
         g = _read(row, _G, place, mask, KIND, REAL, aligned) * tl.load(m + _FACTOR).to(REAL)
         h = g
         if SECOND:
             h = _read(row, _H, place, mask, KIND, REAL, aligned)
-        largest = tl.maximum(largest, _largest(g, h, SECOND))
+        largest = tl.maximum(largest, _magnitude(w, g, h, SECOND))
     return tl.max(largest, 0)
 
 
 @triton.jit
-def check_kernel(tensors, items, numbers, slots, SECOND: tl.constexpr, KIND: tl.constexpr,
-                 REAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Leave 1 in slot 1 if a derivative is not finite."""
+def check_kernel(tensors, items, numbers, slots, SECOND: tl.constexpr, LIMIT: tl.constexpr,
+                 KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
+    """Leave 1 in slot 1 if a weight or derivative exceeds LIMIT."""
     item = items + 2 * tl.program_id(0)
     row = tensors + tl.load(item).to(tl.int64) * _COLUMNS
     start = tl.load(item + 1)
     m = numbers + tl.load(row + _GROUP) * _NUMBERS
     if tl.load(row + _ALIGNED) != 0:
-        d = _derivatives(row, m, start, SECOND, KIND, REAL, BLOCK, True)
+        d = _largest_read(row, m, start, SECOND, KIND, REAL, BLOCK, True)
     else:
-        d = _derivatives(row, m, start, SECOND, KIND, REAL, BLOCK, False)
-    if d == float("inf"):
+        d = _largest_read(row, m, start, SECOND, KIND, REAL, BLOCK, False)
+    if d > LIMIT:
         tl.store(slots + 1, 1.0)
 
 
 @triton.jit
 def norms_kernel(tensors, rows, numbers, slots, norms, RULE: tl.constexpr, SECOND: tl.constexpr,
-                 KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
-    """The norm of one row of the trace, and whether its derivatives are finite."""
+                 LIMIT: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
+                 BLOCK: tl.constexpr):
+    """The norm of one row of the trace, and whether what it reads is within LIMIT."""
     item = rows + 2 * tl.program_id(0)
     row = tensors + tl.load(item).to(tl.int64) * _COLUMNS
     number = tl.load(item + 1)
@@ -194,16 +200,16 @@ def norms_kernel(tensors, rows, numbers, slots, norms, RULE: tl.constexpr, SECON
             largest = tl.maximum(largest, tl.abs(t))
         scale = tl.maximum(tl.max(largest, 0), tiny)
     squares = tl.zeros([BLOCK], tl.float64)
-    derivative = tl.zeros([BLOCK], REAL)
+    read = tl.zeros([BLOCK], REAL)
     for k in range(0, length, BLOCK):
         t, d = _row_trace(row, m, first, k, length, RULE, SECOND, KIND, REAL, BLOCK)
         t = t.to(tl.float64) / scale
         squares += t * t
-        derivative = tl.maximum(derivative, d)
+        read = tl.maximum(read, d)
     norm = (tl.sqrt(tl.sum(squares, 0)) * scale).to(REAL)
     norm = tl.where(norm == norm, tl.maximum(norm, tiny), norm)
     tl.store(norms + tl.load(row + _ROW) + number, norm)
-    if tl.max(derivative, 0) == float("inf"):
+    if tl.max(read, 0) > LIMIT:
         tl.store(slots + 1, 1.0)
 
 
@@ -224,7 +230,7 @@ def _row_trace(row, m, first, k, length, RULE: tl.constexpr, SECOND: tl.constexp
         w, g, h, g, u, u, u, u, u, u, beta, beta, beta, beta, beta,
         beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
     )
-    return tl.where(mask, t, 0.0), _largest(g, h, SECOND)
+    return tl.where(mask, t, 0.0), _magnitude(w, g, h, SECOND)
 
 
 # ------------------------------------------------------------------- the second pass
@@ -358,7 +364,7 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
                   DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
                   D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
                   BLOCK: tl.constexpr):
-    """Write weights and states where all derivatives are finite; count the step.
+    """Write weights and states unless something exceeded its limit; count the step.
 
     `draw` holds the number of this draw, and the seed. With `finishing` clocks, the last program
     advances them and the draw, and clears the slots.

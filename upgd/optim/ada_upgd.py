@@ -99,6 +99,7 @@ def ada_upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool =
             ),
             Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
         ),
+        power=order + 1,
     )
 
 

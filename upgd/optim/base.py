@@ -14,6 +14,7 @@ Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -76,9 +77,10 @@ class RuleOptimizer(StatefulOptimizer):
         fused: Update all parameters in one compiled kernel per pass: numba on CPU, Triton on
             CUDA. Not for feature-wise methods, and all parameters must be on one device.
         capturable: Allow ``step()`` inside a CUDA graph; each replay draws new noise.
-        nonfinite: What a NaN or infinite gradient does to a step. ``"raise"`` raises
-            :class:`FloatingPointError` before anything changes, and reads one flag
-            from the device; ``"skip"`` leaves weights, traces and counters as they
+        nonfinite: What happens to a step that reads a NaN, an infinity or a magnitude from
+            which it may not stay finite (:meth:`Method.limit`), as a weight or a derivative.
+            ``"raise"`` raises :class:`FloatingPointError` before anything changes, and reads
+            one flag from the device; ``"skip"`` leaves weights, traces and counters as they
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
     """
@@ -316,23 +318,45 @@ class RuleOptimizer(StatefulOptimizer):
         return mode == "skip"
 
     def _raise_nonfinite(self, members: list[Member]) -> None:
-        # Norms are one cheap pass. They may overflow though every element is finite, so what
-        # they suspect is looked at again.
-        curved = "curvature" in self.method.needs
-        values = [(m, what, t) for m in members for what, t in _derivatives(m.param, curved)]
+        """Raise, naming the parameter, where a step is not sure to stay finite."""
+        read = self._read(members)
         alike: dict[Any, list[Tensor]] = defaultdict(list)
-        for _, _, t in values:
-            alike[t.device, t.dtype].append(t)
-        if all(
-            bool((torch.stack(torch._foreach_norm(ts)) < torch.inf).all()) for ts in alike.values()
-        ):
+        for _, _, t, limit in read:
+            alike[t.device, t.dtype, limit].append(t)
+        # A norm is one cheap pass, and bounds all elements.
+        norms = [
+            (torch.stack(torch._foreach_norm(ts)).to(compute_dtype(dtype)), limit)
+            for (_, dtype, limit), ts in alike.items()
+        ]
+        if all(bool((norm <= limit).all()) for norm, limit in norms):
             return
-        for m, what, t in values:
-            if not bool(t.isfinite().all()):
+        for whose, what, t, limit in read:
+            largest = float(torch.linalg.vector_norm(t, torch.inf))
+            if not largest <= limit:
+                finite = math.isfinite(largest)
+                wrong = f"reaches {largest:.3g}, over the limit {limit:.3g}"
+                name = whose if isinstance(whose, str) else self._name(whose)
                 raise FloatingPointError(
-                    f"{type(self).__name__}: the {what} of {self._name(m)} is not finite; "
-                    "nothing was updated. nonfinite='skip' leaves such steps out instead"
+                    f"{type(self).__name__}: the {what} of {name} "
+                    f"{wrong if finite else 'is not finite'}; nothing was updated. "
+                    + (
+                        "Load earlier weights; a mask belongs in a buffer"
+                        if what == "weight"
+                        else "nonfinite='skip' leaves such steps out instead"
+                    )
                 )
+
+    def _read(self, members: list[Member]) -> list[tuple[Member | str, str, Tensor, float]]:
+        """The weights and derivatives of a step: whose, what, the tensor, and its limit."""
+        curved = "curvature" in self.method.needs
+        found: list[tuple[Member | str, str, Tensor, float]] = []
+        for m in members:
+            p, limit = m.param, self.method.limit(compute_dtype(m.param.dtype))
+            h = getattr(p, "curvature", None) if curved else None
+            for what, t in (("weight", p), ("gradient", p.grad), ("curvature", h)):
+                if isinstance(t, Tensor):
+                    found.append((m, what, t, limit))
+        return found
 
     def _planned(self, members: list[Member], gated: bool) -> list[Batch]:
         """The batches for these parameters: last step's where nothing structural changed."""
@@ -404,6 +428,7 @@ class RuleOptimizer(StatefulOptimizer):
             clock["step"],
             clock["attempts"],
             compute_dtype(clock_of.dtype),
+            self.method.limit(compute_dtype(clock_of.dtype)),
             phases,
             targets,
             row_counts=[],
@@ -509,13 +534,15 @@ class RuleOptimizer(StatefulOptimizer):
 
     # ------------------------------------------------------------------ advance
     def _finite(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
-        """A flag on every device: is all that this step reads finite, on all devices?"""
+        """A flag on every device: is the step sure to stay finite, on all devices?"""
         home = batches[0].device
         devices = {batch.device for batch in batches}
-        largest = [x for batch in batches for x in batch.largest_derivatives()]
-        if len(devices) > 1 or len({x.dtype for x in largest}) > 1:
-            largest = [x.to(home, wide_dtype(home)) for x in largest]
-        ok = reduce(torch.maximum, largest) < torch.inf  # false for NaN
+        largest: dict[float, list[Tensor]] = defaultdict(list)
+        for batch in batches:
+            largest[batch.limit] += [x.to(home) for x in batch.largest_read()]
+        ok = reduce(  # false for NaN
+            torch.logical_and, [reduce(torch.maximum, xs) <= at for at, xs in largest.items()]
+        )
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
             ok = ok & (found_inf.to(home).reshape(()) == 0)
@@ -581,11 +608,6 @@ class RuleOptimizer(StatefulOptimizer):
 
     def _name(self, m: Member) -> str:
         return parameter_name(self.param_groups[m.group], m.place, m.group)
-
-
-def _derivatives(p: Tensor, curved: bool) -> list[tuple[str, Tensor]]:
-    found = [("gradient", p.grad), ("curvature", getattr(p, "curvature", None) if curved else None)]
-    return [(what, t) for what, t in found if isinstance(t, Tensor)]
 
 
 def _guarded(eta: Tensor, dtype: torch.dtype) -> Tensor:

@@ -87,6 +87,7 @@ class Batch:
         members: The parameters; empty in a batch of features.
         step, attempts: The clock that its parameters share.
         dtype: Of the arithmetic.
+        limit: The largest weight or derivative that a step may read.
         phases: What to run; None where this batch sits a phase out.
         targets: Where results go: the parameters for ``"w"``, else the states. One tensor
             per parameter (in a batch of features: one vector per layer).
@@ -108,6 +109,7 @@ class Batch:
     step: Tensor
     attempts: Tensor
     dtype: torch.dtype
+    limit: float
     phases: tuple[Phase | None, ...]
     targets: dict[str, list[Tensor]]
     row_counts: list[int]
@@ -355,11 +357,10 @@ class Batch:
             runs = [u.reshape(n, -1) for u, n in zip(states, self.row_counts, strict=True)]
         return row_norms(runs)
 
-    def largest_derivatives(self) -> list[Tensor]:
-        """The largest magnitude of each derivative that this step reads; NaN where one is."""
-        if "derivatives" in self.lists:
-            return [_largest_magnitude(self.lists["derivatives"])]
-        names = [name for name in ("g", "h", "f", "s") if name in self.lists]
+    def largest_read(self) -> list[Tensor]:
+        """The largest magnitudes of the weights and derivatives of this step; NaN where one is."""
+        derivatives = ("derivatives",) if "derivatives" in self.lists else ("g", "h", "f", "s")
+        names = [name for name in ("w", *derivatives) if name in self.lists]
         return [_largest_magnitude(self.lists[name]) for name in names]
 
 

@@ -99,6 +99,7 @@ def _method(rule: Any, states: tuple[str, ...]) -> Method:
         decays=decays,
         starts_as_weight=frozenset({"previous_weight"} & set(states)),
         phases=(Phase(rule, writes=("w", *states)),),
+        power=3,
     )
 
 

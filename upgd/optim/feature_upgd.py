@@ -269,15 +269,14 @@ class FeatureUPGD(UtilityOptimizer):
             "first"
         )
 
-    def _raise_nonfinite(self, members: list[Member]) -> None:
-        super()._raise_nonfinite(members)
+    def _read(self, members: list[Member]) -> list[tuple[Member | str, str, Tensor, float]]:
+        found = super()._read(members)
         for layer in self.features.layers:
             for values in (layer.first, layer.second):
-                if values is not None and not bool(values.isfinite().all()):
-                    raise FloatingPointError(
-                        f"FeatureUPGD: a gate derivative of layer {layer.name!r} is not finite; "
-                        "nothing was updated. nonfinite='skip' leaves such steps out instead"
-                    )
+                if values is not None:
+                    limit = self.method.limit(compute_dtype(values.dtype))
+                    found.append((f"layer {layer.name!r}", "gate derivative", values, limit))
+        return found
 
     def _draw_noise(self, batches: list[Batch]) -> None:
         super()._draw_noise(batches)

@@ -4,7 +4,7 @@
 the other paths. It keeps tables of addresses (:mod:`upgd.kernels.flat`) from step to step and
 rewrites what has moved. There is one set of tables per *part*: parameters that share a dtype, a
 rule and whether they are perturbed; nearly always there is one. A first pass over all parts finds η
-and looks for derivatives that are not finite, a second one updates.
+and looks for weights and derivatives that are too large or not finite, a second one updates.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class Part:
     def real(self) -> str:
         """The type of the arithmetic."""
         return "float64" if self.dtype == torch.float64 else "float32"
+
+    @cached_property
+    def limit(self) -> float:
+        """The largest weight or derivative that a step may read."""
+        return self.method.limit(compute_dtype(self.dtype))
 
     @cached_property
     def reduction(self) -> str | None:
@@ -271,7 +276,7 @@ class FusedStep:
             if mode == "raise" and not backend.finite():
                 backend.reset()
                 opt._raise_nonfinite(plan.members)
-                raise FloatingPointError(f"{type(opt).__name__}: a derivative is not finite")
+                raise FloatingPointError(f"{type(opt).__name__}: a step may not stay finite")
             backend.second_pass(opt, plan)
         if curved:  # good for one step
             for m in plan.members:
@@ -473,15 +478,15 @@ class _Cpu:
             row[flat.FACTOR] = row[flat.SIGN] if scale is None else row[flat.SIGN] / float(scale)
 
     def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
-        """Find η, and whether all derivatives are finite."""
+        """Find η, and whether all weights and derivatives are within their limit."""
         for part, mine in self.parts:
             by_row = part.reduction == "row_norm"
             self.launch(
                 *(mine.kernels.first, mine.rows if by_row else mine.items, part.weights),
                 *(part.table, plan.numbers, mine.partial, mine.norms if by_row else mine.quads),
             )
-        largest = max(float(np.max(mine.partial[:, 1])) for _, mine in self.parts)
-        self.ok = not self.found_inf and largest < math.inf
+        small = [np.max(mine.partial[:, 1]) <= part.limit for part, mine in self.parts]
+        self.ok = not self.found_inf and all(map(bool, small))  # NaN is not small
         if overridden(opt, "_combine_finite"):
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)

@@ -41,9 +41,9 @@ class CudaPart:
         trace = part.method.phases[0].writes[0]
         places = part.decays
         decay = -1 if plan.cancels else places[part.method.states.index(trace)] if places else -1
-        self.check = common
-        self.reduce = {**common, "RULE": getattr(rules, "reduce", None), "DECAY": decay}
-        self.norm = {**common, "RULE": getattr(rules, "reduce", None)}
+        self.check = {**common, "LIMIT": part.limit}
+        self.norm = {**self.check, "RULE": getattr(rules, "reduce", None)}
+        self.reduce = {**self.norm, "DECAY": decay}
         self.update = {
             **common,
             "RULE": rules.update,
@@ -178,7 +178,7 @@ class Cuda:
         return True
 
     def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
-        """Find η, and whether all derivatives are finite."""
+        """Find η, and whether all weights and derivatives are within their limit."""
         from upgd.optim.fused import overridden
 
         with self._here():

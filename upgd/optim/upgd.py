@@ -59,6 +59,7 @@ def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = Tru
             ),
             Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
         ),
+        power=order + 1,
     )
 
 

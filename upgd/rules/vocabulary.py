@@ -34,6 +34,8 @@ from typing import Any, Literal
 import torch
 
 Reduce = Literal["max", "row_norm"]
+_EXPONENTS = {torch.float32: 128, torch.float64: 1024}
+"""The largest number is just below two to this power."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class Method:
         states: What is kept per element, besides the step count.
         decays: For each trace that is bias-corrected, its decay as the rules name it.
         starts_as_weight: States that begin as a copy of the weights instead of zero.
+        power: How many weights and derivatives its rules multiply with each other at most, at
+            least 2; it decides how large these may be (:meth:`limit`).
     """
 
     hyper: tuple[str, ...]
@@ -134,6 +138,15 @@ class Method:
     states: tuple[str, ...] = ()
     decays: Mapping[str, str] = field(default_factory=dict)
     starts_as_weight: frozenset[str] = frozenset()
+    power: int = 2
+
+    def limit(self, dtype: torch.dtype) -> float:
+        """The largest weight or derivative that a step may read, so that it stays finite.
+
+        A power of two: products of `power` such numbers leave sixteen bits of the exponent to sums
+        and factors.
+        """
+        return 2.0 ** ((_EXPONENTS[dtype] - 16) // self.power)
 
     @property
     def needs(self) -> frozenset[str]:
