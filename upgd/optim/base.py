@@ -181,6 +181,14 @@ class RuleOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():  # which cannot trace a lock
+            self._update()
+        else:
+            with self._lock:
+                self._update()
+        return loss
+
+    def _update(self) -> None:
         if self.fused:
             self._step_fused()
         elif batches := self._gather():
@@ -188,7 +196,6 @@ class RuleOptimizer(StatefulOptimizer):
                 self._advance(batches)
         if getattr(self, "grad_scale", None) is not None:
             self._unscale()
-        return loss
 
     @torch.no_grad()
     def _unscale(self) -> None:
@@ -204,11 +211,12 @@ class RuleOptimizer(StatefulOptimizer):
     @uncompiled
     @torch.no_grad()
     def _step_fused(self) -> None:
-        self._refuse_sharded()
-        step: FusedStep | None = self.__dict__.get("_fused_step")
-        if step is None:
-            step = self._fused_step = FusedStep(self)
-        step()
+        with self._lock:
+            self._refuse_sharded()
+            step: FusedStep | None = self.__dict__.get("_fused_step")
+            if step is None:
+                step = self._fused_step = FusedStep(self)
+            step()
 
     def backward(
         self, loss: Tensor, *, scaler: Any = None, retain_graph: bool = False, samples: int = 1

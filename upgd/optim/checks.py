@@ -51,6 +51,9 @@ def check_group(
 ) -> None:
     """Raise where a group's options or parameters will not do."""
     checked_seed(owner, group["seed"])
+    draws = group["noise_step"]
+    if isinstance(draws, bool) or not isinstance(draws, int) or not 0 <= draws < 2**63:
+        raise ValueError(f"{owner}: noise_step must be an int in [0, 2**63), got {draws!r}")
     for name in hyper:
         HYPERPARAMETERS[name].check(owner, group[name])
     for name in ("maximize", "foreach", "capturable"):
@@ -165,9 +168,9 @@ def _too_short(t: torch.Tensor) -> bool:
     return (t.storage_offset() + last) * t.element_size() > t.untyped_storage().nbytes()
 
 
-def checked_seed(owner: str, seed: int | None) -> int:
-    """A seed, or where there is none, one of PyTorch's global generator."""
-    if seed is None:
+def checked_seed(owner: str, seed: int | None, drawn: bool = True) -> int:
+    """A seed, or where there is none and one may be `drawn`, one of PyTorch's global generator."""
+    if seed is None and drawn:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"{owner}: seed must be an int, got {seed!r}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
-from upgd.optim.checks import CLOCK
+from upgd.optim.checks import CLOCK, checked_seed
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method
 
 
@@ -71,17 +74,30 @@ class StatefulOptimizer(Optimizer):
                 state.update(parted[key])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict; traces keep their precision, and nothing is shared with it."""
-        self._check_state_dict(state_dict)
+        """Load a state dict; traces keep their precision, and nothing is shared with it.
+
+        What an older dict does not say about a group, such as an option that it did not know yet,
+        stays as the group has it. A dict that will not do is refused as a whole.
+
+        Raises:
+            ValueError, TypeError: It is another optimizer's or another model's, or has values that
+                the constructor would refuse. Nothing was loaded.
+        """
         # The base class casts every state to its parameter's dtype. After the hooks that may
         # exchange the dict, and before those that look at the result, take it as it was saved.
         taken: dict[str, Any] = {}
+
+        def check(_: Any, given: Any) -> dict[str, Any]:
+            taken.update(self._checked_state_dict(given))
+            return taken
+
         hooks = (
-            self.register_load_state_dict_pre_hook(lambda _, given: taken.update(given)),
+            self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(lambda _: self._restore(taken), prepend=True),
         )
         try:
-            super().load_state_dict(state_dict)
+            with self._lock:
+                super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -93,36 +109,109 @@ class StatefulOptimizer(Optimizer):
         for key, p in self._by_key(state_dict):
             if key in saved:
                 state = {
-                    k: torch.as_tensor(v).to(p.device, copy=True) for k, v in saved[key].items()
+                    k: v.to(p.device, copy=True) if isinstance(v, Tensor) else copy.deepcopy(v)
+                    for k, v in saved[key].items()
                 }
                 if "step" in state:
-                    reading = (p.device, *[int(state[k]) for k in CLOCK])
-                    state.update(clocks.setdefault(reading, {k: state[k] for k in CLOCK}))
+                    counts = [int(saved[key][k]) for k in CLOCK]
+                    clock = {
+                        k: torch.tensor(n, dtype=torch.int64, device=p.device)
+                        for k, n in zip(CLOCK, counts, strict=True)
+                    }
+                    state.update(clocks.setdefault((p.device, *counts), clock))
                 self.state[p] = state
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse another optimizer's state before anything is loaded."""
+    def _checked_state_dict(self, given: Any) -> dict[str, Any]:
+        """A dict that can be loaded: complete, this optimizer's, with admitted values."""
+        owner = type(self).__name__
+        states, groups = (
+            (given.get("state"), given.get("param_groups"))
+            if isinstance(given, Mapping)
+            else (None, None)
+        )
+        if not isinstance(states, Mapping) or not isinstance(groups, list | tuple):
+            raise ValueError(
+                f"{owner}: a state dict has a dict 'state' and a list 'param_groups'; this has not"
+            )
+        pairs = zip(groups, self.param_groups, strict=False)
+        full = [self._completed(group, own, place) for place, (group, own) in enumerate(pairs)]
+        sizes = [len(group["params"]) for group in full] + [0] * (len(groups) - len(full))
+        ours = [len(group["params"]) for group in self.param_groups]
+        if sizes != ours:
+            raise ValueError(
+                f"{owner}: this state dict has groups of {sizes} parameters, the optimizer {ours}"
+            )
+        checked = {**given, "param_groups": full}
+        keys = [key for group in full for key in group["params"]]
+        if not all(isinstance(key, Hashable) for key in keys) or len(set(keys)) < len(keys):
+            raise ValueError(f"{owner}: the groups of this state dict list a parameter twice")
+        places = dict(self._by_key(checked))
+        for key, state in states.items():
+            if key not in places or not isinstance(state, Mapping):
+                raise ValueError(
+                    f"{owner}: the state {key!r} of this state dict is none of a parameter of its "
+                    "groups"
+                )
+            self._check_saved_names(state)
+        for key, state in states.items():
+            if state:
+                self._check_saved_state(state, places[key])
+        return checked
+
+    def _completed(self, group: Any, own: dict[str, Any], place: int) -> dict[str, Any]:
+        """A saved group, checked, with what it lacks taken from ours."""
+        owner = type(self).__name__
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
+            raise ValueError(f"{owner}: group {place} of this state dict lists no parameters")
+        required = {*self.method.hyper, "seed", "noise_step"} - self.method.added
+        foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
+        self._refuse_state("groups", required - group.keys(), foreign)
+        full = {**{k: own[k] for k in self.defaults if k in own}, **group}
+        try:
+            checked_seed(owner, full["seed"], drawn=False)
+            self._check_group({**full, **{k: own[k] for k in own if k.startswith("param")}})
+        except (TypeError, ValueError) as error:
+            where = f"it is in group {place} of the state dict; nothing was loaded"
+            raise type(error)(f"{error}: {where}") from None
+        return full
+
+    def _check_saved_names(self, state: Mapping[str, Any]) -> None:
+        """Raise where the names in a state are not those that this optimizer keeps."""
         from upgd.optim.registry import METHODS
 
-        states = {name for row in METHODS.values() for name in row.states}
-        own = {*CLOCK, *self.method.states}
-        for group in state_dict["param_groups"]:
-            # Loading makes PyTorch add a default that earlier dicts do not have.
-            missing = self.defaults.keys() - group.keys() - {"differentiable"}
-            foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
-            self._refuse_state("groups", missing, foreign)
-        for state in state_dict["state"].values():
+        if state:
+            states = {name for row in METHODS.values() for name in row.states}
             missing = {*CLOCK, *self._weight_states()} - state.keys()
-            self._refuse_state("states", missing, (state.keys() & states) - own)
-        for key, p in self._by_key(state_dict):
-            state, shape = state_dict["state"].get(key, {}), self._state_shape(p)
-            wrong = [n for n in self.method.states if n in state and state[n].shape != shape]
-            if wrong and shape is not None:
+            foreign = (state.keys() & states) - {*CLOCK, *self.method.states}
+            self._refuse_state("states", missing, foreign)
+
+    def _check_saved_state(self, state: Mapping[str, Any], p: Tensor) -> None:
+        """Raise where a saved state has other shapes than it must, or values that no run has."""
+        owner, shape = type(self).__name__, self._state_shape(p)
+        for name in self.method.states:
+            if name not in state:
+                continue
+            if not isinstance(state[name], Tensor):
+                found = type(state[name]).__name__
+                raise TypeError(f"{owner}: this state dict has a {name} of type {found}")
+            if shape is not None and state[name].shape != shape:
                 raise ValueError(
-                    f"{type(self).__name__}: this state dict is another model's or optimizer's; "
-                    f"it has a {wrong[0]} of shape {tuple(state[wrong[0]].shape)} for a parameter "
-                    f"where {tuple(shape)} is kept"
+                    f"{owner}: this state dict is another model's or optimizer's; it has a {name} "
+                    f"of shape {tuple(state[name].shape)} for a parameter where {tuple(shape)} is "
+                    "kept"
                 )
+            if not state[name].is_floating_point() or not _is_finite(state[name]):
+                raise ValueError(
+                    f"{owner}: this state dict has a {name} that is not finite, for a parameter of "
+                    f"shape {tuple(p.shape)}; nothing was loaded"
+                )
+        step, attempts = (_count(state[name]) for name in CLOCK)
+        if step is None or attempts is None or step > attempts:
+            found = ", ".join(f"{name} {state[name]!r}" for name in CLOCK).replace("\n", " ")
+            raise ValueError(
+                f"{owner}: counts in a state dict are integers, 0 <= step <= attempts; this has "
+                f"{found}"
+            )
 
     def _refuse_state(self, where: str, missing: set[str], foreign: set[str]) -> None:
         for names, what in ((missing, "lack"), (foreign, "have")):
@@ -153,11 +242,20 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        skipped = ("_plan", "_fused_step")
+        skipped = ("_plan", "_fused_step", "_step_lock")
         own = {
             k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
         }
         return {**super().__getstate__(), **own}
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        """Serialises the steps of several threads."""
+        lock: AbstractContextManager[Any] = self.__dict__.setdefault("_step_lock", RLock())
+        return lock
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _noise_step(self, device: torch.device) -> int | Tensor:
         """The number of this draw: from the host, or from the device where a graph may replay it.
@@ -178,3 +276,15 @@ class StatefulOptimizer(Optimizer):
 
 def _clock(device: torch.device) -> dict[str, Tensor]:
     return {name: torch.zeros((), dtype=torch.int64, device=device) for name in CLOCK}
+
+
+def _is_finite(t: Tensor) -> bool:
+    return not t.is_meta and bool(t.isfinite().all())
+
+
+def _count(value: Any) -> int | None:
+    """A saved count; None where it is none."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dim() == 0 and not value.is_meta:
+        value = value.item()
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
+    return int(value) if whole and 0 <= value < 2**63 else None

@@ -65,10 +65,10 @@ class Hyperparameter:
                 raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
             values = list(value)
         for item in values:
-            if isinstance(item, torch.Tensor) and self.name == "lr":
+            if isinstance(item, torch.Tensor) and self.name == "lr" and not item.is_meta:
                 if item.numel() != 1:
                     raise ValueError(f"{owner}: a tensor lr must have one element, got {item!r}")
-                continue  # reading its value would stop the device
+                item = item.item()  # stops the device, once
             if isinstance(item, bool) or not isinstance(item, numbers.Real):
                 raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
             if not (self.low <= float(item) < self.high):  # NaN fails every comparison
@@ -129,6 +129,8 @@ class Method:
         states: What is kept per element, besides the step count.
         decays: For each trace that is bias-corrected, its decay as the rules name it.
         starts_as_weight: States that begin as a copy of the weights instead of zero.
+        added: Hyperparameters that the first release did not have. A state dict without them is an
+            older one; without others it is another optimizer's.
         power: How many weights and derivatives its rules multiply with each other at most, at
             least 2; it decides how large these may be (:meth:`limit`).
     """
@@ -138,6 +140,7 @@ class Method:
     states: tuple[str, ...] = ()
     decays: Mapping[str, str] = field(default_factory=dict)
     starts_as_weight: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
     power: int = 2
 
     def limit(self, dtype: torch.dtype) -> float:
