@@ -35,11 +35,11 @@ def make(row: Row, model: nn.Module, path: str, **more: Any) -> Any:
 
 
 # ------------------------------------------------------------------------ zero width
-EMPTY: dict[str, list[nn.Module]] = {
-    "no hidden units": [nn.Linear(4, 0), nn.Tanh(), nn.Linear(0, 3), nn.Tanh(), nn.Linear(3, 2)],
-    "no inputs": [nn.Linear(0, 4), nn.ReLU(), nn.Linear(4, 2)],
-    "no outputs": [nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 0)],
-    "nothing at all": [nn.Linear(0, 0, bias=False), nn.ReLU(), nn.Linear(0, 0, bias=False)],
+EMPTY = {  # layer by layer: inputs, outputs, whether there is a bias
+    "no hidden units": [(4, 0, True), (0, 3, True), (3, 2, True)],
+    "no inputs": [(0, 4, True), (4, 2, True)],
+    "no outputs": [(4, 3, True), (3, 0, True)],
+    "nothing at all": [(0, 0, False), (0, 0, False)],
 }
 
 
@@ -49,7 +49,8 @@ EMPTY: dict[str, list[nn.Module]] = {
 @every_method
 def test_layers_of_zero_width(row: Row, path: str, which: str) -> None:
     """Elements that there are move and stay finite; what is saved loads."""
-    model = nn.Sequential(*copy.deepcopy(EMPTY[which]))
+    layers = [layer for sizes in EMPTY[which] for layer in (nn.Linear(*sizes), nn.Tanh())]
+    model = nn.Sequential(*layers[:-1])
     opt = make(row, model, path, seed=1)
     before = [p.detach().clone() for p in model.parameters()]
     for _ in range(2):
@@ -83,8 +84,7 @@ def test_an_optimizer_of_nothing_but_empty_parameters(row: Row, path: str) -> No
 @every_path
 @every_method
 def test_parameters_on_the_meta_device(row: Row, path: str) -> None:
-    with torch.device("meta"):
-        model = network().to("meta")
+    model = network().to("meta")
     opt = make(row, model, path)
     for p in model.parameters():
         p.grad = torch.ones_like(p)

@@ -273,7 +273,7 @@ class FeatureUPGD(UtilityOptimizer):
         found = super()._read(members)
         for layer in self.features.layers:
             for values in (layer.first, layer.second):
-                if values is not None:
+                if values is not None and values.numel() > 0:
                     limit = self.method.limit(compute_dtype(values.dtype))
                     found.append((f"layer {layer.name!r}", "gate derivative", values, limit))
         return found

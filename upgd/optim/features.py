@@ -90,7 +90,7 @@ class FeatureLayer:
         """Add to the current backward pass: `h` and ``∂L/∂h`` of the same shape."""
         # In half precision the products of a scaled loss overflow where gradients do not.
         product = (h.to(self._dtype) * gradient.to(self._dtype)).movedim(self.axis(h), 0)
-        product = product.reshape(self.size, -1).sum(1)
+        product = product.reshape(self.size, product.numel() // max(1, self.size)).sum(1)
         task = torch._C._current_graph_task_id()
         if task in self._passes:
             self._passes[task].first = self._passes[task].first + product
