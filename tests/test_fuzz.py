@@ -7,7 +7,9 @@ take long, or leave half a study.
 from __future__ import annotations
 
 import atexit
+import copy
 import gzip
+import importlib.util
 import io
 import json
 import math
@@ -27,8 +29,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner
@@ -951,6 +955,200 @@ def _(folder: Path, setting: Setting) -> None:
         refused(lambda: engine.advance(4), ArithmeticError)
         state = json.dumps(engine.state()[1])
         assert json.loads(state)["step"] == engine.step
+
+
+# ---- optimizers
+
+WEIGHTWISE = ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk", "sgdw", "pgd"]
+STEPS: dict[str, dict[str, Any]] = {
+    "plain": {"foreach": False},
+    "foreach": {"foreach": True},
+    "packed": {"foreach": True, "nonfinite": "skip"},
+    "fused": {"fused": True},
+}
+if importlib.util.find_spec("numba") is None:
+    del STEPS["fused"]
+SHAPES = ((4, 3), (3, 3), (5,))
+KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upgd"
+
+
+class Learner:
+    """Three parameters, an optimizer that has made a step, and derivatives for the next ones."""
+
+    def __init__(self, method: str, path: str) -> None:
+        os.environ.setdefault("UPGD_CACHE", str(KERNELS))  # not in a folder that must stay empty
+        self.row = METHODS[method]
+        generator = torch.Generator().manual_seed(1)
+        self.params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+        self.opt = self.row.optimizer(self.params, seed=3, **self.row.options, **STEPS[path])
+        self.derive()
+        self.opt.step()
+        self.derive()
+
+    def derive(self) -> None:
+        for p in self.params:
+            p.grad, p.curvature = torch.ones_like(p), torch.ones_like(p)  # type: ignore[attr-defined]
+
+    def step(self) -> Any:
+        errors = (ValueError, TypeError, FloatingPointError)
+        return refused(lambda: self.opt.step() or True, *errors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        states = [t for s in self.opt.state.values() for t in s.values()]
+        return [*(p.detach() for p in self.params), *states]
+
+    def assert_finite(self) -> None:
+        assert all(bool(t.isfinite().all()) for t in self.tensors)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two state dicts are equal."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def resized_storage(t: torch.Tensor, number: int) -> None:
+    t.untyped_storage().resize_(number)
+
+
+def other_data(t: torch.Tensor, number: int) -> None:
+    t.data = torch.ones((number, 3) if number % 2 else (number,))
+
+
+def other_layout(t: torch.Tensor, number: int) -> None:
+    t.data = t.data.t() if number % 2 else t.data.flatten()[:1].expand(t.shape)
+
+
+def other_type(t: torch.Tensor, number: int) -> None:
+    t.data = t.data.to([torch.float64, torch.float16, torch.bfloat16][number % 3])
+
+
+def other_size(t: torch.Tensor, number: int) -> None:
+    learned = t.requires_grad
+    t.requires_grad_(False).resize_(number, 2).fill_(1).requires_grad_(learned)
+
+
+@fuzz(
+    "tensors changed between steps",
+    st.tuples(
+        st.sampled_from(WEIGHTWISE),
+        st.sampled_from(list(STEPS)),
+        st.sampled_from(["weight", "gradient", "state", "replaced state", "clock"]),
+        st.sampled_from([resized_storage, other_data, other_layout, other_type, other_size]),
+        st.integers(0, 60),
+    ),
+)
+def _(folder: Path, case: tuple[str, str, str, Callable[[torch.Tensor, int], None], int]) -> None:
+    method, path, which, change, number = case
+    learner = Learner(method, path)
+    p = learner.params[1]
+    state = learner.opt.state[p]
+    names = learner.row.states if which.endswith("state") else ("step",)
+    assume(names)
+    name = names[number % len(names)]
+    if which == "replaced state" or (path == "packed" and which == "state"):
+        state[name] = state[name].clone()  # packed states share a storage with others
+    target = {"weight": p, "gradient": p.grad}.get(which, state[name])
+    assert target is not None
+    try:
+        change(target, number)
+    except RuntimeError:  # PyTorch refuses it
+        assume(False)
+    before = learner.opt.param_groups[0]["noise_step"]
+    if learner.step() is None:
+        assert learner.opt.param_groups[0]["noise_step"] == before
+        return
+    learner.assert_finite()
+    learner.derive()
+    if learner.step() is not None:
+        learner.assert_finite()
+
+
+@fuzz(
+    "numbers that a step reads",
+    st.tuples(
+        st.sampled_from(WEIGHTWISE),
+        st.sampled_from(list(STEPS)),
+        st.lists(
+            st.tuples(st.sampled_from(["weight", "gradient", "curvature"]), st.floats(width=32)),
+            min_size=1,
+            max_size=4,
+        ),
+    ),
+)
+def _(folder: Path, case: tuple[str, str, list[tuple[str, float]]]) -> None:
+    method, path, planted = case
+    learner = Learner(method, path)
+    for which, number in planted:
+        learner.derive()
+        p = learner.params[0]
+        kept = p.detach().clone()
+        target = {"weight": p.data, "gradient": p.grad, "curvature": p.curvature}[which]  # type: ignore[attr-defined]
+        assert target is not None
+        target[1, 2] = number
+        before = [t.clone() for t in learner.tensors]
+        skipped = int(learner.opt.skipped_steps)
+        done = learner.step() is not None and int(learner.opt.skipped_steps) == skipped
+        if done:
+            learner.assert_finite()
+        else:
+            pairs = zip(before, learner.tensors, strict=True)
+            assert all(
+                x.dim() == 0 or torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs
+            )
+            p.data.copy_(kept)
+
+
+def entries(saved: Any) -> list[tuple[Any, Any]]:
+    """All places of a state dict: container and key."""
+    found = []
+    pairs = saved.items() if isinstance(saved, dict) else enumerate(saved)
+    for key, value in pairs:
+        found.append((saved, key))
+        if isinstance(value, dict | list):
+            found += entries(value)
+    return found
+
+
+@fuzz(
+    "state dicts of optimizers",
+    st.tuples(
+        st.sampled_from(WEIGHTWISE),
+        st.sampled_from(list(STEPS)),
+        st.integers(0, 200),
+        things | st.builds(torch.full, st.tuples(st.integers(0, 4)), st.floats(-3, 3)),
+        st.booleans(),
+    ),
+)
+def _(folder: Path, case: tuple[str, str, int, Any, bool]) -> None:
+    method, path, place, value, remove = case
+    learner = Learner(method, path)
+    saved = copy.deepcopy(learner.opt.state_dict())
+    places = entries(saved)
+    container, key = places[place % len(places)]
+    if remove:
+        container.pop(key)
+    else:
+        container[key] = value
+    before = copy.deepcopy(learner.opt.state_dict())
+    loaded = refused(
+        lambda: learner.opt.load_state_dict(saved) or True,
+        ValueError,
+        TypeError,  # type: ignore[func-returns-value]
+    )
+    if loaded is None:
+        assert same(learner.opt.state_dict(), before)
+    large = [v for v in learner.opt.param_groups[0].values() if isinstance(v, float) and v > 1e3]
+    if not large:  # such settings are allowed, and may overflow a weight at once
+        learner.derive()
+        learner.step()
+        learner.assert_finite()
 
 
 # ---- all of them
