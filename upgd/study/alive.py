@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -21,8 +22,20 @@ except ImportError:  # Windows
 SUFFIX = ".lock"
 
 
+@dataclass
+class Presence:
+    """How an owner leaves.
+
+    Attributes:
+        holds_runs: It could not give its runs back. Its file stays, unlocked, and the next process
+            frees them.
+    """
+
+    holds_runs: bool = False
+
+
 @contextmanager
-def present(folder: Path, owner: str) -> Iterator[None]:
+def present(folder: Path, owner: str) -> Iterator[Presence]:
     """Be seen as alive by the processes of a study for as long as this lasts.
 
     >>> import tempfile
@@ -34,11 +47,13 @@ def present(folder: Path, owner: str) -> Iterator[None]:
     descriptor, path = None, folder / (quote(owner, safe="") + SUFFIX)
     with suppress(OSError):
         descriptor = _lock(path)
+    presence = Presence()
     try:
-        yield
+        yield presence
     finally:
         if descriptor is not None:
-            path.unlink(missing_ok=True)
+            if not presence.holds_runs:
+                path.unlink(missing_ok=True)
             os.close(descriptor)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from upgd.study.alive import departed, present
@@ -79,12 +79,14 @@ def at_work(ledger: Ledger, owner: str, where: Mapping[str, Any] | None) -> Iter
     tidy(ledger)
     evict_departed(ledger)
     check_versions(ledger, where)
-    with present(ledger.path.parent / "workers", owner):
+    with present(ledger.path.parent / "workers", owner) as presence:
         try:
             yield
         except BaseException:
-            with suppress(StudyError):  # the first error is the one to tell
+            try:
                 ledger.evict(owner)
+            except StudyError:  # such as a full disk; the first error is the one to tell
+                presence.holds_runs = True
             raise
 
 
