@@ -232,7 +232,7 @@ def test_a_run_that_kills_its_process_is_given_up_and_the_rest_is_done(
         assert "gave up after 5 attempts" in str(poisoned.error)
         assert healthy.state == "done"
     resume = ["resume", str(tmp_path), "--quiet", "--engine", "eager"]
-    assert server.run("cli", resume) == 0
+    assert server.run("cli", resume) == 1  # one has failed still
     assert server.run("cli", [*resume, "--retry"]) == 0
     with Ledger.open(tmp_path) as ledger:
         assert ledger.get(POISON.key).state == "done"  # this time nothing kills it

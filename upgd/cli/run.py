@@ -11,6 +11,7 @@ from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
 from upgd.cli.working import (
+    AGENTS_ARE_LOCAL,
     CHECKPOINT,
     DATA_DIR,
     DEVICE,
@@ -23,6 +24,7 @@ from upgd.cli.working import (
     end,
 )
 from upgd.engine import Setting
+from upgd.rl.runs import is_rl
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
@@ -83,6 +85,7 @@ def run(
         ).items()
         for seed in seed_list(seeds)
     ]
+    how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     here = device if on == "local" else "cpu"  # a driver needs no GPU
     check_device(here)
     if row.dataset is not None:
@@ -99,7 +102,6 @@ def run(
     with Ledger.open(folder) as ledger:
         ledger.add(specs)
         keys = [spec.key for spec in specs]
-        how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
         tally = do_work(ledger, keys, how)
         if not quiet:
             show_study(ledger, folder, as_json, set(keys))
@@ -120,11 +122,14 @@ def resume(
     workers: WORKERS = 1,
 ) -> None:
     """Finish what a study has begun."""
+    how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
+    check_device(device if on == "local" else "cpu")
     with Ledger.open(study, create=False) as ledger:
         if retry:
-            check_device(device if on == "local" else "cpu")
+            failed = [part.problem for part in ledger.parts() if part.state == "failed"]
+            if on != "local" and any(map(is_rl, failed)):
+                raise ValueError(AGENTS_ARE_LOCAL)
             ledger.retry_failed()
-        how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
         tally = do_work(ledger, None, how)
         if not quiet:
             show_study(ledger, study, False)

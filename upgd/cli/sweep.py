@@ -34,6 +34,7 @@ from upgd.cli.working import (
     Work,
     do_work,
     end,
+    failed_earlier,
 )
 from upgd.paper.grids import sets as all_sets
 from upgd.streams import check
@@ -158,8 +159,10 @@ def sweep(
         try:
             if halving:
                 tally = _halve(ledger, plan, how, halving, points[names[0]], say)
+                tally = tally + failed_earlier(ledger, _keys(ledger, plan), tally.failed)
             elif search:
                 tally = _search(ledger, plan, how, spaces, search, say)
+                tally = tally + failed_earlier(ledger, _keys(ledger, plan), tally.failed)
             else:
                 ledger.add(plan.specs())
                 tally = do_work(ledger, [spec.key for spec in plan.specs()], how)
@@ -171,6 +174,15 @@ def sweep(
             mine = [r for r in found if r.family == plan.family(r.family.method)]
             show_best(mine, folder, as_json)
     end(tally)
+
+
+def _keys(ledger: Ledger, plan: Sweep) -> set[str]:
+    """The runs of a sweep that there are, of whatever length."""
+    return {
+        run.key
+        for run in ledger.runs(problem=plan.problem)
+        if run.spec.method in plan.sets and run.spec.seed in plan.seeds
+    }
 
 
 def _axes(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +22,13 @@ from upgd.rl.study import work_agents
 from upgd.study import Ledger
 from upgd.study.backlog import ENGINES
 from upgd.study.driver import drive
-from upgd.study.pools import Pool, make_pool
+from upgd.study.pools import Pool, check_pool, make_pool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
 from upgd.study.work import Tally, work
 
 SECONDS_BETWEEN_LINES = 30.0
+AGENTS_ARE_LOCAL = "agents of reinforcement learning run on this machine; leave out --on"
 DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]
 DEVICE = Annotated[str, typer.Option(help="cpu or cuda.")]
 ENGINE = Annotated[
@@ -72,11 +73,26 @@ class Work:
     workers: int = 1
     agents: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done, before a command touches a study.
+
+        Raises:
+            ValueError: An option has a value that it cannot have.
+            ImportError: Ray is not installed.
+        """
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine is one of {', '.join(ENGINES)}; got {self.engine!r}")
+        check_pool(self.on)
+        if self.on != "local" and self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"workers of a cluster have cpu or cuda, not {self.device!r}")
+
 
 def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
     """Run what is pending among `keys`, or in the whole study; says what went wrong."""
     where: dict[str, Any] | None = None if keys is None else {"key": list(keys)}
-    total = len(keys) if keys else sum(ledger.counts()[state] for state in ("pending", "running"))
+    left = ledger.unfinished(where)
+    total = len(keys) if keys else left
+    how = replace(how, workers=min(how.workers, left))
     tally = Tally()
     problems = {part.problem for part in ledger.parts()}
     others = sorted(problem for problem in problems if not is_rl(problem))
@@ -107,7 +123,7 @@ def _agents(ledger: Ledger, where: dict[str, Any] | None, total: int, how: Work)
     """The part of the work that is reinforcement learning."""
     if how.on != "local":
         if any(is_rl(spec.problem) for spec in ledger.claimable(where)):
-            raise ValueError("agents of reinforcement learning run on this machine; leave out --on")
+            raise ValueError(AGENTS_ARE_LOCAL)
         return Tally()
     workers = how.workers if how.workers > 1 else None
     with _terminated_as_interrupted(), _progress(total, how.quiet) as on_progress:
@@ -123,15 +139,30 @@ def _agents(ledger: Ledger, where: dict[str, Any] | None, total: int, how: Work)
 
 
 def _said(ledger: Ledger, keys: Sequence[str] | None, tally: Tally) -> Tally:
-    """Say what went wrong."""
+    """Say what went wrong, also with runs that nobody tried again."""
     if tally.diverged:
-        err.print(f"{tally.diverged} runs diverged", style="yellow")
+        err.print(f"{count(tally.diverged, 'run')} diverged", style="yellow")
     for line in tally.errors:
         text = printable(f"failed: {line}")
         err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
-    others = [lease for lease in ledger.leases() if keys is None or lease.key in keys]
+    mine = None if keys is None else frozenset(keys)
+    others = sum(mine is None or lease.key in mine for lease in ledger.leases())
     if others:
-        err.print(f"{len(others)} runs are under way in other processes", style="yellow")
+        told = "1 run is under way in another process"
+        told = told if others == 1 else f"{others} runs are under way in other processes"
+        err.print(told, style="yellow")
+    return tally + failed_earlier(ledger, mine, tally.failed)
+
+
+def failed_earlier(ledger: Ledger, keys: Collection[str] | None, now: int = 0) -> Tally:
+    """Count runs that failed, among `keys` or in the study, other than `now`; say how to retry."""
+    failed = sum(keys is None or run.key in keys for run in ledger.runs(state="failed"))
+    tally = Tally(failed_earlier=max(0, failed - now))
+    if tally.failed_earlier:
+        _note(
+            f"{count(tally.failed_earlier, 'run')} failed earlier; "
+            f"'upgd resume {printable(ledger.path.parent)} --retry' tries again"
+        )
     return tally
 
 
@@ -155,7 +186,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _note(text: str) -> None:
-    err.print(text, style="yellow", highlight=False, soft_wrap=True)
+    err.print(text, style="yellow", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager
@@ -163,9 +194,7 @@ def _workers(
     how: Work, on_note: Callable[[str], None] | None
 ) -> Iterator[list[Callable[..., Tally]]]:
     """What does the work: this process, or a pool."""
-    if how.engine not in ENGINES:
-        raise ValueError(f"engine is one of {', '.join(ENGINES)}; got {how.engine!r}")
-    if how.on == "local" and how.workers == 1:
+    if how.workers == 0 or (how.on == "local" and how.workers == 1):
         stacks = partial(work_stacks, on_note=on_note)
         # The eager engine takes what the batched one cannot.
         engines: dict[str, list[Callable[..., Tally]]]
@@ -187,8 +216,8 @@ def _drive(
 
 
 def end(tally: Tally) -> None:
-    """Tell the shell whether something failed."""
-    if tally.failed:
+    """Tell the shell whether something failed, now or earlier."""
+    if tally.failed or tally.failed_earlier:
         raise typer.Exit(1)
 
 

@@ -56,9 +56,9 @@ class Database:
             self._connection = connection
             _opened.add(self)
             self._check_identity()
+            if self._version() == 0 and (read_only or not create):
+                raise _missing(path.parent)  # a process was killed before it made the tables
             if read_only:
-                if self._version() == 0:  # a process was killed before it made the tables
-                    raise _missing(path.parent)
                 if self._version() < schema.READABLE:
                     raise LedgerError(
                         f"{path} is of an older version of upgd and cannot be upgraded while read "

@@ -329,6 +329,20 @@ class Ledger:
             found = dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
         return {state: found.get(state, 0) for state in STATES}
 
+    def unfinished(self, where: Where | None = None) -> int:
+        """How many runs are pending or running.
+
+        Args:
+            where: As for :meth:`claim`.
+        """
+        accepts = _acceptance(where or {})
+        columns = ", ".join(FILTERS)
+        with self._database.read() as db:
+            cursor = db.cursor()
+            cursor.row_factory = sqlite3.Row
+            query = f"SELECT {columns} FROM runs WHERE state IN ('pending', 'running')"
+            return sum(accepts(row) for row in cursor.execute(query))
+
     def parts(self) -> list[queries.Part]:
         """How many runs of each problem and method are in each state, and their steps."""
         return queries.count_parts(self._database)

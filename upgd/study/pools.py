@@ -85,6 +85,20 @@ class Roll:
         return [(w, event) for w, event in self._ready.items() if w not in self._busy]
 
 
+def check_pool(on: str) -> None:
+    """Raise unless ``--on`` names a pool that can be made here.
+
+    Raises:
+        ValueError: There is no such pool.
+        ImportError: Ray is not installed.
+    """
+    host = on.removeprefix("ray://")
+    if on not in ("local", "ray") and (host == on or not host):
+        raise ValueError(f"--on is local, ray or ray://host:port; got {on!r}")
+    if on != "local":
+        import upgd.study.ray_pool  # noqa: F401
+
+
 def make_pool(on: str, count: int, device: str = "cpu") -> Pool:
     """The pool that ``--on`` names.
 
@@ -98,13 +112,12 @@ def make_pool(on: str, count: int, device: str = "cpu") -> Pool:
         ValueError: There is no such pool.
         ImportError: Ray is not installed.
     """
+    check_pool(on)
     if on == "local":
         return LocalPool(count, device)
-    if on == "ray" or on.startswith("ray://"):
-        from upgd.study.ray_pool import RayPool
+    from upgd.study.ray_pool import RayPool
 
-        return RayPool(None if on == "ray" else on, count, device)
-    raise ValueError(f"--on is local, ray or ray://host:port; got {on!r}")
+    return RayPool(None if on == "ray" else on, count, device)
 
 
 class _Hand:

@@ -44,6 +44,8 @@ class Tally:
     done: int = 0
     diverged: int = 0
     failed: int = 0
+    failed_earlier: int = 0
+    """Runs that had failed before, which were not tried again."""
     lost: int = 0
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
