@@ -10,6 +10,7 @@ except ImportError as error:  # the library works without
 
 from upgd.cli import (  # noqa: F401  (they register their commands)
     best,
+    check,
     claims,
     data,
     demo,

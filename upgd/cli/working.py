@@ -94,7 +94,7 @@ def do_work(ledger: Ledger, keys: Sequence[str] | None, how: Work) -> Tally:
     total = len(keys) if keys else left
     how = replace(how, workers=min(how.workers, left))
     tally = Tally()
-    problems = {part.problem for part in ledger.parts()}
+    problems = ledger.problems()
     others = sorted(problem for problem in problems if not is_rl(problem))
     if len(others) < len(problems):
         tally = _agents(ledger, where, total, how)

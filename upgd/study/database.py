@@ -18,10 +18,12 @@ from pathlib import Path
 from weakref import WeakSet
 
 from upgd.study import crash, disks, schema
-from upgd.study.errors import LedgerError
+from upgd.study.errors import DamagedError, LedgerError
 
 MAGIC = b"SQLite format 3\0"
 BUSY_SECONDS = 30.0
+DAMAGE = ("malformed", "not a database", "no such table", "no such column", "too big")
+"""Words by which SQLite says that a file is not what it was."""
 
 # SQLite's locks and shared memory do not survive a fork: a child must neither open a file again
 # that its parent had open at the fork, nor close it.
@@ -47,6 +49,8 @@ class Database:
         self, path: Path, create: bool = True, exclusive: bool = False, read_only: bool = False
     ) -> None:
         self.path = path
+        self.checksums = True
+        """Whether rows have checksums; those of an older version have none while read only."""
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
@@ -59,6 +63,7 @@ class Database:
             if self._version() == 0 and (read_only or not create):
                 raise _missing(path.parent)  # a process was killed before it made the tables
             if read_only:
+                self.checksums = self._version() >= schema.CHECKSUMS
                 if self._version() < schema.READABLE:
                     raise LedgerError(
                         f"{path} is of an older version of upgd and cannot be upgraded while read "
@@ -100,6 +105,19 @@ class Database:
                 yield self._usable()
             except sqlite3.Error as error:
                 raise explain(error, self.path) from error
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection to read several times what was there at one moment."""
+        with self.read() as connection:
+            if connection.in_transaction:
+                yield connection
+                return
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("COMMIT")
 
     @contextmanager
     def write(self, name: str) -> Iterator[sqlite3.Connection]:
@@ -172,17 +190,8 @@ class Database:
             )
 
     def _connect(self, read_only: bool) -> sqlite3.Connection:
-        def connect(target: str, uri: bool) -> sqlite3.Connection:
-            return sqlite3.connect(
-                target,
-                timeout=BUSY_SECONDS,
-                isolation_level=None,  # transactions begin and end where we say
-                check_same_thread=False,  # self._lock keeps threads apart
-                uri=uri,
-            )
-
         if not read_only:
-            return connect(str(self.path), uri=False)
+            return connect(str(self.path))
         address = self.path.resolve().as_uri()
         connection = connect(f"{address}?mode=ro", uri=True)
         try:
@@ -206,7 +215,7 @@ class Database:
         connection.execute("BEGIN")  # one snapshot: another process may be making the tables
         version = self._version()
         identity = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         connection.execute("COMMIT")
         if not tables and not version and identity in (0, schema.APPLICATION_ID):
             return
@@ -214,6 +223,8 @@ class Database:
             raise _foreign(self.path)
         if version > len(schema.MIGRATIONS):
             raise _newer(self.path, version)
+        if version < (schema.CHECKSUMS if "totals" in tables else 1):
+            raise damaged(self.path, f"it says that it is of version {version}")
 
     def _configure(self, exclusive: bool) -> None:
         connection = self._usable()
@@ -241,13 +252,49 @@ class Database:
         """Bring the tables up to date; also tells at once whether the ledger can be written."""
         with self.write("migrate") as db:
             version = self._version()  # again: another process may have been faster
-            if version == 0:
-                db.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
-            for number, statements in enumerate(schema.MIGRATIONS[version:], version + 1):
-                for statement in statements:
-                    db.execute(statement)
-                    crash.point("migrate: after statement")
-                db.execute(f"PRAGMA user_version={number}")
+            upgrade(db, version)
+
+
+def connect(target: str, uri: bool = False, seconds: float | None = None) -> sqlite3.Connection:
+    """A connection to a file; waits so many seconds where another process writes."""
+    connection = sqlite3.connect(
+        target,
+        timeout=BUSY_SECONDS if seconds is None else seconds,
+        isolation_level=None,  # transactions begin and end where we say
+        check_same_thread=False,  # a lock keeps threads apart
+        uri=uri,
+    )
+    connection.text_factory = _text
+    return connection
+
+
+def upgrade(db: sqlite3.Connection, version: int) -> None:
+    """Bring the tables of a ledger from this version up to date; version 0 has none."""
+    if version == 0:
+        db.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
+    for number, statements in enumerate(schema.MIGRATIONS[version:], version + 1):
+        for statement in statements:
+            if callable(statement):
+                statement(db)
+            else:
+                db.execute(statement)
+            crash.point("migrate: after statement")
+        db.execute(f"PRAGMA user_version={number}")
+
+
+def _text(content: bytes) -> str:
+    """Text of a cell; what is not UTF-8 is kept too, for the checksum to notice."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+def damaged(path: Path, what: str) -> DamagedError:
+    """An error for a ledger that does not hold what was written to it."""
+    what = " ".join(what.split())
+    return DamagedError(
+        f"{path} is damaged: {what}; 'upgd check {path.parent}' lists the damage, and with "
+        "--repair mends what can be mended",
+        what,
+    )
 
 
 def _missing(folder: Path) -> LedgerError:
@@ -274,7 +321,7 @@ def explain(error: sqlite3.Error, path: Path) -> LedgerError:
     ... # doctest: +ELLIPSIS
     s...ledger.sqlite is in use by another process (database is locked); wait for it or end it
     """
-    text = str(error)
+    text = " ".join(str(error).split())
     lower = text.lower()
     if "full" in lower or "disk i/o" in lower:
         what = "cannot be written: the disk is full or failing"
@@ -284,8 +331,8 @@ def explain(error: sqlite3.Error, path: Path) -> LedgerError:
         way_out = "choose a folder you may write to with --study, or open it to read only"
     elif "locked" in lower or "busy" in lower:
         what, way_out = "is in use by another process", "wait for it or end it"
-    elif "malformed" in lower or "not a database" in lower:
-        what, way_out = "is damaged", "restore it from a copy, or start anew with --study"
+    elif any(word in lower for word in DAMAGE):
+        return damaged(path, text)
     else:
         what, way_out = "failed", "run again; if it stays, report it with this line"
     return LedgerError(f"{path} {what} ({text}); {way_out}")

@@ -15,6 +15,18 @@ class LedgerError(StudyError):
     """The ledger cannot be opened, read or written."""
 
 
+class DamagedError(LedgerError):
+    """What the ledger holds is not what was written.
+
+    Attributes:
+        what: What is damaged, without where and the way out.
+    """
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what or message
+
+
 class LeaseLostError(LedgerError):
     """The run of a claim is not the claimant's any more; its work must be dropped."""
 

@@ -27,16 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.study import crash, export, queries
-from upgd.study.database import Database
+from upgd.study.checksums import checksum
+from upgd.study.database import Database, damaged
 from upgd.study.errors import LeaseLostError, LedgerError
 from upgd.study.queries import FILTERS, Kept, read_run, select_runs, select_series
-from upgd.study.records import STATES, Claim, Lease, Result, Run, from_blob, to_blob, to_text
+from upgd.study.records import STATES, Claim, Lease, Result, Run, to_blob, to_text
+from upgd.study.schema import RESULT, RUN
 from upgd.study.spec import RULES_VERSION, RunSpec
 
 NAME = "ledger.sqlite"
 SUSPECT, ATTEMPTS, PATIENCE = 2, 5, 300.0
 FEW = 100
 """Up to so many keys, or as many as are claimed, are looked up; for more all runs are read."""
+HIDDEN = """
+    SELECT count(*) FROM runs NOT INDEXED WHERE state IN ('pending', 'running') AND (
+        key NOT IN (SELECT key FROM runs INDEXED BY runs_by_state
+                    WHERE state IN ('pending', 'running'))
+        OR NOT EXISTS (SELECT 1 FROM runs AS same WHERE same.key = runs.key))
+"""
 Where = Mapping[str, str | int | Collection[str] | Collection[int]]
 
 
@@ -106,15 +114,20 @@ class Ledger:
 
     def add(self, specs: Iterable[RunSpec]) -> tuple[int, int]:
         """Add runs that are not there yet; return how many were added and how many known."""
-        rows = [(s.key, s.to_json(), s.rules, s.problem, s.method, s.seed, s.steps) for s in specs]
+        rows = [
+            (s.key, s.to_json(), s.rules, s.problem, s.method, s.seed, s.steps, "pending", 0, None)
+            for s in specs
+        ]
         with self._database.write("add") as db:
             before = db.total_changes
             db.executemany(
-                "INSERT INTO runs (key, spec, rules, problem, method, seed, steps) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                rows,
+                f"INSERT INTO runs ({', '.join(RUN)}, checksum) "
+                f"VALUES ({', '.join('?' * len(RUN))}, ?) ON CONFLICT (key) DO NOTHING",
+                ((*row, checksum("run", *row)) for row in rows),
             )
             added = db.total_changes - before
+            crash.point("add: after runs")
+            db.execute("UPDATE totals SET runs = runs + ?", (added,))
         return added, len(rows) - added
 
     def claim(
@@ -155,10 +168,11 @@ class Ledger:
                     (key, owner, now + lease_seconds),
                 ).lastrowid
                 crash.point("claim: after lease")
+                _change(db, key, state="running", attempts=attempt)
                 db.execute(
-                    "UPDATE runs SET state = 'running', attempts = ?, silent = silent + 1, "
+                    "UPDATE runs SET silent = silent + 1, "
                     "silent_since = coalesce(silent_since, ?) WHERE key = ?",
-                    (attempt, now, key),
+                    (now, key),
                 )
                 spec = RunSpec.from_json(row["spec"])
                 claims.append(Claim(spec, int(token or 0), owner, lease_seconds, attempt))
@@ -224,14 +238,13 @@ class Ledger:
             cursor = db.cursor()
             cursor.row_factory = sqlite3.Row
             rows = cursor.execute(
-                "SELECT runs.key, spec, problem, method, seed, steps FROM runs "
-                "LEFT JOIN leases ON leases.key = runs.key "
+                "SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key "
                 "WHERE rules = ? AND (state = 'pending' OR (state = 'running' AND "
                 "(expires IS NULL OR expires <= ?))) ORDER BY silent >= ?, runs.id",
                 (RULES_VERSION, self._now(), SUSPECT),
             ).fetchall()
         for row in rows:
-            if accepts(row):
+            if accepts(row) and (not self._database.checksums or _is_sound(row)):
                 yield RunSpec.from_json(row["spec"])
 
     def suspects(self) -> set[str]:
@@ -281,8 +294,7 @@ class Ledger:
         text = error.encode("utf-8", "replace").decode()[:10_000]
         with self._database.write("fail") as db:
             _check_held(db, claim)
-            _leave(db, claim, "pending" if retry else "failed")
-            db.execute("UPDATE runs SET error = ? WHERE key = ?", (text, claim.spec.key))
+            _leave(db, claim, state="pending" if retry else "failed", error=text)
 
     def release(self, claim: Claim) -> None:
         """Give a run back, for example when interrupted; it waits for the next claim.
@@ -292,30 +304,32 @@ class Ledger:
         """
         with self._database.write("release") as db:
             _check_held(db, claim)
-            _leave(db, claim, "pending")
+            _leave(db, claim, state="pending")
 
     def release_all(self, claims: Iterable[Claim]) -> None:
         """Give runs back in one transaction; those that are not the claimant's are left alone."""
         with self._database.write("release") as db:
             for claim in claims:
                 if _is_held(db, claim):
-                    _leave(db, claim, "pending")
+                    _leave(db, claim, state="pending")
 
     def evict(self, owner: str) -> int:
         """Give back all runs of an owner that is known to be dead; return how many."""
         with self._database.write("evict") as db:
             keys = db.execute("SELECT key FROM leases WHERE owner = ?", (owner,)).fetchall()
-            db.executemany("UPDATE runs SET state = 'pending' WHERE key = ?", keys)
+            for (key,) in keys:
+                _change(db, key, state="pending")
             db.execute("DELETE FROM leases WHERE owner = ?", (owner,))
         return len(keys)
 
     def retry_failed(self) -> int:
         """Let failed runs wait for a claim again; return how many."""
         with self._database.write("retry") as db:
-            return db.execute(
-                "UPDATE runs SET state = 'pending', silent = 0, silent_since = NULL "
-                "WHERE state = 'failed'"
-            ).rowcount
+            keys = db.execute("SELECT key FROM runs WHERE state = 'failed'").fetchall()
+            for (key,) in keys:
+                _change(db, key, state="pending")
+                _hear(db, key)
+        return len(keys)
 
     def leases(self) -> list[Lease]:
         """Who holds which run, oldest claim first."""
@@ -325,8 +339,7 @@ class Ledger:
 
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
-        with self._database.read() as db:
-            found = dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
+        found = queries.count_states(self._database)
         return {state: found.get(state, 0) for state in STATES}
 
     def unfinished(self, where: Where | None = None) -> int:
@@ -334,14 +347,25 @@ class Ledger:
 
         Args:
             where: As for :meth:`claim`.
+
+        Raises:
+            DamagedError: A damaged index hides some of them, so that no claim would find them.
         """
         accepts = _acceptance(where or {})
         columns = ", ".join(FILTERS)
         with self._database.read() as db:
             cursor = db.cursor()
             cursor.row_factory = sqlite3.Row
+            [hidden] = db.execute(HIDDEN).fetchone()
+            if hidden:
+                raise damaged(self.path, f"an index hides {hidden} of the runs to do")
             query = f"SELECT {columns} FROM runs WHERE state IN ('pending', 'running')"
             return sum(accepts(row) for row in cursor.execute(query))
+
+    def problems(self) -> set[str]:
+        """The problems that runs are of."""
+        with self._database.read() as db:
+            return {problem for (problem,) in db.execute("SELECT DISTINCT problem FROM runs")}
 
     def parts(self) -> list[queries.Part]:
         """How many runs of each problem and method are in each state, and their steps."""
@@ -396,9 +420,9 @@ class Ledger:
 
     def metrics(self, key: str) -> dict[str, int]:
         """The metrics that a run has series of, with the steps of a window."""
-        with self._database.read() as db:
-            query = "SELECT metric, window FROM series WHERE key = ? ORDER BY metric"
-            return dict(db.execute(query, (key,)).fetchall())
+        row = queries.read_row(self._database, key)
+        kept = [] if row is None else queries.read_series(self._database, row)
+        return {one.metric: one.window for one in kept}
 
     def series(self, key: str, metric: str) -> NDArray[np.float32]:
         """A metric over time: one number per window, in order.
@@ -406,14 +430,13 @@ class Ledger:
         Raises:
             LedgerError: If there is no such run, or it has no such series.
         """
-        with self._database.read() as db:
-            query = "SELECT data FROM series WHERE key = ? AND metric = ?"
-            row = db.execute(query, (key, metric)).fetchone()
-        if row is None:
+        row = queries.read_row(self._database, key)
+        found = [] if row is None else queries.read_series(self._database, row, metric)
+        if not found:
             state = self.get(key).state
             have = ", ".join(self.metrics(key)) or "none"
             raise LedgerError(f"run {key} ({state}) has no series {metric!r}; it has {have}")
-        return from_blob(row[0])
+        return found[0].values
 
     def each_series(
         self, metrics: Collection[str] | None = None, keys: Collection[str] | None = None
@@ -431,9 +454,7 @@ class Ledger:
 
     def all_metrics(self) -> list[str]:
         """The metrics that any run has series of."""
-        with self._database.read() as db:
-            rows = db.execute("SELECT DISTINCT metric FROM series ORDER BY metric")
-            return [name for (name,) in rows]
+        return queries.all_metrics(self._database)
 
     def export_csv(self, target: str | os.PathLike[str] | TextIO) -> int:
         """Write a table with a row per run; see :func:`upgd.study.export.runs_csv`."""
@@ -456,20 +477,26 @@ def _keep_result(
 ) -> None:
     key = claim.spec.key
     series = [
-        (key, metric, int(one.window), to_blob(one.values)) for metric, one in result.series.items()
+        (key, str(metric), int(one.window), to_blob(one.values))
+        for metric, one in result.series.items()
     ]
+    times = (result.started, result.finished, result.wall)
     row = (
-        *(key, result.engine, result.device, result.dtype),
+        *(key, str(result.engine), str(result.device), str(result.dtype)),
         *(to_text(result.versions), to_text(result.host)),
-        *(float(result.started), float(result.finished), float(result.wall)),
+        *(float(time) + 0.0 for time in times),  # SQLite keeps -0.0 as 0.0
         *(to_text(result.summary), result.diverged_at),
+        to_text({cells[1]: checksum("series", *cells) for cells in series}),
     )
-    db.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", row)
+    db.execute(
+        f"INSERT INTO results ({', '.join(RESULT)}, checksum) "
+        f"VALUES ({', '.join('?' * len(row))}, ?)",
+        (*row, checksum("result", *row)),
+    )
     crash.point(f"{name}: after result")
     db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", series)
     crash.point(f"{name}: after series")
-    _leave(db, claim, state)
-    db.execute("UPDATE runs SET error = NULL WHERE key = ?", (key,))
+    _leave(db, claim, state=state, error=None)
 
 
 def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
@@ -500,15 +527,16 @@ def _candidates(
     """The runs to take, at most `limit`, and those met on the way that are not worth it."""
     if keys is not None:
         rows = sorted(_look_up(db, now, keys), key=_order)
-        hopeless = [row for row in rows if accepts(row) and _is_hopeless(row, now)]
-        found = [row for row in rows if accepts(row) and not _is_hopeless(row, now)]
-        return found[:limit], hopeless
+        rows = [row for row in rows if accepts(row) and _is_sound(row)]
+        lost = [row for row in rows if _is_hopeless(row, now)]
+        return [row for row in rows if not _is_hopeless(row, now)][:limit], lost
     expired = """
         SELECT runs.* FROM runs LEFT JOIN leases ON leases.key = runs.key
         WHERE state = 'running' AND (expires IS NULL OR expires <= ?) AND rules = ?
     """
     pending = "SELECT * FROM runs WHERE state = 'pending' AND rules = ?"
-    found, hopeless = [], []
+    found: list[sqlite3.Row] = []
+    hopeless: list[sqlite3.Row] = []
     for sign in ("<", ">="):
         for query, values in ((expired, (now, RULES_VERSION)), (pending, (RULES_VERSION,))):
             cursor = db.cursor()
@@ -516,7 +544,7 @@ def _candidates(
             for row in cursor.execute(f"{query} AND silent {sign} {SUSPECT} ORDER BY id", values):
                 if len(found) >= limit:
                     break
-                if accepts(row):
+                if accepts(row) and _is_sound(row):
                     (hopeless if _is_hopeless(row, now) else found).append(row)
             cursor.close()
     return found, hopeless
@@ -552,7 +580,7 @@ def _give_up(db: sqlite3.Connection, row: sqlite3.Row) -> None:
         "out; 'upgd resume --retry' tries again"
     )
     db.execute("DELETE FROM leases WHERE key = ?", (row["key"],))
-    db.execute("UPDATE runs SET state = 'failed', error = ? WHERE key = ?", (error, row["key"]))
+    _change(db, row["key"], state="failed", error=error)
     crash.point("claim: after giving up")
 
 
@@ -578,7 +606,30 @@ def _check_held(db: sqlite3.Connection, claim: Claim) -> None:
     raise LeaseLostError(f"run {key} is {now}; {claim.owner} has lost it and must drop its work")
 
 
-def _leave(db: sqlite3.Connection, claim: Claim, state: str) -> None:
+def _change(db: sqlite3.Connection, key: str, **cells: str | int | None) -> None:
+    """Change cells of a run, and its checksum with them.
+
+    What was damaged before keeps a checksum that is wrong: it does not become right by a change.
+    """
+    query = f"SELECT {', '.join(RUN)}, checksum FROM runs WHERE key = ?"
+    row = db.execute(query, (key,)).fetchone()
+    if row is None:
+        return  # a damaged lease is of no run
+    *old, known = row
+    if checksum("run", *old) == known:
+        known = checksum("run", *(dict(zip(RUN, old, strict=True)) | cells).values())
+    names = ", ".join(f"{name} = ?" for name in cells)
+    db.execute(
+        f"UPDATE runs SET {names}, checksum = ? WHERE key = ?", (*cells.values(), known, key)
+    )
+
+
+def _is_sound(row: sqlite3.Row) -> bool:
+    """Whether a run is as it was written; others are left alone, and named to those who read."""
+    return checksum("run", *(row[name] for name in RUN)) == str(row["checksum"])
+
+
+def _leave(db: sqlite3.Connection, claim: Claim, **cells: str | int | None) -> None:
     _hear(db, claim.spec.key)
-    db.execute("UPDATE runs SET state = ? WHERE key = ?", (state, claim.spec.key))
+    _change(db, claim.spec.key, **cells)
     db.execute("DELETE FROM leases WHERE token = ?", (claim.token,))

@@ -1,27 +1,84 @@
-"""Reading runs back from the tables."""
+"""Reading runs back from the tables; every row that is read is held against its checksum.
+
+Tables are read in the order of their rows and not by an index, since a damaged index hides rows;
+how many there must be is known.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.study.database import Database
-from upgd.study.errors import LedgerError
+from upgd.study import schema
+from upgd.study.checksums import checksum
+from upgd.study.database import Database, damaged
 from upgd.study.records import Result, Run, from_blob, from_summary
 from upgd.study.spec import RunSpec
 
 FILTERS = ("problem", "method", "seed", "steps", "key")
 PAGE = 1000
+OVER = ("done", "diverged")
+"""The states in which a run has a result."""
+T = TypeVar("T")
+Cells = tuple[Any, ...]
 
-COLUMNS = """
-    SELECT runs.id, runs.key, spec, state, attempts, error, engine, device, dtype, versions, host,
-        started, finished, wall, summary, diverged_at
-    FROM runs LEFT JOIN results ON results.key = runs.key
-"""
+
+class Row(NamedTuple):
+    """A run as the tables have it.
+
+    Attributes:
+        number: Runs are numbered in the order in which they were added.
+        run: The cells of :data:`schema.RUN`.
+        checksum: Theirs; None in a ledger of an older version.
+        result: The cells of :data:`schema.RESULT`, the key of the run first; empty if there is
+            none, or if it was not asked for.
+        result_checksum: Theirs.
+    """
+
+    number: int
+    run: Cells
+    checksum: str | None
+    result: Cells = ()
+    result_checksum: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The run's key."""
+        return str(self.run[0])
+
+    @property
+    def state(self) -> str:
+        """The run's state."""
+        return str(self.run[7])
+
+    def fault(self) -> str | None:
+        """What is wrong with the run, if something is."""
+        if self.checksum is not None and checksum("run", *self.run) != self.checksum:
+            return f"run {self.key} does not match its checksum"
+        return None
+
+    def result_fault(self) -> str | None:
+        """What is wrong with the run's result, if something is."""
+        if (self.state in OVER) != bool(self.result):
+            has = "a" if self.result else "no"
+            return f"run {self.key} is {self.state} and has {has} result"
+        known = self.result_checksum
+        if self.result and known is not None and checksum("result", *self.result) != known:
+            return f"the result of run {self.key} does not match its checksum"
+        return None
+
+    def contents(self) -> Mapping[str, str] | None:
+        """The checksums of its series by metric; None in a ledger of an older version."""
+        if self.result and self.result_checksum is None:
+            return None
+        found: dict[str, str] = json.loads(self.result[-1]) if self.result else {}
+        return found
 
 
 class Kept(NamedTuple):
@@ -33,43 +90,207 @@ class Kept(NamedTuple):
     values: NDArray[np.float32]
 
 
-def select_runs(database: Database, **equal: str | None) -> Iterator[Run]:
-    """Runs whose columns have these values, page by page, so that no reader holds up writers."""
-    conditions = {f"runs.{name} = ?": value for name, value in equal.items() if value is not None}
-    where = " AND ".join([*conditions, "runs.id > ?"])
-    query = f"{COLUMNS} WHERE {where} ORDER BY runs.id LIMIT {PAGE}"
-    last = 0
+# ------------------------------------------------------------------------------------ rows
+def columns(database: Database, results: bool) -> str:
+    """A query for rows as :func:`as_row` takes them; its end says which."""
+    both = database.checksums
+    names = ["runs.id", *(f"runs.{name}" for name in schema.RUN)]
+    names.append("runs.checksum" if both else "NULL")
+    if not results:
+        return f"SELECT {', '.join(names)} FROM runs NOT INDEXED"
+    names += [f"results.{name}" for name in schema.RESULT[1:-1]]
+    names += ["results.contents", "results.checksum"] if both else ["NULL", "NULL"]
+    join = "LEFT JOIN results ON results.key = runs.key"
+    return f"SELECT {', '.join(names)} FROM runs NOT INDEXED {join}"
+
+
+def as_row(cells: Cells) -> Row:
+    """A row of :func:`columns`."""
+    end = 1 + len(schema.RUN)
+    run, rest = cells[1:end], cells[end + 1 :]
+    if not rest or rest[0] is None:
+        return Row(cells[0], run, cells[end])
+    return Row(cells[0], run, cells[end], (run[0], *rest[:-1]), rest[-1])
+
+
+def pages(
+    database: Database,
+    results: bool = True,
+    more: Callable[[sqlite3.Connection, int, int], T] | None = None,
+    size: int = PAGE,
+) -> Iterator[tuple[list[Row], T | None]]:
+    """All runs, page by page, so that no reader holds up writers.
+
+    Args:
+        database: Where they are.
+        results: Whether to read their results too.
+        more: Called with the first and the last number of a page, at the same moment.
+        size: Of a page.
+
+    Raises:
+        DamagedError: There are fewer runs than were added, or more.
+    """
+    query = f"{columns(database, results)} WHERE runs.id > ? ORDER BY runs.id LIMIT {size}"
+    last, seen, known = 0, 0, None
     while True:
-        with database.read() as db:
-            rows = db.execute(query, (*conditions.values(), last)).fetchall()
+        with database.snapshot() as db:
+            rows = [as_row(cells) for cells in db.execute(query, (last,))]
+            extra = more(db, rows[0].number, rows[-1].number) if more and rows else None
+            if len(rows) < size and database.checksums:
+                known = db.execute("SELECT runs FROM totals").fetchall()
+        seen += len(rows)
+        numbers = [last, *(row.number for row in rows)]
+        in_order = all(before < after for before, after in pairwise(numbers))
+        if not in_order:
+            raise damaged(database.path, "its runs are not in order")
+        yield rows, extra
+        if len(rows) < size:
+            break
+        last = rows[-1].number
+    if known is not None and known != [(seen,)]:
+        added = ", ".join(str(number) for (number,) in known)
+        raise damaged(database.path, f"it has {seen} runs and {added or 'none'} were added")
+
+
+def sound_rows(database: Database, results: bool = False) -> Iterator[Row]:
+    """All runs, page by page.
+
+    Raises:
+        DamagedError: One of them does not match its checksum.
+    """
+    for rows, _ in pages(database, results):
         for row in rows:
-            yield _run(database, row)
-        if len(rows) < PAGE:
-            return
-        last = rows[-1][0]
+            if fault := row.fault():
+                raise damaged(database.path, fault)
+            yield row
 
 
+# ------------------------------------------------------------------------------------ runs
+def select_runs(database: Database, **equal: str | None) -> Iterator[Run]:
+    """Runs whose columns have these values.
+
+    Raises:
+        DamagedError: One of them, or its result, does not match its checksum.
+    """
+    wanted = [(schema.RUN.index(name), value) for name, value in equal.items() if value is not None]
+    for row in sound_rows(database, results=True):
+        if all(row.run[place] == value for place, value in wanted):
+            yield as_run(database, row)
+
+
+def read_run(database: Database, key: str) -> Run | None:
+    """The run with this key, if there is one."""
+    row = read_row(database, key)
+    return None if row is None else as_run(database, row)
+
+
+def read_row(database: Database, key: str) -> Row | None:
+    """The run with this key, if there is one, held against its checksum."""
+    query = columns(database, results=True).replace(" NOT INDEXED", "")
+    with database.read() as db:
+        cells = db.execute(f"{query} WHERE runs.key = ?", (key,)).fetchone()
+    row = None if cells is None else as_row(cells)
+    if row is not None and (fault := row.fault()):
+        raise damaged(database.path, fault)
+    return row
+
+
+def as_run(database: Database, row: Row) -> Run:
+    """What a row tells; its result is held against its checksum."""
+    if fault := row.result_fault():
+        raise damaged(database.path, fault)
+    key, spec, *_, state, attempts, error = row.run
+    try:
+        result = _result(*row.result[1:-1]) if row.result else None
+        return Run(RunSpec.from_json(spec), key, state, attempts, error, result)
+    except (ValueError, TypeError, AttributeError) as wrong:  # an older version has no checksums
+        raise damaged(database.path, f"run {key!r} cannot be read ({wrong})") from wrong
+
+
+# ---------------------------------------------------------------------------------- series
 def select_series(
     database: Database, metrics: Collection[str] | None, keys: Collection[str] | None
 ) -> Iterator[Kept]:
-    """Series in the order of their runs and of their names, page by page."""
+    """Series in the order of their runs and of their names, page by page.
+
+    Raises:
+        DamagedError: One of them is not there or does not match its checksum.
+    """
     chosen = None if keys is None else frozenset(keys)
     names = [] if metrics is None else sorted(metrics)
     among = f"AND metric IN ({', '.join('?' * len(names))})" if metrics is not None else ""
     query = f"""
-        SELECT series.key, metric, window, data FROM runs JOIN series ON series.key = runs.key
+        SELECT {", ".join(f"series.{name}" for name in schema.SERIES)}
+        FROM runs NOT INDEXED JOIN series ON series.key = runs.key
         WHERE runs.id BETWEEN ? AND ? {among} ORDER BY runs.id, metric
     """
+
+    def read(db: sqlite3.Connection, first: int, last: int) -> list[Cells]:
+        return db.execute(query, (first, last, *names)).fetchall()
+
+    for rows, series in pages(database, more=read, size=PAGE // 5):
+        by_key: dict[str, list[Cells]] = {}
+        for cells in series or []:
+            by_key.setdefault(cells[0], []).append(cells)
+        for row in rows:
+            if fault := row.fault() or row.result_fault():
+                raise damaged(database.path, fault)
+            if chosen is None or row.key in chosen:
+                yield from sound_series(database, row, by_key.get(row.key, []), metrics)
+
+
+def read_series(database: Database, row: Row, metric: str | None = None) -> list[Kept]:
+    """The series of a run, or that of one metric, in the order of their names."""
+    if fault := row.result_fault():
+        raise damaged(database.path, fault)
+    among, names = ("", []) if metric is None else ("AND metric = ?", [metric])
+    query = f"SELECT {', '.join(schema.SERIES)} FROM series WHERE key = ? {among} ORDER BY metric"
     with database.read() as db:
-        first, last = db.execute("SELECT min(id), max(id) FROM runs").fetchone()
-    for start in range(first or 1, (last or 0) + 1, PAGE // 5):
+        series = db.execute(query, (row.key, *names)).fetchall()
+    return list(sound_series(database, row, series, names or None))
+
+
+def sound_series(
+    database: Database, row: Row, series: list[Cells], metrics: Collection[str] | None
+) -> Iterator[Kept]:
+    """The series of a run, held against what its result says of them."""
+    for fault in series_faults(row, series, metrics):
+        raise damaged(database.path, fault)
+    for key, metric, window, data in series:
+        yield Kept(key, metric, window, from_blob(data))
+
+
+def series_faults(
+    row: Row, series: list[Cells], metrics: Collection[str] | None = None
+) -> Iterator[str]:
+    """What is wrong with the series of a run, of which these metrics were read."""
+    contents = row.contents()
+    if contents is None:
+        return
+    expected = {m: c for m, c in contents.items() if metrics is None or m in metrics}
+    for cells in series:
+        metric = str(cells[1])
+        if expected.pop(metric, None) != checksum("series", *cells):
+            yield f"the series {metric!r} of run {row.key} does not match its checksum"
+    for metric in expected:
+        yield f"the series {metric!r} of run {row.key} is not there"
+
+
+def all_metrics(database: Database) -> list[str]:
+    """The metrics that any run has series of."""
+    if not database.checksums:
         with database.read() as db:
-            rows = db.execute(query, (start, start + PAGE // 5 - 1, *names)).fetchall()
-        for key, metric, window, data in rows:
-            if chosen is None or key in chosen:
-                yield Kept(key, metric, window, from_blob(data))
+            rows = db.execute("SELECT DISTINCT metric FROM series ORDER BY metric")
+            return [name for (name,) in rows]
+    found: set[str] = set()
+    for row in sound_rows(database, results=True):
+        if fault := row.result_fault():
+            raise damaged(database.path, fault)
+        found.update(row.contents() or ())
+    return sorted(found)
 
 
+# ------------------------------------------------------------------------------------ parts
 class Part(NamedTuple):
     """Runs of one problem and method in one state: how many, and their steps in all."""
 
@@ -90,14 +311,22 @@ class UnderWay(NamedTuple):
     held: bool
 
 
+def count_states(database: Database) -> dict[str, int]:
+    """How many runs are in each state that there is."""
+    found: dict[str, int] = {}
+    for row in sound_rows(database):
+        found[row.state] = found.get(row.state, 0) + 1
+    return found
+
+
 def count_parts(database: Database) -> list[Part]:
     """All runs, counted, in the order in which methods were added."""
-    query = """
-        SELECT problem, method, state, count(*), sum(steps) FROM runs
-        GROUP BY problem, method, state ORDER BY min(id)
-    """
-    with database.read() as db:
-        return [Part(*row) for row in db.execute(query)]
+    found: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for row in sound_rows(database):
+        _, _, _, problem, method, _, steps, state, _, _ = row.run
+        runs, total = found.get((problem, method, state), (0, 0))
+        found[problem, method, state] = runs + 1, total + steps
+    return [Part(*name, *counted) for name, counted in found.items()]
 
 
 def select_under_way(database: Database, now: float) -> list[UnderWay]:
@@ -129,27 +358,8 @@ def recent_paces(database: Database) -> dict[tuple[str, str], float]:
 
 def last_failures(database: Database, most: int) -> list[tuple[RunSpec, str]]:
     """Runs that failed, with what was wrong; those that were added last come first."""
-    query = "SELECT spec, error FROM runs WHERE state = 'failed' ORDER BY id DESC LIMIT ?"
-    with database.read() as db:
-        rows = db.execute(query, (most,)).fetchall()
-    return [(RunSpec.from_json(spec), error or "") for spec, error in rows]
-
-
-def read_run(database: Database, key: str) -> Run | None:
-    """The run with this key, if there is one."""
-    with database.read() as db:
-        row = db.execute(f"{COLUMNS} WHERE runs.key = ?", (key,)).fetchone()
-    return None if row is None else _run(database, row)
-
-
-def _run(database: Database, row: tuple[Any, ...]) -> Run:
-    _, key, spec, state, attempts, error, *rest = row
-    try:
-        return Run(RunSpec.from_json(spec), key, state, attempts, error, _result(*rest))
-    except (ValueError, TypeError, AttributeError) as wrong:
-        raise LedgerError(
-            f"{database.path} is damaged at run {key!r} ({wrong}); restore it from a copy"
-        ) from wrong
+    failed = [row for row in sound_rows(database) if row.state == "failed"]
+    return [(RunSpec.from_json(row.run[1]), row.run[9] or "") for row in failed[: -most - 1 : -1]]
 
 
 def _result(

@@ -6,9 +6,53 @@ released is never edited: a change to the tables is a new step at the end.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+
+from upgd.study.checksums import checksum
+
 APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLite databases
 
-MIGRATIONS: list[tuple[str, ...]] = [
+RUN = ("key", "spec", "rules", "problem", "method", "seed", "steps", "state", "attempts", "error")
+"""The cells of a run that its checksum covers, in order."""
+RESULT = (
+    *("key", "engine", "device", "dtype", "versions", "host", "started", "finished", "wall"),
+    *("summary", "diverged_at", "contents"),
+)
+"""Those of a result; ``contents`` has the checksums of its series by metric, as JSON."""
+SERIES = ("key", "metric", "window", "data")
+"""Those of a series."""
+
+
+def _add_checksums(db: sqlite3.Connection) -> None:
+    """Compute checksums of what is there; a specification that has lost its key gets none."""
+    runs = db.execute(f"SELECT {', '.join(RUN)} FROM runs").fetchall()
+    sums = [(checksum("run", *row) if is_key_of(row[0], row[1]) else "", row[0]) for row in runs]
+    db.executemany("UPDATE runs SET checksum = ? WHERE key = ?", sums)
+    db.execute("INSERT INTO totals VALUES (?)", (len(runs),))
+    for row in db.execute(f"SELECT {', '.join(RESULT[:-1])} FROM results").fetchall():
+        query = f"SELECT {', '.join(SERIES)} FROM series WHERE key = ?"
+        series = {one[1]: checksum("series", *one) for one in db.execute(query, row[:1])}
+        contents = json.dumps(series, sort_keys=True)
+        db.execute(
+            "UPDATE results SET contents = ?, checksum = ? WHERE key = ?",
+            (contents, checksum("result", *row, contents), row[0]),
+        )
+
+
+def is_key_of(key: object, spec: object) -> bool:
+    """Whether a key is that of a specification's JSON."""
+    return (
+        isinstance(spec, str)
+        and key == hashlib.sha256(spec.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    )
+
+
+Step = str | Callable[[sqlite3.Connection], None]
+
+MIGRATIONS: list[tuple[Step, ...]] = [
     (
         """
         CREATE TABLE runs (
@@ -66,7 +110,18 @@ MIGRATIONS: list[tuple[str, ...]] = [
     # How many times in a row the run was begun and nothing was heard of it again; since when.
     ("ALTER TABLE runs ADD COLUMN silent INTEGER NOT NULL DEFAULT 0",),
     ("ALTER TABLE runs ADD COLUMN silent_since REAL",),
+    # Checksums, and how many runs there are: rows that are lost have none to be wrong.
+    (
+        "ALTER TABLE runs ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE results ADD COLUMN contents TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE results ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
+        "CREATE TABLE totals (runs INTEGER NOT NULL)",
+        _add_checksums,
+    ),
 ]
+
+CHECKSUMS = 4
+"""The version from which on there are checksums; older ones have them once they are upgraded."""
 
 READABLE = 1
 """The oldest version whose results can be read as they are, without bringing it up to date."""

@@ -1,0 +1,66 @@
+"""``upgd check``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.numbers import count
+from upgd.cli.show import STUDY
+from upgd.study.checking import Findings, check_study
+from upgd.study.repairing import repair_study
+
+
+@app.command()
+@mistakes_are_one_line
+def check(
+    study: STUDY,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Copy the ledger aside, and let runs whose results are damaged wait to be "
+            "computed again.",
+        ),
+    ] = False,
+) -> None:
+    """Check that a study is as it was written: the ledger's file, all results, checkpoints.
+
+    Exit code 0: it is whole; 1: something is damaged, one line each.
+    """
+    found = check_study(study)
+    for line in found.lines:
+        _tell(f"damaged: {line}")
+    if not found.lines or not repair:
+        _tell(_summary(found))
+        if found.lines:
+            _tell(f"'upgd check {study} --repair' mends what can be mended")
+            raise typer.Exit(1)
+        return
+    done = repair_study(study, found)
+    _tell(f"copied the ledger as it was to {done.copy}")
+    if done.again:
+        runs = f"{count(done.again, 'run')} must be computed again"
+        _tell(f"{runs}: 'upgd resume {study}'")
+    if done.lost != 0:
+        runs = "runs may be lost" if done.lost is None else f"{count(done.lost, 'run')} lost"
+        _tell(f"{runs}: repeat the commands that made the study, which run what is missing")
+    left = check_study(study)
+    for line in left.lines:
+        _tell(f"still damaged: {line}")
+    _tell(_summary(left))
+    if left.lines or done.lost != 0:
+        raise typer.Exit(1)
+
+
+def _summary(found: Findings) -> str:
+    parts = (count(found.runs, "run"), f"{found.series} series", count(found.kept, "checkpoint"))
+    whole = "damaged" if found.lines else "whole"
+    note = "" if found.has_checksums else " (it has no checksums yet: 'upgd resume' adds them)"
+    return f"{', '.join(parts)}: {whole}{note}"
+
+
+def _tell(text: str) -> None:
+    out.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -1,0 +1,163 @@
+"""Whether a study is as it was written: ``upgd check``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upgd.study import schema
+from upgd.study.database import Database
+from upgd.study.errors import CheckpointError, DamagedError, SpecError
+from upgd.study.files import load_checkpoint
+from upgd.study.ledger import NAME
+from upgd.study.queries import PAGE, Cells, Row, as_run, pages, series_faults
+from upgd.study.schema import SERIES, is_key_of
+from upgd.study.spec import RunSpec
+
+MOST = 20
+"""Lines of what SQLite finds in one file."""
+HELD = "SELECT leases.key, state FROM leases LEFT JOIN runs ON runs.key = leases.key"
+
+
+@dataclass
+class Findings:
+    """What was looked at, and what is damaged.
+
+    Attributes:
+        ledger: What is damaged in the ledger, a line each.
+        checkpoints: By file, what is wrong with it.
+        runs: How many could be read.
+        series: How many could be read.
+        kept: Checkpoints there are.
+        has_checksums: Not before a ledger of an older version is upgraded.
+    """
+
+    ledger: list[str] = field(default_factory=list)
+    checkpoints: dict[Path, str] = field(default_factory=dict)
+    runs: int = 0
+    series: int = 0
+    kept: int = 0
+    has_checksums: bool = True
+
+    @property
+    def lines(self) -> list[str]:
+        """All that is damaged."""
+        return [*self.ledger, *self.checkpoints.values()]
+
+
+def check_study(folder: Path) -> Findings:
+    """Read all of a study and hold it against its checksums; nothing is written.
+
+    Raises:
+        LedgerError: There is no study, or its ledger cannot be opened for another reason than
+            damage.
+    """
+    found = Findings()
+    try:
+        database = Database(folder / NAME, create=False, read_only=True)
+    except DamagedError as error:
+        found.ledger.append(error.what)
+        return found
+    keys: set[str] = set()
+    try:
+        found.has_checksums = database.checksums
+        for look in (_structure, _runs):
+            try:
+                for line in look(database, found, keys):
+                    if line not in found.ledger:
+                        found.ledger.append(line)
+            except DamagedError as error:
+                found.ledger.append(error.what)
+    finally:
+        database.close()
+    _checkpoints(folder, keys, found)
+    return found
+
+
+def _structure(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
+    """What SQLite itself finds, and rows without the rows that they belong to."""
+    with database.read() as db:
+        for (text,) in db.execute(f"PRAGMA integrity_check({MOST})"):
+            if text != "ok":
+                yield "the file's structure: " + " ".join(str(text).split())
+        for table, number, parent, _ in db.execute("PRAGMA foreign_key_check"):
+            yield f"row {number} of table {table} belongs to nothing in {parent}"
+        for key, state in db.execute(HELD):
+            if state != "running":
+                yield f"run {key} is held by a process and {state or 'not there'}"
+
+
+def _runs(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
+    """What does not match its checksum, or cannot be read."""
+    names = ", ".join(f"series.{name}" for name in SERIES)
+    query = f"""
+        SELECT {names} FROM runs NOT INDEXED JOIN series ON series.key = runs.key
+        WHERE runs.id BETWEEN ? AND ? ORDER BY runs.id, metric
+    """
+
+    def read(db: sqlite3.Connection, first: int, last: int) -> dict[str, list[Cells]]:
+        by_key: dict[str, list[Cells]] = {}
+        for cells in db.execute(query, (first, last)):
+            by_key.setdefault(cells[0], []).append(cells)
+        return by_key
+
+    for rows, series in pages(database, more=read, size=PAGE // 5):
+        for row in rows:
+            found.runs += 1
+            if row.key in keys:
+                yield f"run {row.key} is there twice"
+            keys.add(row.key)
+            mine = (series or {}).get(row.key, [])
+            found.series += len(mine)
+            yield from run_faults(database, row, mine)
+
+
+def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
+    """All that is wrong with a run, its result and its series."""
+    if fault := row.fault() or spec_fault(row):
+        yield fault
+    if fault := row.result_fault():
+        yield fault
+        return
+    try:
+        as_run(database, row)
+    except DamagedError as error:
+        yield error.what
+        return
+    yield from series_faults(row, series)
+
+
+def spec_fault(row: Row) -> str | None:
+    """What is wrong with a run's specification, if something is."""
+    key, text = row.run[:2]
+    if not is_key_of(key, text):
+        return f"run {key} has the specification of another run"
+    try:
+        spec = RunSpec.from_json(text)
+    except SpecError as error:
+        return f"run {key} has no specification ({error})"
+    same = spec_cells(spec) == row.run[2:7]
+    return None if same else f"run {key} differs from its specification"
+
+
+def spec_cells(spec: RunSpec) -> Cells:
+    """The cells of a run that its specification determines, after the first two."""
+    return tuple(getattr(spec, name) for name in schema.RUN[2:7])
+
+
+def _checkpoints(folder: Path, keys: set[str], found: Findings) -> None:
+    for path in sorted((folder / "checkpoints").glob("*.npz")):
+        found.kept += 1
+        try:
+            _, facts = load_checkpoint(path)
+        except CheckpointError:
+            found.checkpoints[path] = f"checkpoint {path.name} cannot be read; its run starts over"
+            continue
+        stack = facts.get("stack")
+        of = stack.get("run") if isinstance(stack, dict) else None
+        if of != path.stem:
+            found.checkpoints[path] = f"checkpoint {path.name} is of another run ({of})"
+        elif of not in keys:
+            found.checkpoints[path] = f"checkpoint {path.name} belongs to no run of this study"
