@@ -436,7 +436,7 @@ def test_mistakes_in_converting(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=DIGITS, labels=LABELS)
     mnist = tmp_path / "mnist.npz"
     refused("no test split", "convert", tmp_path / "train.npz", mnist)
-    refused("cannot be written", "convert", tmp_path / "train.npz", tmp_path / "text.npz" / "x.npz")
+    refused("cannot write", "convert", tmp_path / "train.npz", tmp_path / "text.npz" / "x.npz")
     (tmp_path / "folder.npz").mkdir()
     refused("is a folder", "convert", tmp_path / "train.npz", tmp_path / "folder.npz")
     for command in ("list", "check"):

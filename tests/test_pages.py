@@ -51,6 +51,10 @@ def test_no_page_drifts_from_the_results(site: Site) -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path}: 'make results' writes it anew"
 
 
+def test_committed_pages_and_figures_may_be_replaced(site: Site) -> None:
+    site.check()
+
+
 def test_notes_were_written_for_these_results() -> None:
     """What is written by hand has numbers, too: whoever changes a table reads its notes again."""
     for notes in RESULTS.rglob("notes.md"):

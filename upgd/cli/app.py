@@ -103,6 +103,13 @@ def tell(message: str) -> None:
     err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
+def wrote(path: os.PathLike[str], more: str = "") -> None:
+    """Say that a file was written; not on standard output where that is, or may be, the file."""
+    console = out if os.path.isfile(path) and not os.fspath(path).startswith("/dev/") else err
+    text = f"wrote {printable(path)}{more}"
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
 def _fail(message: str) -> NoReturn:
     tell(message)
     raise typer.Exit(2)

@@ -11,14 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, out, printable, wrote
 from upgd.cli.arguments import seed_list, whole
 from upgd.cli.numbers import count
 from upgd.cli.show import PROBLEM, STUDY
 from upgd.optim.registry import get as get_method
 from upgd.paper.sets import BEST
+from upgd.report.figures import check_format
 from upgd.report.sensitivity import draw_sensitivity
 from upgd.study import Ledger
+from upgd.study.files import check_output
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Ranking, best_sets
 
@@ -42,6 +44,9 @@ def best(
 
     Only sets that have all their seeds are compared. On squared error the lowest loss wins.
     """
+    if plot is not None:
+        check_format(plot)
+        check_output(plot)
     with Ledger.open(study, create=False, read_only=True) as ledger:
         found = best_sets(
             ledger,
@@ -59,7 +64,7 @@ def best(
     if plot is not None:
         for path in _draw(found, plot):
             if not as_json:
-                out.print(f"wrote {printable(path)}", highlight=False, markup=False, emoji=False)
+                wrote(path)
 
 
 def show_best(found: Sequence[Ranking], study: Path, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from upgd.cli.app import F, app, err, mistakes_are_one_line, out, printable, tell
+from upgd.cli.app import F, app, err, mistakes_are_one_line, out, printable, tell, wrote
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
@@ -31,6 +31,7 @@ from upgd.streams.download import fetch as download
 from upgd.streams.extract import extract, list_images
 from upgd.streams.files import find
 from upgd.streams.readers import DataError, OnProgress
+from upgd.study.files import check_output
 
 data = typer.Typer(
     help="Find, fetch, check and convert the data behind the problems.",
@@ -274,6 +275,9 @@ def _target(target: Path, name: str, force: bool) -> str | None:
         raise ValueError(f"{target} is a folder; name a file in it")
     if target.exists() and not force:
         raise ValueError(f"{target} exists; --force replaces it")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target} is not a regular file; name one")
+    check_output(target, make_folders=True)
     if name and name not in DATASETS:
         splits_of(name)
         raise ValueError(f"{name} is embedded and needs no file; there are {', '.join(DATASETS)}")
@@ -292,8 +296,7 @@ def _write(target: Path, content: Content, known: str | None, quiet: bool, as_js
             shape = "×".join(map(str, split.shape))
             line = f"{split.split}: {split.samples} of {shape}, {split.dtype}"
             out.print(f"{line}, {split.classes} classes", highlight=False)
-        text = f"wrote {printable(target)} ({filesize.decimal(size)})"
-        out.print(text, highlight=False, markup=False, soft_wrap=True)
+        wrote(target, f" ({filesize.decimal(size)})")
 
 
 @contextmanager

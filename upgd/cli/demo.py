@@ -25,11 +25,12 @@ from upgd.metrics import standard_error
 from upgd.report import tables, verdict
 from upgd.report.chart import line_chart
 from upgd.report.figures import draw_curves
-from upgd.report.page import Page, render
+from upgd.report.page import MARK, Page, render
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.study.driver import drive
+from upgd.study.files import check_generated, check_output
 from upgd.study.pools import LocalPool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import Progress as RunProgress
@@ -142,6 +143,13 @@ def _page_path(study: Path, output: Path | None) -> Path:
         raise ValueError(f"the page's name must end in .html, got {page}; its figure is a .png")
     if page.is_dir():
         raise ValueError(f"{page} is a folder; give the page a name")
+    figure = page.with_suffix(".png")
+    if output is None:
+        check_generated(page, MARK)
+    else:
+        check_output(page, make_folders=True)
+        check_output(figure, make_folders=True)
+    check_generated(figure)
     return page
 
 

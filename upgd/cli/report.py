@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, printable, wrote
 from upgd.cli.show import PROBLEM, STUDY, chosen_runs
 from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.evidence import shown
@@ -16,7 +16,9 @@ from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import collect
 from upgd.report import sections
 from upgd.report.html import Judged, Report, render
+from upgd.report.page import MARK
 from upgd.study import Ledger, StudyError, write_atomically
+from upgd.study.files import check_generated, check_output
 
 
 @app.command()
@@ -39,6 +41,9 @@ def report(
     page = output or study / "report.html"
     if page.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"a report's name must end in .html, got {page}; 'upgd plot' draws others")
+    check_output(page, make_folders=output is not None)
+    if output is None:
+        check_generated(page, MARK)
     with Ledger.open(study, create=False, read_only=True) as ledger:
         there = ledger.all_metrics()
         for name in metric or []:
@@ -50,11 +55,10 @@ def report(
             raise StudyError(f"{study} has no run to report on")
         found = sections.read(ledger, runs, metric or [])
         claims, others = judge(ledger, problem)
-    title = f"Study {study.resolve().name}"
+    title = f"Study {printable(study.resolve().name)}"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, render(Report(title, found, claims, others)).encode())
-    text = f"wrote {printable(page)}"
-    out.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    wrote(page)
     if opened:
         webbrowser.open(page.resolve().as_uri())
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, err, mistakes_are_one_line, out, printable, wrote
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.working import (
     CHECKPOINT,
@@ -35,17 +35,21 @@ from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, find, folder_name, gather, lacking, read, write
+from upgd.report.figures import check_format
 from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, is_rl
 from upgd.rl.study import pace
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, forecast
+from upgd.study.files import check_generated, check_output_folder
 from upgd.study.prepare import check_device
 from upgd.study.versions import commit
 from upgd.study.work import Tally
 
 STUDY = Path("studies/paper")
+MARKED = {"png", "svg"}
+"""Formats of figures that name the program near their beginning."""
 
 
 @app.command()
@@ -105,10 +109,11 @@ def reproduce(
             raise ValueError(f"there is neither a study nor a folder of tables in {folder}")
     studies = [first, *(each for each in others if not are_tables(each))]
     tables = results or first / "results"
-    suffixes = [part.strip().lstrip(".") for part in formats.split(",") if part.strip()]
+    suffixes = _suffixes(formats)
     names = _experiments(drawn, problems, environments)
     to_run = _experiments(drawn, problems, environments, to_run=True)
     drawn = [_narrowed(figure, names) for figure in drawn if set(figure.experiments) & set(names)]
+    _check_outputs(drawn, names, first, tables, suffixes)
     there = _tables(names, [each for each in others if are_tables(each)], data_dir)
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     asked = How(scale, seeds, device)
@@ -135,6 +140,35 @@ def reproduce(
     for each in measured:
         _draw_measured(each, tables / each.folder(asked), studies[0], suffixes)
     end(tally)
+
+
+def _suffixes(formats: str) -> list[str]:
+    """Formats of figures, each one that can be drawn."""
+    found = [part.strip().lstrip(".").lower() for part in formats.split(",") if part.strip()]
+    if not found:
+        raise ValueError(f"--format takes formats such as png,svg; got {formats!r}")
+    for suffix in found:
+        check_format(Path(f"figure.{suffix}"))
+    return list(dict.fromkeys(found))
+
+
+def _check_outputs(
+    drawn: Sequence[Figure],
+    names: Sequence[str],
+    study: Path,
+    tables: Path,
+    suffixes: Sequence[str],
+) -> None:
+    """Find out before anything runs whether figures and tables can be written."""
+    for folder in (study, tables):
+        check_output_folder(folder)
+    for figure in drawn:
+        for suffix in set(suffixes) & MARKED:
+            check_generated(study / f"{figure.name}.{suffix}")
+    for name in names:
+        folder = tables / folder_name(name)
+        if provenance.read(folder) is None and (folder / TABLE).exists():
+            read(folder / TABLE, name)  # or it is somebody else's
 
 
 def _chosen(names: Sequence[str], to_run: bool = True) -> tuple[list[Figure], list[Measured]]:
@@ -397,7 +431,7 @@ def _draw(
     if can_draw(figure, results):
         draw(figure, results, *paths)
         for path in paths:
-            _tell(f"wrote {path}")
+            wrote(path)
     for each in diverged_arms(figure, results):
         _note(f"{figure.name}: diverged in {each}")
     lacking = missing(figure, results)
@@ -410,7 +444,7 @@ def _draw_measured(each: Measured, table: Path, folder: Path, suffixes: Sequence
         _note(f"{each.NAME} has not been measured")
         return
     for path in each.draw(table, folder, suffixes):
-        _tell(f"wrote {path}")
+        wrote(path)
 
 
 def _tell(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, wrote
 from upgd.paper.pages import Site
 from upgd.study import write_atomically
 
@@ -26,10 +26,14 @@ def results(
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; 'upgd reproduce' writes STUDY/results")
     site = Site(folder)
+    if not site.folders:
+        raise ValueError(f"{folder} has no tables; 'upgd reproduce' writes some to STUDY/results")
+    site.check(figures)
+    texts = site.texts(page or [])  # a mistake in one is found before anything is written
     written = site.draw() if figures else []
-    for path, text in site.texts(page or []).items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+    for path, text in texts.items():
+        if not path.exists() or path.read_bytes() != text.encode():
             write_atomically(path, text.encode())
             written.append(path)
     for path in written:
-        out.print(f"wrote {printable(path)}", highlight=False, markup=False, soft_wrap=True)
+        wrote(path)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from upgd.cli import grids
-from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, err, mistakes_are_one_line, out, printable, wrote
 from upgd.cli.best import show_best
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.sweep import settle
@@ -32,6 +32,7 @@ from upgd.paper.searches import GROUPS, SEARCHES, Search, learner, outcome, upco
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, forecast
+from upgd.study.files import check_output
 from upgd.study.prepare import check_device
 from upgd.study.work import Tally
 
@@ -84,6 +85,9 @@ def search(
         for name in _names(problems)
     ]
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
+    if save is not None:
+        check_output(save)
+        sets_found.read(save)
     if run or dry_run:
         check_device(device if on == "local" else "cpu")
         for data in {get_problem(each.problem).dataset for each in chosen}:
@@ -208,7 +212,7 @@ def _tell_found(searches: Sequence[Search], study: Path, save: Path | None, quie
                 _say(f"{each.problem}: nothing found for {', '.join(open_)}")
     if save is not None:
         sets_found.write(kept, save)
-        _tell(f"wrote {save}: {count(sum(map(len, kept.values())), 'set')}")
+        wrote(save, f": {count(sum(map(len, kept.values())), 'set')}")
 
 
 def _tell(text: str) -> None:

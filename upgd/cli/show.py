@@ -11,14 +11,15 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, out, printable, wrote
 from upgd.optim.registry import METHODS
 from upgd.report import tables
-from upgd.report.figures import Curve, draw_curves
+from upgd.report.figures import Curve, check_format, draw_curves
 from upgd.rl.runs import is_rl
 from upgd.streams import PROBLEMS
 from upgd.study import RULES_VERSION, Ledger, Run, StudyError
 from upgd.study.events import write_events
+from upgd.study.files import check_generated, check_output, check_output_folder
 from upgd.study.queries import Kept
 
 
@@ -115,6 +116,9 @@ def plot(
 
     Of more than ten settings only each method's best is drawn, by area under the curve.
     """
+    if output is not None:
+        check_format(output)
+        check_output(output)
     with Ledger.open(study, create=False, read_only=True) as ledger:
         groups = tables.group(chosen_runs(ledger, problem, method))
         if not any(run.state == "done" for runs in groups.values() for run in runs):
@@ -129,8 +133,10 @@ def plot(
             there = ", ".join(ledger.all_metrics()) or "none"
             raise ValueError(f"no metric {chosen!r} in {study}; there are {there}")
     path = output or study / f"{chosen}.png"
+    if output is None:
+        check_generated(path)
     draw_curves(curves, chosen, problems[0], path, "Steps" if is_rl(problems[0]) else "Samples")
-    out.print(f"wrote {printable(path)}", highlight=False, markup=False, emoji=False)
+    wrote(path)
     if best is not None:
         out.print(f"each method's best of {len(groups)} settings by area; --all draws all")
 
@@ -151,8 +157,11 @@ def export(
     if tensorboard is not None:
         if metric or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
+        check_output_folder(tensorboard)
         _export_events(study, tensorboard)
         return
+    if output is not None:
+        check_output(output)
     with Ledger.open(study, create=False, read_only=True) as ledger:
         there = ledger.all_metrics() if metric else []
         if metric and metric not in there:
@@ -160,8 +169,7 @@ def export(
             raise ValueError(f"no metric {metric!r} in {study}; there are {have}")
         path = output or study / (f"{metric}.csv" if metric else "runs.csv")
         count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
-    text = f"wrote {printable(path)} ({count} rows)"
-    out.print(text, highlight=False, markup=False, emoji=False)
+    wrote(path, f" ({count} rows)")
 
 
 def _export_events(study: Path, folder: Path) -> None:

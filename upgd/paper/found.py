@@ -86,10 +86,11 @@ def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
         ValueError: It is not one of these files.
     """
     file = Path(path)
-    if not file.exists():
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if not text:
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text)
         return {
             problem: {arm: _found(facts) for arm, facts in arms.items()}
             for problem, arms in content.items()

@@ -114,6 +114,20 @@ def pyplot() -> Any:
     return plt
 
 
+def check_format(path: Path) -> None:
+    """Find out whether a figure can be drawn, in the format that a file's suffix says.
+
+    Raises:
+        StudyError: matplotlib is not installed, or there is no such format.
+    """
+    known = pyplot().figure().canvas.get_supported_filetypes()
+    pyplot().close()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise StudyError(
+            f"cannot write {path}: no figure ends in {path.suffix}; take one of {', '.join(known)}"
+        )
+
+
 def save(figure: Any, path: Path) -> None:
     """Write a figure atomically, in the format that the suffix says, and close it.
 

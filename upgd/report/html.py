@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
+from upgd.report.page import MARK
 from upgd.report.sections import (
     FIRST,
     Arm,
@@ -111,6 +112,7 @@ def render(report: Report) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{MARK}
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>

@@ -14,6 +14,8 @@ PAPERS = f"""
 @media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b;
   --rule: #363b42; {css(DARK)} }} }}
 """
+MARK = '<meta name="generator" content="upgd">'
+"""Stands near the beginning of every page."""
 STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
@@ -103,6 +105,7 @@ def render(page: Page) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{MARK}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(page.title)}</title>
 <style>{PAPERS}{STYLE}{colours}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.filesystem import follow, open_replacement
 from upgd.streams.readers import DataError, Inputs, Labels
 
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, BadZipFile, MemoryError)
@@ -115,6 +117,8 @@ def save_npz(
 ) -> None:
     """Write a compressed ``.npz`` under another name, then give it its own: all or nothing.
 
+    A link stays one, and permissions those of the file that was there.
+
     Args:
         path: where; its folder is made if there is none.
         arrays: what, by name.
@@ -128,21 +132,29 @@ def save_npz(
         ['mine.npz']
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        target = follow(path)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_replacement(partial, target) as file:
             _write(file, arrays)
             file.flush()
             os.fsync(file.fileno())
         if verify is not None:
             verify(partial)
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
-        wrong = f"cannot be written ({error.strerror or error})"
-        raise DataError(path, wrong, "free some space or choose another place") from error
+        raise _unwritable(path, error) from error
     finally:
         _remove(partial)
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    wrong = f"cannot be written ({error.strerror or error})"
+    return DataError(path, wrong, "free some space or choose another place")
 
 
 def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:

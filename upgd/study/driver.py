@@ -23,7 +23,7 @@ import upgd
 from upgd.study.attempts import Means, told_if_parted
 from upgd.study.backlog import Backlog, Group, Room, begun_otherwise, is_of_another, stack_size
 from upgd.study.errors import CheckpointError, LeaseLostError, StudyError
-from upgd.study.files import checkpoint_facts, write_atomically
+from upgd.study.files import checkpoint_facts, save_packed
 from upgd.study.jobs import Died, Ended, Event, Finished, Job, Kept, Ready, Told
 from upgd.study.ledger import SUSPECT, Ledger
 from upgd.study.pools import Pool
@@ -361,7 +361,7 @@ class _Driver:
     def _keep(self, hand: _Hand, event: Kept) -> None:
         claim = hand.left.get(event.key)
         if claim is not None and event.key in self.held:
-            write_atomically(checkpoint_path(self.ledger, event.key), event.content)
+            save_packed(checkpoint_path(self.ledger, event.key), event.content)
             self.kept[event.key] = claim
             self.deaths.pop(event.key, None)
             hand.kept = True

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import secrets
+import stat
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.filesystem import follow, open_replacement, open_through
 from upgd.study import crash
 from upgd.study.errors import CheckpointError, StudyError
+from upgd.study.schema import APPLICATION_ID
 
 META = "__meta__"
 FORMAT = "upgd-checkpoint"
 VERSION = 1
 SUFFIX = ".partial"
+LEDGER = "ledger.sqlite"
+FIGURE_MARK = "Matplotlib"
+"""What is found near the beginning of figures."""
+_BEGINNING = 4096
+_LEDGERS = tuple(LEDGER + end for end in ("", "-wal", "-shm", "-journal"))
+_INSIDE = ("checkpoints", "workers")
+_EFFECTIVE = os.access in os.supports_effective_ids
 
 Checkpoint = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
@@ -33,14 +44,17 @@ def write_atomically(
     """Write a file so that a reader, or a crash, sees the old content or the new, whole.
 
     The content goes to a temporary file in the same folder, to the disk, and then takes the
-    name; last the folder itself goes to the disk, where the system allows it.
+    name; last the folder itself goes to the disk, where the system allows it. A link stays one:
+    the file that it leads to is replaced. Permissions stay those of the old file. What is no
+    regular file, such as a pipe or ``/dev/null``, is written to.
 
     Args:
         path: The file to write or replace; its folder must exist.
         content: Bytes, or a function that writes them to an open file.
 
     Raises:
-        StudyError: If the file cannot be written; what was there before still is.
+        StudyError: If the file cannot be written, or belongs to a study; what was there before
+            still is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,33 +63,138 @@ def write_atomically(
     ...     print(file.read_text())
     1 2 3
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
+    with _cannot_write(path):
+        _check_foreign(path)
+        through = open_through(path)
+        if through is None:
+            _replace(follow(path), content)
+        else:
+            with through as file:
+                _fill(file, content)
+
+
+def check_output(path: str | os.PathLike[str], make_folders: bool = False) -> None:
+    """Find out, before any work is done, whether :func:`write_atomically` can write a file.
+
+    Args:
+        path: The file that will be written.
+        make_folders: Whether folders that are missing will be made.
+
+    Raises:
+        StudyError: It cannot be written there.
+    """
+    with _cannot_write(path):
+        _check_foreign(path)
+        if os.path.isdir(path):
+            raise StudyError(f"cannot write {path}: it is a folder; name a file in it")
+        if os.path.exists(path) and not os.path.isfile(path):
+            return  # a pipe, a terminal
+        _check_writable(follow(path).parent, make_folders)
+
+
+def check_output_folder(folder: str | os.PathLike[str]) -> None:
+    """Find out, before any work is done, whether files can be written to a folder.
+
+    Args:
+        folder: A folder, which need not exist.
+
+    Raises:
+        StudyError: They cannot.
+    """
+    with _cannot_write(folder):
+        _check_foreign(folder)
+        _check_writable(follow(folder), make_folders=True)
+
+
+def _check_writable(folder: Path, make_folders: bool) -> None:
+    while make_folders and folder != folder.parent and not os.path.lexists(folder):
+        folder = folder.parent
+    if not stat.S_ISDIR(os.stat(folder).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def check_generated(path: str | os.PathLike[str], mark: str = FIGURE_MARK) -> None:
+    """Refuse to replace a file that upgd did not write.
+
+    Args:
+        path: A file that nobody named, which a command would write.
+        mark: What stands near the beginning of files that a command wrote.
+
+    Raises:
+        StudyError: There is a file without the mark.
+    """
+    with _cannot_write(path):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                found = mark.encode() in file.read(_BEGINNING)
+        else:
+            found = not os.path.lexists(path)
+    if not found:
+        raise StudyError(f"{path} is there and was not made by upgd; move it or rename it")
+
+
+@contextlib.contextmanager
+def _cannot_write(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
-        crash.point("write: before file")
-        try:
-            with open(partial, "xb") as file:
-                if isinstance(content, bytes):
-                    file.write(content)
-                else:
-                    content(file)
-                file.flush()
-                crash.point("write: before sync")
-                _sync(file.fileno())
-            crash.point("write: before replace")
-            os.replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        crash.point("write: after replace")
-        _sync_folder(path.parent)
-        crash.point("write: after sync")
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise StudyError(
             f"cannot write {path}: {reason}; free space there or choose another folder"
         ) from error
+
+
+def _check_foreign(path: str | os.PathLike[str]) -> None:
+    """No file of a study is replaced by anything else: it would cost the study its runs."""
+    for place in (Path(os.path.abspath(path)), follow(path)):
+        if place.name in _LEDGERS or _is_ledger(place):
+            raise StudyError(f"cannot write {path}: it is a study's ledger; choose another name")
+        for folder in place.parents:
+            if folder.name in _INSIDE and (folder.parent / LEDGER).exists():
+                raise StudyError(
+                    f"cannot write {path}: a study keeps its own files there; choose another folder"
+                )
+
+
+def _is_ledger(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    return head[:16] == b"SQLite format 3\0" and head[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def _replace(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a regular file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
+    crash.point("write: before file")
+    try:
+        with open_replacement(partial, path) as file:
+            _fill(file, content)
+            file.flush()
+            crash.point("write: before sync")
+            _sync(file.fileno())
+        crash.point("write: before replace")
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    crash.point("write: after replace")
+    _sync_folder(path.parent)
+    crash.point("write: after sync")
+
+
+def _fill(file: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
+    if isinstance(content, bytes):
+        file.write(content)
+    else:
+        content(file)
 
 
 def remove_partial(folder: str | os.PathLike[str], older_than: float = 3600.0) -> int:
@@ -136,7 +255,18 @@ def save_checkpoint(
     ...     load_checkpoint(Path(folder) / "c.npz")
     ({'w': array([0, 1, 2])}, {'step': 7})
     """
-    write_atomically(path, _writer(arrays, meta))
+    with _cannot_write(path):
+        _replace(Path(path), _writer(arrays, meta))
+
+
+def save_packed(path: str | os.PathLike[str], content: bytes) -> None:
+    """Save what :func:`pack_checkpoint` packed, as :func:`save_checkpoint` would.
+
+    Raises:
+        StudyError: If the file cannot be written.
+    """
+    with _cannot_write(path):
+        _replace(Path(path), content)
 
 
 def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
