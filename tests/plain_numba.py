@@ -72,10 +72,10 @@ _NUMBA = _module(
     "numba",
     __spec__=ModuleSpec("numba", None),
     njit=_decorator,
-    cfunc=_decorator,
     types=_TYPES,
     carray=_array,
 )
+_COMPILING = _module("upgd.kernels.compiling", njit=_decorator, cfunc=_decorator)
 _EXTENDING = _module("numba.extending", intrinsic=_intrinsic, overload=_overload)
 
 
@@ -188,6 +188,7 @@ def execute(
     patch.setenv("UPGD_CACHE", str(scratch))
     patch.setitem(sys.modules, "numba", _NUMBA)
     patch.setitem(sys.modules, "numba.extending", _EXTENDING)
+    patch.setitem(sys.modules, "upgd.kernels.compiling", _COMPILING)
     helpers = {"vectors": _VECTORS, "subnormals": _SUBNORMALS, "cpu_math": math}
     for helper, module in helpers.items():
         patch.setitem(sys.modules, f"upgd.kernels.{helper}", module)

@@ -26,7 +26,7 @@ from upgd.cli.app import F, app, err, mistakes_are_one_line, out, printable, tel
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
-from upgd.streams.datasets import splits_of
+from upgd.streams.datasets import expanded, splits_of
 from upgd.streams.download import fetch as download
 from upgd.streams.extract import extract, list_images
 from upgd.streams.files import find
@@ -249,7 +249,7 @@ def features(
 
 
 def _must_exist(data_dir: Path | None) -> None:
-    if data_dir is not None and not data_dir.expanduser().is_dir():
+    if data_dir is not None and not expanded(data_dir).is_dir():
         raise ValueError(f"{data_dir}: no such folder; --data-dir is where the data are")
 
 

@@ -598,8 +598,8 @@ def learner():
     arguments = ", ".join(inspect.signature(learn.py_func).parameters)
     text = (
         f'"""A learner\'s way through a chunk; upgd.kernels.cpu_dense {VERSION}."""\n\n'
-        "from numba import njit\n\nfrom upgd.kernels import cpu_dense\n\n\n"
-        '@njit(error_model="numpy", nogil=True, cache=True)\n'
+        "from upgd.kernels import cpu_dense\nfrom upgd.kernels.compiling import njit\n\n\n"
+        '@njit(error_model="numpy", nogil=True)\n'
         f"def learn({arguments}):\n    cpu_dense.learn({arguments})\n"
     )
     return load_module(text, "cpu_learn").learn

@@ -177,6 +177,7 @@ _HEAD = (
 import numpy as np
 from numba import carray, njit
 
+from upgd.kernels.compiling import njit as kept
 from upgd.kernels.cpu_math import OPTIONS, fused, maximum, near_sigmoid32, pointer, take_ticket
 from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
 from upgd.kernels.subnormals import flush_subnormals, give_back
@@ -199,7 +200,7 @@ def {near}stretch(t, m, first, n, z, eta):
     {body}
         {store}
 """
-_UPDATE_KERNEL = """@njit(cache=True, **OPTIONS)
+_UPDATE_KERNEL = """@kept(**OPTIONS)
 def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, quads):
     z = np.empty((4, quads), real)
     while True:
@@ -252,7 +253,7 @@ def largest_read(t, m, first, n):
     return largest
 """
 _CHECK_KERNEL = """
-@njit(cache=True, **OPTIONS)
+@kept(**OPTIONS)
 def check_kernel(todo, items, tensors, numbers, partial, quads):
     before = flush_subnormals()
     while True:
@@ -287,7 +288,7 @@ def largest_trace(t, m, first, n):
     return largest, magnitude, read
 """
 _REDUCE_KERNEL = """
-@njit(cache=True, **OPTIONS)
+@kept(**OPTIONS)
 def reduce_kernel(todo, items, tensors, numbers, partial, quads):
     before = flush_subnormals()
     while True:
@@ -337,7 +338,7 @@ def row_norm(t, m, first, n):
     return maximum(real(np.sqrt(total) * scale), real({tiny}))
 """
 _NORMS_KERNEL = """
-@njit(cache=True, **OPTIONS)
+@kept(**OPTIONS)
 def norms_kernel(todo, rows, tensors, numbers, partial, norms):
     before = flush_subnormals()
     while True:

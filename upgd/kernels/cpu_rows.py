@@ -20,9 +20,10 @@ VERSION = fingerprint(__file__, cpu_functions.__file__, vectors.__file__, philox
 _HEAD = '''"""What {name} does to a row of weights, in {real}; upgd.kernels.cpu_rows {version}."""
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit, types
 
 from upgd.kernels import cpu_rows
+from upgd.kernels.compiling import cfunc
 from upgd.kernels.cpu_functions import near_sigmoid, sigmoid
 from upgd.kernels.vectors import (
     LANES, absolute, choose, equal, fused, largest, lanes, less, load, maximum, minimum,
@@ -37,7 +38,7 @@ SIGNATURES = cpu_rows.signatures("{real}")
 '''
 
 _UPDATE = """
-@cfunc(SIGNATURES[0], error_model="numpy", cache=True)
+@cfunc(SIGNATURES[0], error_model="numpy")
 def {function}(w, s, gap, x, v, z, inputs, d, q, eta, eta_bias, hyper, c, out):
     {hyper} = {hyper_values}
     {corrections} = {correction_values}
@@ -62,7 +63,7 @@ def {function}(w, s, gap, x, v, z, inputs, d, q, eta, eta_bias, hyper, c, out):
 {noted}"""
 
 _REDUCE = """
-@cfunc(SIGNATURES[1], error_model="numpy", cache=True)
+@cfunc(SIGNATURES[1], error_model="numpy")
 def reduce_row(w, s, x, inputs, d, q, beta, out):
     {hyper} = {zeros}
     {corrections} = {ones}
@@ -80,7 +81,7 @@ def reduce_row(w, s, x, inputs, d, q, beta, out):
 {tail}"""
 
 _TRACE = """
-@cfunc(SIGNATURES[2], error_model="numpy", cache=True)
+@cfunc(SIGNATURES[2], error_model="numpy")
 def trace_units(d, q, h, u, count, beta):
     for i in range(count):
         u[i] = trace(d[i] * h[i], q[i] * h[i] * h[i], u[i], beta)
@@ -122,9 +123,9 @@ def row_functions(row, real):
 
 def _stand_ins(real):
     text = _HEAD.format(name="no method", real=real, version=VERSION) + (
-        '\n\n@cfunc(SIGNATURES[1], error_model="numpy", cache=True)\n'
+        '\n\n@cfunc(SIGNATURES[1], error_model="numpy")\n'
         "def reduce_row(w, s, x, inputs, d, q, beta, out):\n    out[0] = ZERO\n"
-        '\n\n@cfunc(SIGNATURES[2], error_model="numpy", cache=True)\n'
+        '\n\n@cfunc(SIGNATURES[2], error_model="numpy")\n'
         "def trace_units(d, q, h, u, count, beta):\n    u[0] = ZERO\n"
     )
     return load_module(text, f"cpu_none_{real}")

@@ -17,17 +17,17 @@ to the kernel's type where it meets a weight.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import linecache
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from upgd.caches import cache_folder
 from upgd.rules.symbols import Symbol
 from upgd.rules.vocabulary import Method
 
@@ -188,45 +188,36 @@ def load_module(text: str, name: str) -> ModuleType:
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     full_name = f"upgd_generated_{name}_{digest}"
-    for folder in _folders():
-        path = folder / f"{full_name}.py"
-        try:
-            if not path.exists() or path.read_text() != text:
-                _write(path, text)
-        except OSError:
-            continue
-        spec = importlib.util.spec_from_file_location(full_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full_name] = module
-        spec.loader.exec_module(module)
-        return module
+    file = _keep(text, full_name)
+    if file is None:
+        file = f"<{full_name}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     module = ModuleType(full_name)
-    module.__file__ = f"<{full_name}>"
-    linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
+    module.__file__ = file
     sys.modules[full_name] = module
-    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    exec(compile(text, file, "exec"), module.__dict__)
     return module
 
 
-def _folders() -> Iterator[Path]:
-    chosen = os.environ.get("UPGD_CACHE")
-    if chosen:
-        yield Path(chosen) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME")
+def _keep(text: str, name: str) -> str | None:
+    """Write source to a file, if it is not there; None where that is impossible."""
+    folder = cache_folder("kernels")
+    if folder is None:
+        return None
+    path = folder / f"{name}.py"
     try:
-        yield (Path(base) if base else Path.home() / ".cache") / "upgd" / "kernels"
-    except RuntimeError:  # nobody's home
-        return
+        if not path.is_file() or path.read_bytes() != text.encode():
+            _write(path, text.encode())
+    except OSError:
+        return None
+    return str(path)
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _write(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)

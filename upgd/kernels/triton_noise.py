@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from upgd.caches import use_triton_cache
+
+use_triton_cache()
 BLOCK = 256
 
 

@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from upgd.caches import use_triton_cache
 from upgd.kernels import philox
 
+use_triton_cache()
 HARDWARE = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") in ("", "0"))
 """Whether kernels are compiled, not interpreted: only then there are special functions."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.caches import use_matplotlib_cache
 from upgd.paper.evidence import diverged, forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
@@ -90,6 +91,7 @@ def canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any
     Raises:
         StudyError: matplotlib is missing.
     """
+    use_matplotlib_cache()
     try:
         import matplotlib
     except ImportError:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.caches import use_matplotlib_cache
 from upgd.report.colours import LIGHT, style
 from upgd.study import StudyError, write_atomically
 
@@ -104,6 +105,7 @@ def pyplot() -> Any:
     Raises:
         StudyError: It is not installed.
     """
+    use_matplotlib_cache()
     try:
         import matplotlib
     except ImportError:

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from upgd.kernels import compiling
 from upgd.kernels.cpu_math import (
     EXP2,
     OPTIONS,
@@ -28,7 +29,7 @@ from upgd.kernels.cpu_math import (
 from upgd.kernels.philox import ROUNDS
 from upgd.kernels.vectors import LANES, load, spread, store
 
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
+_compiled = compiling.njit(nogil=True, error_model="numpy")
 _helper = njit(nogil=True, error_model="numpy")
 
 # The columns of a layer's row: sizes, padded sizes, and where its numbers begin.

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.caches import home
 from upgd.streams.files import DATASETS, Source, find, missing, npz_source
 from upgd.streams.npz import read_arrays, save_npz
 from upgd.streams.readers import DataError, Inputs, Labels, check_labels
@@ -139,8 +140,8 @@ def user_cache() -> Path:
         'upgd'
     """
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "upgd"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upgd"
+        return Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local") / "upgd"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "upgd"
 
 
 def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -151,7 +152,21 @@ def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
         'mine'
     """
     named = (data_dir, os.environ.get("UPGD_DATA"))
-    return [Path(folder).expanduser() for folder in named if folder] + [user_cache()]
+    return [expanded(folder) for folder in named if folder] + [user_cache()]
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path whose ``~`` is somebody's home.
+
+    Raises:
+        DataError: There is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(
+            str(path), "begins with the home of nobody", "write the folder out"
+        ) from None
 
 
 def load(
@@ -182,7 +197,7 @@ def load(
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}; it is 'train' or 'test'")
     if name.endswith(".npz"):
-        path = Path(name).expanduser()
+        path = expanded(name)
         if not path.is_file():
             raise DataNotFoundError(f"{path}: no such file; check the path")
         return _read(path.stem, split, npz_source(path, split), None)
@@ -238,7 +253,7 @@ def check(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Fac
 
 
 def _splits_in(file: str) -> tuple[Split, ...]:
-    path = Path(file).expanduser()
+    path = expanded(file)
     names = read_arrays(path, ())[1] if path.is_file() else []
     return ("train", "test") if any(n.startswith("test_") for n in names) else ("train",)
 
