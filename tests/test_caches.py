@@ -91,7 +91,8 @@ def test_commands_without_a_cache(at_all: bool, tmp_path: Path, nowhere: Path) -
         f"demo --steps 500 --seeds 1 --study {tmp_path}/demo --quiet",
     ):
         done = python("-c", run, *command.split(), env=env)
-        assert (done.returncode, done.stderr) == (0, ""), command
+        assert done.returncode == 0, done.stderr
+        assert not at_all or not done.stderr  # matplotlib warns where there is no place at all
 
 
 # --------------------------------------------------------------------- damaged files

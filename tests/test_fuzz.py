@@ -277,6 +277,65 @@ def _(folder: Path, text: str) -> None:
     assert run(folder, TOY, "sgd", *SHORT, f"--set={text}").exit_code == 2
 
 
+@fuzz(
+    "settings given twice",
+    st.tuples(
+        st.sampled_from(["run", "sweep", "sweep --dry-run", "search", "rl", "rl --ppo", "rl arm"]),
+        *[st.floats(1e-6, 1e-1)] * 2,
+        st.booleans(),
+    ),
+)
+def _(folder: Path, case: tuple[str, float, float, bool]) -> None:
+    command, first, second, apart = case
+    pairs = [f"lr={first!r}", f"lr={second!r}"]
+    other = ["--set=weight_decay=0.001"] if apart else []
+    sets = [f"--set={pairs[0]}", *other, f"--set={pairs[1]}"]
+    arguments = {
+        "run": ["run", TOY, "sgd", *SHORT, *sets],
+        "sweep": ["sweep", TOY, "sgdw", *sets],
+        "sweep --dry-run": ["sweep", TOY, "sgdw", "--dry-run", *sets],
+        "search": ["search", TOY, *sets],
+        "rl": ["rl", "Hopper", *sets],
+        "rl --ppo": ["rl", "Hopper", "--ppo=gamma=0.9", "--ppo=gamma=0.99"],
+        "rl arm": ["rl", "Hopper", f"--optimizers=adam:{pairs[0]}:{pairs[1]}"],
+    }[command]
+    line = cli(*arguments, "--study", folder / "study", codes=(2,)).stderr
+    assert "twice" in line
+    for each in ("gamma=0.9", "gamma=0.99") if command == "rl --ppo" else pairs:
+        assert repr(each) in line
+    assert not (folder / "study").exists()
+
+
+AXES = ("lr", "sigma", "beta_utility", "weight_decay")
+
+
+@fuzz(
+    "grids that are too large",
+    st.tuples(
+        st.sampled_from(["sweep", "sweep --dry-run", "sweep --halving=3", "search", "file"]),
+        st.lists(st.integers(50, 400), min_size=4, max_size=4),
+        st.integers(1, 20),
+    ),
+)
+def _(folder: Path, case: tuple[str, list[int], int]) -> None:
+    command, counts, seeds = case
+    axes = {
+        name: [k / count for k in range(1, count)] for name, count in zip(AXES, counts, strict=True)
+    }
+    more = [f"--set={name}={','.join(map(str, values))}" for name, values in axes.items()]
+    if command == "file":
+        (folder / "grid.toml").write_text(
+            "[upgd]\n" + "".join(f"{name} = {values}\n" for name, values in axes.items())
+        )
+        more = [f"--grid={folder}/grid.toml"]
+    verb, _, option = command.replace("file", "sweep").partition(" ")
+    arms = ["--arms=upgd"] if verb == "search" else ["upgd"]
+    given = [verb, TOY, *arms, *filter(None, [option]), *more, f"--seeds={seeds}"]
+    line = cli(*given, "--study", folder / "study", codes=(2,)).stderr
+    assert str(math.prod(map(len, axes.values())) * seeds) in line
+    assert not (folder / "study").exists()
+
+
 HYPER = sorted(
     {(m, name) for m, row in METHODS.items() for name in row.defaults} - {("adamw", "betas")}
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from upgd.optim.registry import get as get_method
@@ -57,6 +57,26 @@ def all_methods(methods: list[str]) -> list[str]:
     return [name for m in given for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
 
 
+def check_once(option: str, settings: Iterable[str]) -> None:
+    """Refuse two values of the same name, of which only one would count.
+
+    Args:
+        option: What was given several times.
+        settings: Its values, such as ``lr=0.1``.
+
+    Raises:
+        ValueError: A name is there twice.
+    """
+    seen: dict[str, str] = {}
+    for setting in settings:
+        name = setting.partition("=")[0]
+        if name in seen:
+            raise ValueError(
+                f"{option} gives {name} twice, {seen[name]!r} and {setting!r}; give it once"
+            )
+        seen[name] = setting
+
+
 def hyperparameters(
     methods: list[str], settings: list[str], best_on: str = ""
 ) -> dict[str, dict[str, float]]:
@@ -68,6 +88,7 @@ def hyperparameters(
         best_on: A problem on which to take the paper's best sets instead of defaults.
     """
     given: dict[str, float] = {}
+    check_once("--set", settings)
     for setting in settings:
         name, equals, text = setting.partition("=")
         try:

@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from upgd.cli.arguments import check_once
 from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
@@ -81,6 +82,7 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
 def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[str, Grid]:
     """Replace axes by what ``--set name=value,value`` says, in the grids that have them."""
     given: dict[str, tuple[float, ...]] = {}
+    check_once("--set", settings)
     for setting in settings:
         name, equals, text = setting.partition("=")
         parts = [part.strip() for part in text.split(",")]
@@ -101,6 +103,32 @@ def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[st
             "'upgd list methods' shows what they have"
         )
     return changed
+
+
+def check_size(sizes: Mapping[str, int], seeds: int, most: int, way_out: str) -> None:
+    """Refuse grids with too many runs, before any of their sets is made.
+
+    Args:
+        sizes: By name, how many sets there are.
+        seeds: Of each set.
+        most: So many runs are too few to refuse.
+        way_out: What else to do than to take fewer values.
+
+    Raises:
+        ValueError: There are more runs.
+    """
+    runs = seeds * sum(sizes.values())
+    if runs > most:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(
+            f"these are {runs} runs, {sizes[largest]} sets of {largest} alone, and at most {most} "
+            f"are made; take fewer values, {way_out}"
+        )
+
+
+def size(grid: Grid) -> int:
+    """How many sets a grid has."""
+    return math.prod(map(len, grid.values()))
 
 
 def _single(values: Mapping[str, float]) -> Grid:

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
-from upgd.cli.arguments import seed_list, whole
+from upgd.cli.arguments import check_once, seed_list, whole
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.show import show_study
 from upgd.cli.working import CHECKPOINT, DEVICE, QUIET, Work, do_work, end
@@ -85,6 +85,7 @@ def rl(
         return
     if not environments:
         raise ValueError("name an environment, such as Hopper; 'upgd rl --list' shows them")
+    check_once("--ppo", ppo or [])
     options: dict[str, Any] = parse_settings(ppo or [])
     options |= {} if anneal else {"anneal": False}
     options |= {"window": whole("window", window)} if window else {}
@@ -124,12 +125,13 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     """The methods and their hyperparameters."""
     found: list[Arm] = []
     used: set[str] = set()
+    check_once("--set", map(_canonical, settings))
     for text in filter(None, (part.strip() for part in optimizers.split(","))):
         method, *own = text.split(":")
         name = canonical(method)
         known = scalars(name)
         hyper: dict[str, float] = {}
-        for setting in settings:
+        for setting in sorted(settings, key=lambda each: ":" in each):  # a method's own last
             whose, _, rest = setting.rpartition(":")
             if whose and canonical(whose) != name:
                 continue
@@ -137,6 +139,7 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
             if key in known:
                 hyper[key] = value
                 used.add(setting)
+        check_once(f"--optimizers {method}", own)
         for setting in own:
             key, value = _pair(setting, text)
             if key not in known:
@@ -152,6 +155,11 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
             names = ", ".join(dict.fromkeys(name for name, _ in found))
             raise ValueError(f"--set {setting} fits none of {names}; 'upgd list methods' tells")
     return found
+
+
+def _canonical(setting: str) -> str:
+    whose, colon, rest = setting.rpartition(":")
+    return f"{canonical(whose)}:{rest}" if colon else rest
 
 
 def _pair(text: str, whole_text: str) -> tuple[str, float]:

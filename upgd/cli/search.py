@@ -14,7 +14,7 @@ from upgd.cli import grids
 from upgd.cli.app import app, err, mistakes_are_one_line, out, printable, wrote
 from upgd.cli.best import show_best
 from upgd.cli.numbers import clock, count, short
-from upgd.cli.sweep import settle
+from upgd.cli.sweep import MOST_RUNS, settle
 from upgd.cli.working import (
     CHECKPOINT,
     DATA_DIR,
@@ -145,6 +145,8 @@ def _narrowed(
     [axes] = grids.change_axes({search.problem: have}, settings).values()
     given = {name: values for name, values in axes.items() if values}
     changed = replace(search, arms=chosen, seeds=seeds or search.seeds, axes=given)
+    sizes = {arm: grids.size(changed.grid(arm)) for arm in chosen}
+    grids.check_size(sizes, changed.seeds, MOST_RUNS, "or fewer --arms")
     return changed.scaled(scale) if scale < 1 else changed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ from upgd.cli.working import (
     end,
     failed_earlier,
 )
-from upgd.paper.grids import sets as all_sets
+from upgd.paper.grids import each_set
 from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec, StudyError
@@ -48,6 +49,8 @@ from upgd.study.selection import Candidate, Hyper, best_sets
 from upgd.study.sweeps import OVER, Sweep
 from upgd.study.work import Tally
 
+MOST_RUNS = 200_000
+"""A grid that has more is taken for a mistake."""
 SHOWN = 10
 """Dropped sets that are listed one by one."""
 ROUNDS = 4
@@ -84,6 +87,9 @@ def sweep(
         int | None,
         typer.Option(min=1, help="Let Optuna choose so many sets per method within the grid."),
     ] = None,
+    max_runs: Annotated[
+        int, typer.Option(min=1, help="Refuse a sweep with more runs than these.")
+    ] = MOST_RUNS,
     study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
     data_dir: DATA_DIR = None,
     device: DEVICE = "cpu",
@@ -120,10 +126,14 @@ def sweep(
     options |= {"window": window} if window else {}
     options |= {"task_length": task_length} if task_length else {}
     options |= {"hidden": hidden} if hidden else {}
+    chosen = tuple(seed_list(seeds))
+    sizes = {name: search or grids.size(mine) for name, mine in axes.items()}
+    grids.check_size(sizes, len(chosen), max_runs, "--search, or a larger --max-runs")
     plan = Sweep(
         row.name,
-        {name: all_sets(mine) for name, mine in axes.items()},
-        tuple(seed_list(seeds)),
+        # A search makes its own; these stand for them when times are estimated.
+        {name: list(islice(each_set(mine), search)) for name, mine in axes.items()},
+        chosen,
         whole("steps", steps) if steps else row.steps,
         options,
     )

@@ -12,7 +12,7 @@ hyperparameter. What the table leaves out:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 
 from upgd.optim.registry import get as get_method
@@ -99,4 +99,9 @@ def sets(axes: Grid) -> list[dict[str, float]]:
         >>> sets({"lr": (0.1, 0.01), "sigma": (1.0,)})
         [{'lr': 0.1, 'sigma': 1.0}, {'lr': 0.01, 'sigma': 1.0}]
     """
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return list(each_set(axes))
+
+
+def each_set(axes: Grid) -> Iterator[dict[str, float]]:
+    """The same, one by one."""
+    return (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))

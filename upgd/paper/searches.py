@@ -164,15 +164,18 @@ class Search:
 
     def sets(self, arm: str) -> list[Set]:
         """An arm's sets; the printed one is among them, or that of its plain kind."""
+        found: list[Set] = list(all_sets(self.grid(arm)))
+        known = _kept_set(self.problem, arm)
+        return found if known is None or known in found else [*found, known]
+
+    def grid(self, arm: str) -> dict[str, Axis]:
+        """The values of each of an arm's axes."""
         method, _ = learner(arm)
         axes = {
             name: (*axis, *self._more(name, axis))
             for name, axis in grid(self.problem, method).items()
         }
-        axes |= {name: axis for name, axis in (self.axes or {}).items() if name in axes}
-        found: list[Set] = list(all_sets(axes))
-        known = _kept_set(self.problem, arm)
-        return found if known is None or known in found else [*found, known]
+        return axes | {name: axis for name, axis in (self.axes or {}).items() if name in axes}
 
     def _more(self, name: str, axis: Axis) -> Axis:
         return tuple(v for v in (self.more or {}).get(name, ()) if v not in axis)
