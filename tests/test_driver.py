@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +23,26 @@ if os.name == "nt":
     pytest.skip("needs signals", allow_module_level=True)
 
 from tests.killing import results
-from tests.ledgers import CrashError, crash_at, raise_crash
+from tests.ledgers import Clock, CrashError, crash_at, raise_crash
 from tests.pools import (
     OPTIONS,
     PROBLEM,
+    Holds,
     Watched,
+    held_command,
     kill_process,
     misbehave,
     processes_of,
-    slow_chunks,
     small,
 )
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
-from tests.waiting import comes, states
+from tests.waiting import PATIENCE, states, wait_for
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.backlog import Room
 from upgd.study.driver import drive
-from upgd.study.jobs import Died, Finished, Job, Kept, Ready, Told
-from upgd.study.pools import LocalPool, make_pool
+from upgd.study.jobs import Died, Finished, Job, Ready, Told
+from upgd.study.pools import LocalPool, _Hand, make_pool
 from upgd.study.simulated import Fate, SimulatedPool
 from upgd.study.sinks import Tally
 from upgd.study.stacks import work_stacks
@@ -70,6 +73,11 @@ def driven(folder: Path, specs: list[RunSpec], pool: Any, **options: Any) -> Tal
     return tally
 
 
+def saved(folder: Path) -> dict[str, int]:
+    """A study's checkpoints, and when they were written."""
+    return {file.stem: file.stat().st_mtime_ns for file in folder.glob("checkpoints/*.npz")}
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[LocalPool]:
     with closing(LocalPool(2)) as running:
@@ -92,21 +100,27 @@ def test_a_pool_gives_what_one_process_gives(tmp_path: Path, pool: LocalPool) ->
 def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     specs = small(8, steps=250, restart=True)  # chunks of 50
     expected = alone(tmp_path / "alone", specs)
-    hit: dict[int, int] = {}
-    how = iter([signal.SIGKILL, signal.SIGSTOP])
+    holds, clock, frozen = Holds(tmp_path / "holds"), Clock(), set[int]()
 
-    def strike(worker: int, event: Any) -> None:
-        if isinstance(event, Kept) and worker not in hit and len(hit) < 2:
-            hit[worker] = next(how)
-            kill_process(local, worker, hit[worker])
+    def strike(events: list[tuple[int, Any]]) -> None:
+        if frozen:
+            holds.release(*holds.waiting())  # those that come in their place
+            if frozen & local._hands.keys() and any(worker not in frozen for worker, _ in events):
+                clock.time += 1.9  # the others are heard, and it is not
+        elif len(holds.waiting()) == 2 and len(saved(tmp_path / "pool")) == 8:
+            first, second = watched.busy
+            kill_process(local, first, signal.SIGKILL)
+            kill_process(local, second, signal.SIGSTOP)
+            frozen.add(second)
 
-    with closing(LocalPool(2, at_start=slow_chunks)) as local:
-        watched = Watched(local, strike)
-        tally = driven(tmp_path / "pool", specs, watched, checkpoint_seconds=0.0, silence=4.0)
+    with closing(LocalPool(2, at_start=holds.at_start)) as local:
+        watched = Watched(local, at_turn=strike)
+        options = {"checkpoint_seconds": 0.0, "silence": 4.0, "clock": clock}
+        tally = driven(tmp_path / "pool", specs, watched, **options)
     assert results(tmp_path / "pool") == expected
-    for words in ("killed (SIGKILL); its", "nothing was heard of its worker for 4 s; its"):
-        assert any(words in note for note in tally.notes), tally.notes
-    assert sum(len(job.saved) > 0 for _, job in watched.jobs) >= 2
+    for words in ("killed (SIGKILL); its 4", "nothing was heard of its worker for 4 s; its 4"):
+        assert sum(words in note for note in tally.notes) == 1, tally.notes
+    assert [len(job.saved) for _, job in watched.jobs] == [0, 0, 4, 4]
 
 
 def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -> None:
@@ -114,8 +128,18 @@ def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -
     odd = [RunSpec(PROBLEM, "sgd", {}, seed, 100, OPTIONS) for seed in (1001, 1002, 1003, 1004)]
     odd = [RunSpec(s.problem, s.method, s.hyper, s.seed, 100, CHUNKS) for s in odd]
     specs = [*(RunSpec(PROBLEM, "upgd", {}, s, 100, CHUNKS) for s in range(4)), *odd]
-    with closing(LocalPool(2, at_start=misbehave)) as local:
-        tally = driven(tmp_path, specs, local, retries=1, stall=6.0)
+    holds, clock = Holds(tmp_path / "holds"), Clock()
+
+    def pass_time(_: Any) -> None:
+        """Once nobody does anything but hang."""
+        busy = {local._hands[worker].process.pid for worker in watched.busy}
+        if busy and busy <= set(holds.waiting()):
+            clock.time += 7.0
+
+    with closing(LocalPool(2, at_start=partial(misbehave, str(holds.folder)))) as local:
+        watched = Watched(local, at_turn=pass_time)
+        options = {"checkpoint_seconds": 1e6, "stall": 6.0, "clock": clock}
+        tally = driven(tmp_path, specs, watched, retries=1, **options)
     assert states(tmp_path) == {"done": 4, "failed": 4}
     with Ledger.open(tmp_path) as ledger:
         errors = [str(ledger.get(spec.key).error) for spec in odd]
@@ -127,11 +151,32 @@ def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -
     assert len(tally.errors) == 4
 
 
+class Slow:
+    """A process of which it takes ten seconds to learn how it ended."""
+
+    exitcode: int | None = None
+
+    def join(self, timeout: float = 1e9) -> None:
+        self.exitcode = -signal.SIGKILL if timeout > 10.0 else None
+
+
+def test_how_a_worker_ended_is_told_on_a_busy_machine() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    told: list[Any] = []
+    _Hand(Slow(), ours, told.append)
+    theirs.close()
+    wait_for(lambda: told)
+    assert told == [Died("its worker was killed (SIGKILL)")]
+
+
 CHUNKS = {**OPTIONS, "restart": True}
 
 
-def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
+def test_two_drivers_share_a_study(
+    tmp_path: Path, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``tests/test_sweep_processes.py`` has the same with two commands, which is slow."""
+    monkeypatch.setenv("UPGD_THREADS", "1")  # so that one job does not take all runs
     specs = small(80, steps=200, restart=True)
     expected = alone(tmp_path / "alone", specs)
 
@@ -142,15 +187,21 @@ def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
     def begin(worker: int, event: Any) -> None:
         if isinstance(event, Finished):
             begun.set()
+            assert joined.wait(PATIENCE)
+
+    def join(_: Any) -> None:
+        if watched.jobs:
+            joined.set()
 
     tallies: list[Tally] = []
-    begun = threading.Event()
+    begun, joined = threading.Event(), threading.Event()
+    watched = Watched(pool, at_turn=join)
     with Ledger.open(tmp_path / "both") as ledger:
         ledger.add(specs)
         thread = threading.Thread(target=other)
         thread.start()
-        assert begun.wait(60)
-        tallies.append(drive(ledger, pool))
+        assert begun.wait(PATIENCE)
+        tallies.append(drive(ledger, watched))
         thread.join()
     assert results(tmp_path / "both") == expected
     assert sorted(tally.done > 0 for tally in tallies) == [True, True]  # each had its part
@@ -161,36 +212,40 @@ def test_two_drivers_share_a_study(tmp_path: Path, pool: LocalPool) -> None:
 # ------------------------------------------------------------------------------ interrupts
 COMMAND = ["run", PROBLEM, "upgd", "--hidden", "9-7", "--task-length", "50", "--restart"]
 COMMAND += ["--seeds", "4", "--steps", "1500", "--quiet", "--workers", "2"]
-COMMAND += ["--checkpoint-seconds", "0.3"]
+COMMAND += ["--checkpoint-seconds", "0"]
 
 
-def newer(folder: Path, begun: float) -> bool:
-    return any(file.stat().st_mtime > begun for file in folder.glob("checkpoints/*.npz"))
+def signalled(folder: Path, first: int, second: int | None = None) -> tuple[int, str]:
+    """Go on with a study, and send a signal once all runs are under way and saved anew.
 
+    A second one is sent when all workers have heard of the first, and none has saved its runs.
+    """
+    holds, before = Holds(Path(tempfile.mkdtemp()) / "holds"), saved(folder)
+    command = held_command(holds, *COMMAND, "--study", folder)
+    process = subprocess.Popen(**command, stderr=subprocess.PIPE, text=True)
 
-def signalled(folder: Path, *signals: int) -> tuple[int, str]:
-    """Begin a study, and send signals once there is a new checkpoint."""
-    begun = time.time()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.pools", *COMMAND, "--study", str(folder)],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    def at_work() -> bool:
+        assert process.poll() is None
+        return len(saved(folder).items() - before.items()) == 4 and len(holds.waiting()) == 2
+
     try:
-        comes(lambda: newer(folder, begun), seconds=60.0)
-        for number in signals:
-            if number != signal.SIGKILL:
-                os.killpg(process.pid, number)  # as terminals and schedulers do
+        wait_for(at_work)
+        if first == signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, first)  # as terminals and schedulers do
+            wait_for(lambda: len(holds.stopped()) == 2)
+            if second is None:
+                holds.release(*holds.waiting())
             else:
-                process.send_signal(number)
-            time.sleep(0.05)
-        _, said = process.communicate(timeout=60)
-        assert comes(lambda: not processes_of(process.pid), 60.0)  # workers end with their driver
+                os.killpg(process.pid, second)
+        _, said = process.communicate(timeout=PATIENCE)
+        wait_for(lambda: not processes_of(process.pid))  # workers end with their driver
         return process.returncode, said
     finally:
         process.kill()
         process.wait()
+        shutil.rmtree(holds.folder.parent)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

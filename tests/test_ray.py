@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,23 +18,12 @@ pytest.importorskip("ray")
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 from tests.killing import results
-from tests.pools import processes_of, small
-from tests.test_driver import alone, driven
+from tests.pools import Holds, held_command, processes_of, small
+from tests.test_driver import alone, driven, saved
 from tests.test_kills import check_tables
-from tests.waiting import comes, states, wait_for
-from upgd.study import Ledger, StudyError
+from tests.waiting import states, wait_for
+from upgd.study import Ledger, RunSpec, StudyError
 from upgd.study.ray_pool import RayPool
-
-
-def workers_of(session: int) -> list[int]:
-    """The actors of a cluster that was started in this session."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ProcessLookupError, ValueError):
-            if os.getsid(int(folder.name)) == session:
-                name = (folder / "cmdline").read_bytes()
-                found += [int(folder.name)] if b"ray::_Servant" in name else []
-    return found
 
 
 def listens(port: int) -> bool:
@@ -44,67 +32,51 @@ def listens(port: int) -> bool:
     return False
 
 
-def kill_at_work(session: int, study: Path, told: Callable[[], int]) -> None:
-    """Kill a worker that has runs to do, which the driver must tell.
-
-    All that have begun are stopped first, so that they do not finish meanwhile. One that has no
-    runs is not missed, and one that has just begun is not stopped: then it is tried again.
-    """
-    before, deadline = told(), time.monotonic() + 90.0
-    while told() == before:
-        assert time.monotonic() < deadline
-        workers = workers_of(session)
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.5)
-        while workers and states(study).get("running", 0) and told() == before:
-            os.kill(workers.pop(), signal.SIGKILL)
-            comes(lambda: told() > before, seconds=10.0)
-        for pid in workers:
-            os.kill(pid, signal.SIGCONT)
-
-
-def stopped_at_work(driver: subprocess.Popen[bytes], study: Path, done: int) -> bool:
-    """Stop a driver that has so many runs done and others under way; else it goes on."""
-    assert driver.poll() is None
-    driver.send_signal(signal.SIGSTOP)
-    found = states(study)
-    if found.get("done", 0) >= done and found.get("running", 0):
-        return True
-    driver.send_signal(signal.SIGCONT)
-    return False
+def specs_of(runs: int) -> list[RunSpec]:
+    """Runs for many jobs: four of a kind, of which each of two workers takes two."""
+    return [
+        replace(spec, options={**spec.options, "hidden": f"9-{7 + number // 4}"})
+        for number, spec in enumerate(small(runs, steps=250, restart=True))
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-@pytest.mark.parametrize("runs", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_two_workers_are_killed_and_the_driver_is_restarted(tmp_path: Path, runs: int) -> None:
-    specs = small(runs, steps=16_000)  # long enough to be killed
-    study = tmp_path / "study"
+    """Each when it has runs to do: workers wait in every job until they are let go on."""
+    specs, study, holds = specs_of(runs), tmp_path / "study", Holds(tmp_path / "holds")
     with Ledger.open(study) as ledger:
         ledger.add(specs)
-    command = [sys.executable, "-m", "upgd.cli", "resume", str(study), "--on", "ray"]
-    command += ["--workers", "2", "--checkpoint-seconds", "0.2"]
     expected = alone(tmp_path / "alone", specs)
-    second = None
+    command = held_command(holds, "resume", study, "--on", "ray", "--workers", 2)
+    command["args"] += ["--checkpoint-seconds", "0"]
     with open(tmp_path / "said", "w") as said:
-        few = {**os.environ, "UPGD_THREADS": "1"}  # else a few jobs take all runs at once
-        driver = subprocess.Popen(
-            command, stdout=said, stderr=said, start_new_session=True, env=few
-        )
+        driver = subprocess.Popen(**command, stdout=said, stderr=said)
+
+    def at_work() -> bool:
+        """Both workers have two runs each, and their checkpoints are written."""
+        assert driver.poll() is None, (tmp_path / "said").read_text()
+        found = states(study).get("running"), len(saved(study)), len(holds.waiting())
+        return found == (4, 4, 2)
 
     def told() -> int:
-        return (tmp_path / "said").read_text().count("runs go on from their checkpoints")
+        return (tmp_path / "said").read_text().count("2 runs go on from their checkpoints")
 
+    second = None
     try:
-        for part in (runs // 10, runs // 3):
-            wait_for(lambda part=part: states(study).get("done", 0) >= part)  # type: ignore[misc]
-            kill_at_work(driver.pid, study, told)
-        wait_for(lambda: stopped_at_work(driver, study, runs // 2))
+        for kills in (1, 2):
+            wait_for(at_work)
+            victim, other = holds.waiting()
+            os.kill(victim, signal.SIGKILL)
+            holds.release(victim)
+            wait_for(lambda kills=kills: told() == kills)  # type: ignore[misc]
+            wait_for(at_work)  # another goes on with its runs
+            holds.release(other)
+            wait_for(lambda kills=kills: states(study).get("done") == 2 * kills)  # type: ignore[misc]
+        wait_for(at_work)
         driver.kill()
         driver.wait()
-        left = states(study)
-        assert left["running"] > 0
-        assert left["done"] < runs
+        assert states(study) == {"done": 4, "running": 4, "pending": runs - 8}
         check_tables(study)
         second = RayPool(None, 2)
         tally = driven(study, [], second)
@@ -114,10 +86,12 @@ def test_two_workers_are_killed_and_the_driver_is_restarted(tmp_path: Path, runs
                 os.kill(process, signal.SIGKILL)
         if second is not None:
             second.close()
-    assert tally.done == runs - left["done"]
+    assert tally.done == runs - 4
     assert states(study) == {"done": runs}
     assert results(study) == expected
     assert not list((study / "checkpoints").iterdir())
+    with Ledger.open(study, read_only=True) as ledger:  # by the first driver, and by the second
+        assert sorted(run.attempts for run in ledger.runs()) == [1] * (runs - 4) + [2] * 4
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do to a study."""
+"""Waiting for what other processes do, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from typing import Any
 
 from upgd.study import Ledger, LedgerError
 
-
-def comes(what: Callable[[], Any], seconds: float) -> bool:
-    """Whether something comes true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+PATIENCE = 600.0
+"""Seconds after which something counts as hanging. Nothing that works comes near it."""
 
 
 def wait_for(what: Callable[[], Any]) -> None:
-    assert comes(what, seconds=90.0)
+    """Wait until something is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, "it does not become true"
+        time.sleep(0.02)
 
 
 def states(folder: Path) -> dict[str, int]:

@@ -16,9 +16,11 @@ from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
 from upgd.processes import deaf, ignore
-from upgd.study.jobs import BEAT, Alive, Died, Ended, Event, Job, Ready, Servant
+from upgd.study.jobs import Alive, Died, Ended, Event, Job, Ready, Servant
 
 STOP, OVER = "stop", "over"
+REAPING = 60.0
+"""Seconds to learn how a process ended whose pipe is closed: it is dead, or about to be."""
 
 
 class Pool(Protocol):
@@ -147,7 +149,7 @@ class _Hand:
             while True:
                 for event in self._pipe.recv():
                     self._tell(event)
-        self.process.join(BEAT)
+        self.process.join(REAPING)
         self.outbox.put(OVER)
         self._tell(Died(_told(self.process.exitcode)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,10 +34,17 @@ class RayPool:
             that one ends with the pool.
         count: How many actors.
         device: Where they work; on CUDA each has a GPU of its own.
+        at_start: Called in each before it begins.
     """
 
-    def __init__(self, address: str | None, count: int, device: str = "cpu") -> None:
-        self.workers, self._device = count, device
+    def __init__(
+        self,
+        address: str | None,
+        count: int,
+        device: str = "cpu",
+        at_start: Callable[[], None] | None = None,
+    ) -> None:
+        self.workers, self._device, self._at_start = count, device, at_start
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(address, count)
@@ -117,7 +125,8 @@ class RayPool:
             max_task_retries=0,
         )
         worker, self._next = self._next, self._next + 1
-        self._actors[worker] = actor.remote(self._threads, self._device, self._share)
+        arguments = (self._threads, self._device, self._share, self._at_start)
+        self._actors[worker] = actor.remote(*arguments)
         self._listen(worker)
 
     def _listen(self, worker: int) -> None:
@@ -131,6 +140,13 @@ class RayPool:
 
 class _Servant(Servant):
     """What an actor is."""
+
+    def __init__(
+        self, threads: int, device: str, share: int, at_start: Callable[[], None] | None
+    ) -> None:
+        if at_start is not None:
+            at_start()
+        super().__init__(threads, device, share)
 
     def pid(self) -> int:
         """Its process."""
