@@ -1,4 +1,4 @@
-"""A process that starts others and kills them: ``python -m tests.killing``.
+"""A process that starts others, which are killed: ``python -m tests.killing``.
 
 It has everything imported and no thread, lock or database open, so a copy of it (a fork) is a
 fresh process that is at work within milliseconds. Requests are lines of JSON; so are answers.
@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,8 +19,10 @@ import numpy as np
 import sklearn.datasets  # noqa: F401 - so that children need not import it
 import torch._dynamo  # noqa: F401 - nor this, at their first step
 
+from tests.waiting import PATIENCE
 from upgd.cli import main
 from upgd.engine import EagerRun
+from upgd.engine.batched import BatchedRun
 from upgd.study import Ledger, RunSpec, attempts, crash, ledger
 from upgd.study.work import work as do_work
 
@@ -72,6 +73,32 @@ def _cli(arguments: list[str]) -> None:
     main()
 
 
+def _kill(arguments: list[str], steps: int, seconds: float) -> None:
+    """A command; some time after so many steps, or chunks of stacks, the system ends it."""
+    left = steps
+
+    def counted(do: Any) -> Any:
+        def wrapped(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                end_after(seconds)
+            return do(*arguments)
+
+        return wrapped
+
+    EagerRun._losses = counted(EagerRun._losses)
+    BatchedRun.advance = counted(BatchedRun.advance)  # type: ignore[method-assign]
+    if steps == 0:
+        end_after(seconds)
+    _cli(arguments)
+
+
+def end_after(seconds: float) -> None:
+    """Let SIGALRM end this process: nobody handles it, so it is as good as SIGKILL."""
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+
+
 def _crash(folder: str, number: int, log: str) -> None:
     """The small study; the process is killed at the crash point with this number."""
     names: list[str] = []
@@ -114,14 +141,14 @@ def _signal(arguments: list[str], step: int, number: int) -> None:
     _cli(arguments)
 
 
-CHILDREN = {"cli": _cli, "crash": _crash, "poison": _poison, "signal": _signal}
+CHILDREN = {"cli": _cli, "crash": _crash, "kill": _kill, "poison": _poison, "signal": _signal}
 
 
 # ------------------------------------------------------------------------- in the server
 def serve() -> None:
-    """Answer requests: fork, wait, kill if asked to, say how it ended."""
+    """Answer requests: fork, wait, tell the exit code or minus the signal that ended it."""
     for line in sys.stdin:
-        name, arguments, seconds = json.loads(line)
+        name, arguments = json.loads(line)
         child = os.fork()
         if child == 0:
             code = 99
@@ -132,20 +159,7 @@ def serve() -> None:
                 code = int(end.code or 0)
             finally:
                 os._exit(code)
-        print(json.dumps(_end(child, seconds)), flush=True)
-
-
-def _end(child: int, seconds: float | None) -> int:
-    """Kill after so many seconds; return the exit code, or minus the signal that ended it."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(child, 0 if deadline is None else os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if deadline is not None and time.monotonic() >= deadline:
-            os.kill(child, signal.SIGKILL)  # not reaped yet: its number is still its own
-            deadline = None
-        time.sleep(0.001)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 # --------------------------------------------------------------------------- in the tests
@@ -171,14 +185,13 @@ class Server:
     ) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(PATIENCE)
 
-    def run(self, name: str, *arguments: Any, kill_after: float | None = None) -> int:
+    def run(self, name: str, *arguments: Any) -> int:
         """Run one of CHILDREN in a process of its own; returns how it ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = json.dumps([name, arguments, kill_after])
-        self.process.stdin.write(request + "\n")
+        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -381,35 +381,23 @@ def test_gradients_of_a_stack_are_each_runs_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="needs fork")
 def test_a_killed_study_of_stacks_goes_on_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     pytest.importorskip("typer")
-    command = [sys.executable, "-m", "upgd.cli", "run", PROBLEM, "upgd-w", "sgd", "s-si"]
-    command += [
-        "--seeds",
-        "3",
-        "--steps",
-        "60000",
-        "--hidden",
-        "32-16",
-        "--task-length",
-        "500",
-        "--quiet",
-    ]
-    command += ["--engine", "batched", "--checkpoint-seconds", "0.5", "--study"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
-    rng, kills = random.Random(1), 0
-    while kills < 4:
-        process = subprocess.Popen([*command, str(tmp_path / "killed")])
-        try:
-            process.wait(rng.uniform(6, 9))
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert kills
-    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    from tests.killing import Server
+
+    command = ["run", PROBLEM, "upgd-w", "sgd", "s-si", "--seeds", "3", "--steps", "60000"]
+    command += ["--hidden", "32-16", "--task-length", "500", "--quiet", "--engine", "batched"]
+    command += ["--checkpoint-seconds", "0", "--study"]
+    rng = random.Random(1)
+    with Server() as server:
+        assert server.run("cli", [*command, str(tmp_path / "whole")]) == 0
+        for _ in range(4):  # each time in the second of twelve chunks, or soon after
+            when = 2, rng.uniform(0.0, 0.1)
+            end = server.run("kill", [*command, str(tmp_path / "killed")], *when)
+            assert end == -signal.SIGALRM
+        assert server.run("cli", [*command, str(tmp_path / "killed")]) == 0
     found = []
     for name in ("whole", "killed"):
         with Ledger.open(tmp_path / name, create=False, read_only=True) as ledger:

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,34 +64,24 @@ def is_begun(folder: Path, count: int) -> bool:
         return sum(ledger.counts().values()) == count
 
 
-@pytest.mark.parametrize(
-    ("kills", "seconds"), [(10, 3.0), pytest.param(100, 60.0, marks=pytest.mark.slow)]
-)
-def test_one_study_killed_at_random_times(
-    server: Server, tmp_path: Path, kills: int, seconds: float
-) -> None:
-    def timed(*command: str) -> float:
-        start = time.monotonic()
-        assert server.run("cli", command) == 0
-        return time.monotonic() - start
-
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills: int) -> None:
+    steps = 40 * kills
     options = ["--quiet", "--engine", "eager", "--checkpoint-seconds", "0"]
     arguments = ["run", TOY, "sgd", "upgd", "--seeds", "2", "--window", "50", *options]
-    arguments += ["--hidden", "32-16", "--steps"]
-    pace = timed(*arguments, "100", "--study", str(tmp_path / "pace"))
-    startup = timed("resume", str(tmp_path / "pace"), *options)  # there is nothing to do
-    steps = min(max(2, round(seconds / max(pace - startup, 0.02))), 200) * 50
-    arguments += [str(steps), "--study"]  # a study of about so many seconds
-    took = timed(*arguments, str(tmp_path / "whole"))
+    arguments += ["--hidden", "32-16", "--steps", str(steps), "--study"]
+    assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
     killed = tmp_path / "killed"
     resume = ["resume", str(killed), *options]
     rng, seen, landed = random.Random(0), {}, set()
-    for _ in range(kills):
+    for number in range(kills):
         begun = is_begun(killed, 4)
         command = resume if begun else [*arguments, str(killed)]
-        # At any time from the start on; together, half as long as the study takes.
-        pause = startup * rng.uniform(0.0, 1.5) + rng.uniform(0.0, took / kills)
-        end = server.run("cli", command, kill_after=pause)
+        if number % 3 == 0:  # while it starts, perhaps
+            when = 0, rng.uniform(0.0, 0.03)
+        else:  # in mid-run; together not much more than half the steps of the study
+            when = rng.randint(1, 4 * steps // kills), rng.uniform(0.0, 0.005)
+        assert server.run("kill", command, *when) == -signal.SIGALRM
         if begun:
             check_tables(killed)
             with Ledger.open(killed, read_only=True) as ledger:
@@ -100,9 +89,6 @@ def test_one_study_killed_at_random_times(
         now = finished(killed) if is_begun(killed, 4) else {}
         assert now.items() >= seen.items()  # nothing that was finished is lost, or changed
         seen = now
-        if end == 0:  # others left the machine to us meanwhile, and it was faster than we
-            break
-        assert end == -signal.SIGKILL
     assert any(counts[1] for counts in landed)  # kills did hit runs under way
     last = [sys.executable, "-m", "upgd.cli", *resume]
     done = subprocess.run(last, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)

@@ -6,8 +6,8 @@ import csv
 import io
 import os
 import random
+import signal
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.ledgers import (
     result_of,
     specs,
 )
+from tests.waiting import PATIENCE
 from upgd.study import (
     Ledger,
     LedgerError,
@@ -39,37 +40,44 @@ from upgd.study import (
 # ---- kills and crashes
 
 
-def _finish_until_killed(folder: Path, number: int, acknowledged: Path) -> None:
+def _finish_until_killed(
+    folder: Path, number: int, acknowledged: Path, finished: int, seconds: float
+) -> None:
+    """Some time after so many runs are finished the system ends the process, as SIGKILL does."""
     log = os.open(acknowledged, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    if finished == 0:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
     with Ledger.open(folder, now=lambda: 1000.0 * number) as ledger:  # older leases are over
         while claims := ledger.claim(f"w{number}", 500, limit=2):
             for claim in claims:
                 ledger.finish(claim, result_of(claim.spec, windows=2000))
                 os.write(log, f"{claim.spec.key}\n".encode())
+                finished -= 1
+                if finished == 0:
+                    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+@forking
 def test_kill_at_any_time_loses_nothing(tmp_path: Path) -> None:
     study, log = tmp_path / "study", tmp_path / "acknowledged"
     log.touch()
     with Ledger.open(study) as ledger:
         ledger.add(specs(5000))
     rng = random.Random(0)
-    killed = 0
     for number in range(1, 25):
-        args = (study, number, log)
-        workers = [PROCESSES.Process(target=_finish_until_killed, args=args) for _ in range(2)]
+        times = [(rng.randint(0, 20), rng.uniform(0.001, 0.02)) for _ in range(2)]
+        workers = [
+            PROCESSES.Process(target=_finish_until_killed, args=(study, number, log, *when))
+            for when in times
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
-            time.sleep(rng.uniform(0.0, 0.15))
-            killed += worker.is_alive()
-            worker.kill()
-        for worker in workers:
-            worker.join(60)
+            worker.join(PATIENCE)
+            assert worker.exitcode == -signal.SIGALRM
         check(study)
-    assert killed >= 20
     acknowledged = log.read_text().split()
-    assert len(acknowledged) == len(set(acknowledged)) > 0
+    assert len(acknowledged) == len(set(acknowledged)) > 100
     with Ledger.open(study, now=lambda: 1e9) as ledger:
         done = {run.key: run for run in ledger.runs(state="done")}
         assert set(acknowledged) <= set(done)
@@ -127,7 +135,7 @@ def test_crash_around_every_durable_write(
         if how == "exit":
             process = PROCESSES.Process(target=_work_and_exit, args=(folder, number))
             process.start()
-            process.join(60)
+            process.join(PATIENCE)
             assert process.exitcode == 7, name
         else:
             with monkeypatch.context() as patch:
