@@ -20,6 +20,13 @@ if not importlib.util.find_spec("numba"):
     collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]
 if not importlib.util.find_spec("typer"):
     collect_ignore_glob.append("upgd/cli/*.py")
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine any case may take long, and so may drawing it.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("any-machine", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any-machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for a script's background jobs; what tests start would ignore it, too, and they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,7 +16,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import upgd
-from tests.waiting import states, wait_for
+from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
 from upgd.study import Ledger, RunSpec, SpecError, keeping
 from upgd.study.keeping import Keeper
@@ -169,7 +169,7 @@ def test_a_script_s_background_job_can_be_terminated(tmp_path: Path) -> None:
     try:
         wait_for(lambda: states(tmp_path / "s").get("running"))
         job.terminate()
-        assert job.wait(30) == 130
+        assert job.wait(PATIENCE) == 130
     finally:
         job.kill()
     assert states(tmp_path / "s") == {"pending": 1}

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from tests.stacks import feed, numbers, plain, regress
 from tests.stacks import small as classify
+from tests.waiting import PATIENCE
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cuda import GRAPH_STEPS, CudaStack, Tuning, can_launch_early
 from upgd.engine.layout import Layout
@@ -258,7 +259,7 @@ def test_the_kernels_compile_for_hopper() -> None:
     script = [sys.executable, "-m", "tests.compile_kernels"]
     plain = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        script, capture_output=True, text=True, timeout=300, check=False, env=plain
+        script, capture_output=True, text=True, timeout=PATIENCE, check=False, env=plain
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "update_kernel upgd" in done.stdout

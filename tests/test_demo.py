@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
-from tests.waiting import states, wait_for
+from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
 from upgd.cli import demo as demo_module
 from upgd.report import verdict
@@ -251,7 +251,7 @@ def test_an_interrupt_gives_every_run_back(tmp_path: Path) -> None:
     )
     wait_for(lambda: states(tmp_path).get("running"))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     with Ledger.open(tmp_path, create=False, read_only=True) as ledger:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.waiting import PATIENCE
 from upgd import Features, FeatureUPGD
 
 DOUBLE = torch.float64
@@ -387,7 +388,7 @@ def test_one_thread_explains_while_another_trains() -> None:
 
     def wait(gradient: Tensor) -> None:
         inside.set()
-        done.wait(60.0)
+        done.wait(PATIENCE)
 
     def explain() -> None:  # stops in the middle of its pass
         point = torch.randn(3, 5, dtype=DOUBLE, requires_grad=True)
@@ -398,7 +399,7 @@ def test_one_thread_explains_while_another_trains() -> None:
     thread = threading.Thread(target=explain)
     thread.start()
     try:
-        assert inside.wait(60.0)
+        assert inside.wait(PATIENCE)
         value.backward()
     finally:
         done.set()

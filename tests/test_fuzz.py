@@ -37,6 +37,7 @@ from torch import nn
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+from tests.waiting import PATIENCE
 from upgd.cli import app
 from upgd.cli.arguments import seed_list
 from upgd.engine import EagerRun, Setting
@@ -68,7 +69,6 @@ from upgd.study import (
 from upgd.study.work import Progress, work
 
 SOME, EACH = 6, 36  # cases of each class: always, and in the slow tests
-LONGEST = 30.0  # seconds for a case, before it counts as hanging
 TOY, DIGITS = "toy-changing-inputs", "label-permuted-digits"
 EAGER = ("--engine", "eager")
 SHORT = ("--seeds", "1", "--steps", "4", "--window", "2", "--hidden", "4", *EAGER)
@@ -94,13 +94,13 @@ def fuzz(name: str, cases: st.SearchStrategy[Any]) -> Callable[[Act], Act]:
 @contextmanager
 def no_hang() -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise TimeoutError(f"a case takes longer than {LONGEST} s")
+        raise TimeoutError(f"a case takes longer than {PATIENCE} s")
 
     if os.name == "nt" or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from tests.ledgers import (
     spec,
     specs,
 )
+from tests.waiting import PATIENCE
 from upgd.study import (
     STATES,
     LeaseLostError,
@@ -333,9 +334,9 @@ def test_processes_never_share_a_run(tmp_path: Path) -> None:
     ]
     for worker in workers:
         worker.start()
-    taken = [queue.get(timeout=60) for _ in workers]
+    taken = [queue.get(timeout=PATIENCE) for _ in workers]
     for worker in workers:
-        worker.join(60)
+        worker.join(PATIENCE)
         assert worker.exitcode == 0
     assert sorted(seed for seeds in taken for seed in seeds) == list(range(200))
     check(tmp_path)
@@ -351,7 +352,7 @@ def test_processes_may_create_a_ledger_at_once(tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(PATIENCE)
         assert worker.exitcode == 0
     check(tmp_path)
     with Ledger.open(tmp_path) as ledger:
@@ -392,7 +393,7 @@ def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
 
         process = PROCESSES.Process(target=child)
         process.start()
-        process.join(60)
+        process.join(PATIENCE)
         assert process.exitcode == 0
         ledger.add(specs(1))
     check(tmp_path)

@@ -23,6 +23,7 @@ from tests.ledgers import (
     result_of,
     specs,
 )
+from tests.waiting import PATIENCE
 from upgd.study import (
     CheckpointError,
     Ledger,
@@ -128,7 +129,7 @@ def test_read_only_folder_of_a_killed_process(index: bool) -> None:
     def kill(folder: Path) -> None:
         process = PROCESSES.Process(target=_add_and_die, args=(folder,))
         process.start()
-        process.join(60)
+        process.join(PATIENCE)
         if not index:
             (folder / "ledger.sqlite-shm").unlink()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 pytest.importorskip("hatchling", reason="building the wheel needs hatchling (make test has it)")
@@ -22,7 +24,7 @@ pytest.importorskip("hatchling", reason="building the wheel needs hatchling (mak
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE)
     return next(out.glob("*.whl"))
 
 
@@ -62,7 +64,11 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, code: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     result = subprocess.run(
-        [python, "-I", "-c", code], capture_output=True, text=True, env=environment, timeout=300
+        [python, "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -101,4 +107,4 @@ def test_hard_dependencies_are_two() -> None:
 def test_importing_does_not_import_the_compiler() -> None:
     """Which takes as long as all of PyTorch; it is there once a step is done."""
     code = "import sys, upgd, upgd.cli; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from upgd.processes import TO_END, deaf, ignore
 
 
@@ -71,7 +71,7 @@ def test_a_server_of_forks_and_its_processes_survive_both() -> None:
         [sys.executable, "-c", "import tests.test_processes as t; t._survive()"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout) == (0, "here\nstill here\n2 heard\n"), done.stderr
 
@@ -98,7 +98,7 @@ def _survive() -> None:
     assert process.is_alive()
     again = context.Process(target=int, daemon=True)  # the server is there, too
     again.start()
-    again.join(30)
+    again.join(PATIENCE)
     assert again.exitcode == 0
     ours.send("end")
     print(f"{len(heard)} heard")
@@ -126,7 +126,8 @@ def test_a_program_ends_without_closing(what: str) -> None:
     if what == "agents":
         pytest.importorskip("gymnasium")
     begin = f"if __name__ == '__main__':{textwrap.indent(ENDINGS[what], '    ')}    print('begun')"
-    done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=90)
+    command = [sys.executable, "-c", begin]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "begun\n"), done.stderr
 
 

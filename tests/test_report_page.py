@@ -17,6 +17,7 @@ pytest.importorskip("typer")
 pytest.importorskip("plotly")
 from typer.testing import CliRunner
 
+from tests.waiting import PATIENCE, wait_for
 from upgd.cli import app
 from upgd.metrics import mean_interval, standard_error
 from upgd.paper.experiments import EXPERIMENTS
@@ -85,6 +86,7 @@ class Opened:
 
     def __init__(self, browser: Any, path: Path) -> None:
         self.page = browser.new_page(color_scheme="light")
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
@@ -95,11 +97,7 @@ class Opened:
 
     def until(self, condition: str) -> None:
         """Wait for something; the page's policy keeps the driver's own way of waiting out."""
-        for _ in range(200):
-            if self.page.evaluate(f"Boolean({condition})"):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(condition)
+        wait_for(lambda: self.page.evaluate(f"Boolean({condition})"))
 
     def traces(self, number: int = 0) -> list[dict[str, Any]]:
         """The traces of a figure as plotly has them."""
@@ -113,11 +111,10 @@ class Opened:
 
     def drawn(self) -> set[tuple[str, int]]:
         """Kinds of lines, and of which arms, that the first section's figures show."""
-        self.page.wait_for_timeout(50)
         each = [{(t["kind"], t["arm"]) for t in self.traces(n) if t["visible"]} for n in (0, 1)]
         assert each[0] == each[1]
         count = "document.querySelector('.plot').querySelectorAll('.scatterlayer .trace').length"
-        assert self.page.evaluate(count) == sum(bool(t["visible"]) for t in self.traces())
+        self.until(f"{count} === {sum(bool(t['visible']) for t in self.traces())}")
         return each[0]
 
     def open_all(self, is_open: bool) -> None:
@@ -133,7 +130,9 @@ class Opened:
 def page(study: Path) -> Iterator[Opened]:
     driver = pytest.importorskip("playwright.sync_api")
     with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE
+        )
         yield Opened(browser, study / "report.html")
         browser.close()
 
@@ -248,20 +247,22 @@ def test_keys_reach_buttons_and_figures(opened: Opened) -> None:
     assert ("mean", 0) not in opened.drawn()
     while not page.evaluate("document.activeElement.classList.contains('plot')"):
         page.keyboard.press("Tab")
-    before = page.evaluate("document.querySelector('.plot')._fullLayout.xaxis.range")
+
+    def seen() -> Any:
+        return page.evaluate("document.querySelector('.plot')._fullLayout.xaxis.range")
+
+    low, high = before = seen()
     page.keyboard.press("+")
-    page.wait_for_timeout(100)
-    after = page.evaluate("document.querySelector('.plot')._fullLayout.xaxis.range")
-    assert after[1] - after[0] == pytest.approx((before[1] - before[0]) / 2)
+    wait_for(lambda: np.ptp(seen()) == pytest.approx((high - low) / 2))
     page.keyboard.press("0")
-    page.wait_for_timeout(100)
-    assert page.evaluate("document.querySelector('.plot')._fullLayout.xaxis.range") == before
+    wait_for(lambda: seen() == before)
 
 
 @in_browser
 def test_hovering_tells_method_seed_sample_and_value(opened: Opened, study: Path) -> None:
     opened.page.locator("button[data-arm='0']").first.click()
     opened.page.locator("button[data-arm='1']").first.click()  # the evil one is left
+    assert opened.drawn() == {("mean", 2)}
     place = opened.page.evaluate(
         """() => { const plot = document.querySelector('.plot');
             plot.scrollIntoView({ block: 'center' });
@@ -270,9 +271,13 @@ def test_hovering_tells_method_seed_sample_and_value(opened: Opened, study: Path
             return [box.x + xaxis._offset + xaxis.d2p(trace.x[4]),
                     box.y + yaxis._offset + yaxis.d2p(trace.y[4])]; }"""
     )
-    opened.page.mouse.move(place[0] - 3, place[1])
-    opened.page.mouse.move(*place)
-    opened.page.wait_for_selector(".hoverlayer .hovertext")
+
+    def is_told() -> bool:
+        opened.page.mouse.move(place[0] - 3, place[1])
+        opened.page.mouse.move(*place)
+        return bool(opened.page.locator(".hoverlayer .hovertext").count())
+
+    wait_for(is_told)
     told = opened.page.text_content(".hoverlayer .hovertext")
     value = by_seed(study, EVIL, "accuracy")[0][4]
     assert EVIL in told
@@ -284,7 +289,6 @@ def test_hovering_tells_method_seed_sample_and_value(opened: Opened, study: Path
 @in_browser
 def test_light_and_dark(opened: Opened) -> None:
     def seen() -> list[str]:
-        opened.page.wait_for_timeout(100)
         return [
             opened.page.evaluate(value)
             for value in (
@@ -297,17 +301,18 @@ def test_light_and_dark(opened: Opened) -> None:
 
     light = seen()
     opened.page.emulate_media(color_scheme="dark")
+    wait_for(lambda: all(a != b for a, b in zip(light, seen(), strict=True)))
     dark = seen()
-    assert all(a != b for a, b in zip(light, dark, strict=True))
     assert (light[2], dark[2]) == (colours.LIGHT[0], colours.DARK[0])
     opened.page.click("#theme")
-    assert seen() == light
+    wait_for(lambda: seen() == light)
     opened.page.emulate_media(color_scheme="light")
-    assert seen() == light
+    opened.until("!matchMedia('(prefers-color-scheme: dark)').matches")
+    wait_for(lambda: seen() == light)
     opened.page.click("#theme")
-    assert seen() == dark
+    wait_for(lambda: seen() == dark)
     opened.page.click("#theme")
-    assert seen() == light
+    wait_for(lambda: seen() == light)
 
 
 @in_browser

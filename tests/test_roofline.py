@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,11 +62,16 @@ def test_a_stack_knows_its_share(problem: str, monkeypatch: pytest.MonkeyPatch) 
     assert run.share_of_roofline(100.0) is None
 
 
-def test_the_bandwidth_of_a_copy() -> None:
-    one = roofline.bandwidth("cpu", 1 << 20, 1)
-    assert one is not None
-    assert one > 1e8
-    assert roofline.bandwidth("cpu", 1 << 20, 1) == one  # measured once
+def test_the_bandwidth_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count()  # at a clock on which every copy takes a millisecond
+    clock = SimpleNamespace(perf_counter=lambda: 1e-3 * next(looks))
+    monkeypatch.setattr(roofline, "time", clock)
+    size = 1_234_567
+    one = roofline.bandwidth("cpu", size, 2)
+    assert one == pytest.approx(2 * (size + size) / 1e-3)  # two threads; read and written
+    took = next(looks)
+    assert roofline.bandwidth("cpu", size, 2) == one
+    assert next(looks) == took + 1  # measured once
     assert roofline.bandwidth("meta") is None
 
 

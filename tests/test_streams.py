@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import stats
 
+from tests.waiting import PATIENCE
 from upgd.streams import (
     PROBLEMS,
     Dataset,
@@ -165,7 +166,7 @@ def test_another_process_gives_the_same_numbers() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert there.stdout.strip() == here["digest"].hexdigest()
 

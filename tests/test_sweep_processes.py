@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 
+from tests.waiting import PATIENCE
 from upgd.study import Ledger
 
 COMMAND = (
@@ -34,11 +35,11 @@ def test_two_sweeps_share_a_study(tmp_path: Path) -> None:
     both, alone = tmp_path / "both", tmp_path / "alone"
     pair = [subprocess.Popen([*COMMAND, str(both)]) for _ in range(2)]
     try:
-        assert [process.wait(200) for process in pair] == [0, 0]
+        assert [process.wait(PATIENCE) for process in pair] == [0, 0]
     finally:
         for process in pair:
             process.kill()
-    subprocess.run([*COMMAND, str(alone)], check=True, timeout=300)
+    subprocess.run([*COMMAND, str(alone)], check=True, timeout=PATIENCE)
     shared = contents(both)
     assert len(shared) == 3 * (3 * 2 + 3 * 2)
     assert shared == contents(alone)
