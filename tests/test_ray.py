@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("ray")
 os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - at 15 they starve on a busy machine
 
 from tests.killing import results
 from tests.pools import Holds, held_command, processes_of, small
