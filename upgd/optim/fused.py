@@ -25,6 +25,7 @@ from torch import Tensor
 
 from upgd.kernels import flat
 from upgd.kernels.rules import HYPER, STATES
+from upgd.optim import checks
 from upgd.optim.batch import Member, compute_dtype
 from upgd.optim.checks import CLOCK
 from upgd.optim.noise import PhiloxNoise
@@ -177,7 +178,7 @@ class FusedStep:
             for g in opt.param_groups
         ]
         # Kernels trust the tables, so all that these rest on is compared at every step.
-        places, kinds = _places(params), _kinds(params)
+        places, kinds = _layout(params)
         plan = self.plan
         if (
             plan is None
@@ -191,7 +192,9 @@ class FusedStep:
             if plan is None:
                 return
         elif plan.places != places:
-            opt._members_with_gradient()  # raises where what has moved will not do
+            for m in plan.members:  # what has moved may have moved to too little memory
+                group = opt.param_groups[m.group]
+                checks.check_gradient(type(opt).__name__, group, m.place, m.group)
         self._run(plan, places)
 
     def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> Plan | None:
@@ -326,16 +329,20 @@ class FusedStep:
             part.table[:, flat.ALIGNED] = even
 
 
-def _kinds(params: list[Tensor]) -> list[Any]:
-    """What a plan depends on; None for a parameter without gradient."""
-    found: list[Any] = []
+def _layout(params: list[Tensor]) -> tuple[list[Any], list[Any]]:
+    """Where weights and gradients are, and what a plan depends on besides."""
+    places: list[Any] = []
+    kinds: list[Any] = []
     for p in params:
         g = p.grad
         if g is None:
-            found.append(None)
+            places.append(None)
+            kinds.append(None)
         else:
-            found += (p.dtype, p.device, p.shape, p.is_contiguous(), g.layout, g.shape)
-    return found
+            strided = g.layout is torch.strided
+            places += (p.data_ptr(), g.data_ptr() if strided else None, g.dtype, g.is_contiguous())
+            kinds += (p.dtype, p.device, p.shape, p.is_contiguous(), g.shape)
+    return places, kinds
 
 
 def _memory(tensors: list[Tensor]) -> list[Any]:
@@ -354,20 +361,6 @@ def _owned(opt: RuleOptimizer) -> list[Any]:
 
 def _same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
-
-
-def _places(params: list[Tensor]) -> list[Any]:
-    """Where weights and gradients are; empty if one is not strided."""
-    found: list[Any] = []
-    for p in params:
-        g = p.grad
-        if g is None:
-            found.append(None)
-        elif g.layout is torch.strided:
-            found += (p.data_ptr(), g.data_ptr(), g.dtype, g.is_contiguous())
-        else:
-            return []
-    return found
 
 
 def _part(
