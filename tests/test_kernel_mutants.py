@@ -286,14 +286,14 @@ FLAT_LOOPS = {
     ),
     "maximize forgotten": Mutant('"g": "factor * G[i]"', '"g": "G[i]"'),
     "not finite and not noticed": Mutant(
-        "partial[k, 2] = largest, derivative, magnitude", "partial[k, 2] = largest, zero, magnitude"
+        "partial[k, 2] = largest, read, magnitude", "partial[k, 2] = largest, zero, magnitude"
     ),
     "a norm for several rows": Mutant(
         "until = min(end, (row + 1) * t[LENGTH])", "until = end", "upgd-local"
     ),
     "another norm": Mutant("total += u * u", "total += abs(u)", "upgd-local"),
     "not finite and not checked": Mutant(
-        "maximum(largest, {derivative})\n    return", "zero\n    return", "adamw"
+        "maximum(largest, {magnitude})\n    return", "zero\n    return", "adamw"
     ),
 }  # fmt: skip
 
@@ -401,7 +401,7 @@ FLAT = {
         't = tl.where(mask, t, float("-inf"))', "t = tl.where(mask, t, 0.0)"
     ),
     "not finite and not noticed": Mutant(
-        'd = tl.where(g == g, tl.abs(g), float("inf"))', "d = tl.where(g == g, tl.abs(g), 0.0)"
+        'tl.where(g == g, tl.abs(g), float("inf"))', "tl.where(g == g, tl.abs(g), 0.0)"
     ),
     "steps left out are counted": Mutant("tl.load(taken) + ok.to(tl.int64)", "tl.load(taken) + 1"),
     "two spans with one noise": Mutant("h1, z1, x10", "h1, z0, x10"),

@@ -158,7 +158,7 @@ def test_mutant_fails_the_equations(
     name: str, patch: Patch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch(monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, FloatingPointError)):  # weights of NaN stop the next step
         equations(name)
 
 
