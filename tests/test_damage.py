@@ -253,6 +253,21 @@ def test_older_ledgers_get_checksums(tmp_path: Path) -> None:
             ledger.series(key, "loss")
 
 
+def test_damaged_tables_are_told_in_one_line(study: Path, tmp_path: Path) -> None:
+    """SQLite's message quotes them, whatever they hold."""
+    content = (study / "ledger.sqlite").read_bytes()
+    for damage in (b"\n", b"\xbf", b"\0", b"'"):
+        (tmp_path / "ledger.sqlite").write_bytes(
+            content.replace(b" NOT NULL", b"(" + 8 * damage, 1)
+        )
+        with pytest.raises(DamagedError) as caught:
+            Ledger.open(tmp_path, read_only=True)
+        assert "\n" not in str(caught.value)
+        assert call("check", tmp_path, "--repair").exit_code == 2
+        assert call("check", tmp_path).exit_code == 1
+    assert not list(tmp_path.glob("*damaged*"))  # there is nothing to keep a copy for
+
+
 def test_a_version_that_cannot_be_is_damage(study: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(study, tmp_path / "study")
     for version in range(schema.CHECKSUMS):

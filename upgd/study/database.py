@@ -22,7 +22,9 @@ from upgd.study.errors import DamagedError, LedgerError
 
 MAGIC = b"SQLite format 3\0"
 BUSY_SECONDS = 30.0
-DAMAGE = ("malformed", "not a database", "no such table", "no such column", "too big")
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises; the latter where its message quotes a damaged table."""
+DAMAGE = ("malformed", "not a database", "no such table", "no such column", "too big", "decode")
 """Words by which SQLite says that a file is not what it was."""
 
 # SQLite's locks and shared memory do not survive a fork: a child must neither open a file again
@@ -73,7 +75,7 @@ class Database:
                 return
             self._configure(exclusive)
             self._migrate()
-        except sqlite3.Error as error:
+        except ERRORS as error:
             self.close()
             raise explain(error, path) from error
         except BaseException:
@@ -103,7 +105,7 @@ class Database:
         with self._lock:
             try:
                 yield self._usable()
-            except sqlite3.Error as error:
+            except ERRORS as error:
                 raise explain(error, self.path) from error
 
     @contextmanager
@@ -139,7 +141,7 @@ class Database:
                 with suppress(sqlite3.Error):  # the first error is the one to tell
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, ERRORS):
                     raise explain(error, self.path) from error
                 raise
             crash.point(f"{name}: after commit")
@@ -314,7 +316,7 @@ def _newer(path: Path, version: int) -> LedgerError:
     )
 
 
-def explain(error: sqlite3.Error, path: Path) -> LedgerError:
+def explain(error: Exception, path: Path) -> LedgerError:
     """One line for an error of SQLite: what, which file, and the way out.
 
     >>> print(explain(sqlite3.OperationalError("database is locked"), Path("s/ledger.sqlite")))

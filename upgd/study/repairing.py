@@ -19,7 +19,7 @@ from typing import BinaryIO
 from upgd.study import crash, schema
 from upgd.study.checking import Findings, spec_cells
 from upgd.study.checksums import checksum
-from upgd.study.database import connect, explain, upgrade
+from upgd.study.database import ERRORS, connect, explain, upgrade
 from upgd.study.errors import DamagedError, SpecError
 from upgd.study.files import write_atomically
 from upgd.study.ledger import NAME
@@ -42,7 +42,7 @@ class Repair:
         lost: Runs of which there is no specification any more; None if their number is lost too.
     """
 
-    copy: Path
+    copy: Path | None = None
     again: int = 0
     lost: int | None = 0
 
@@ -60,13 +60,13 @@ def repair_study(folder: Path, findings: Findings) -> Repair:
             old.execute("PRAGMA journal_mode=DELETE")
             old.execute("BEGIN EXCLUSIVE")
             old.execute("COMMIT")
-            repair = Repair(_copy_aside(path))
             upgrade(new, 0)
-            _salvage(old, new, repair)
+            repair = _salvage(old, new)
+            repair.copy = _copy_aside(path)
             crash.point("repair: before commit")
             new.backup(old)
             crash.point("repair: after commit")
-    except sqlite3.Error as error:
+    except ERRORS as error:
         raise _hopeless(path, explain(error, path)) from error
     for file in findings.checkpoints:
         file.rename(file.with_name(f"{file.name}.damaged"))
@@ -95,8 +95,9 @@ def _copy_aside(path: Path) -> Path:
     return copy
 
 
-def _salvage(old: sqlite3.Connection, new: sqlite3.Connection, repair: Repair) -> None:
+def _salvage(old: sqlite3.Connection, new: sqlite3.Connection) -> Repair:
     """Take over what is sound."""
+    repair = Repair()
     have = {name for _, name, *_ in old.execute("PRAGMA table_info(runs)")}
     checksums = "checksum" in have
     more = ("checksum",) if checksums else ()
@@ -134,6 +135,7 @@ def _salvage(old: sqlite3.Connection, new: sqlite3.Connection, repair: Repair) -
         repair.lost = added[0][0] - len(known)
     elif not more:
         repair.lost = 0  # an older version does not count them
+    return repair
 
 
 def _rightful(row: Row) -> Row | None:
