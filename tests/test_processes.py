@@ -9,12 +9,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.waiting import PATIENCE, wait_for
-from upgd.processes import TO_END, deaf, ignore
+from upgd.processes import PARENT, TO_END, _is_alive, deaf, ignore, tied
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, to send a signal is to end a process")
@@ -137,3 +138,93 @@ def _server() -> int:
     pid = forkserver._forkserver._forkserver_pid
     assert isinstance(pid, int)
     return pid
+
+
+# ---- a driver that is killed while its workers are still importing
+
+POOL = """
+import os, sys, threading, time
+
+if __name__ != "__main__":  # a worker's process imports this
+    time.sleep(600)
+from multiprocessing import forkserver
+from upgd.study.pools import LocalPool
+
+
+def tell():
+    while forkserver._forkserver._forkserver_pid is None:
+        time.sleep(0.01)
+    print(forkserver._forkserver._forkserver_pid, flush=True)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=tell, daemon=True).start()
+    pool = LocalPool(2)
+    print(*pool.pids(), flush=True)
+    time.sleep(600)
+"""
+SPAWNED = """
+import multiprocessing, sys, time
+
+if __name__ != "__main__":
+    import upgd
+    time.sleep(600)
+from upgd.processes import deaf, tied
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print, daemon=True)
+    with deaf(), tied():
+        process.start()
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("what", ["forked", "server of forks", "spawned"])
+def test_workers_that_import_end_with_their_driver(what: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED if what == "spawned" else POOL)
+    path = [os.fspath(Path(__file__).parents[1])]
+    if what == "server of forks":  # the last of what it imports takes long
+        (tmp_path / "sklearn").mkdir()
+        (tmp_path / "sklearn" / "__init__.py").touch()
+        (tmp_path / "sklearn" / "datasets.py").write_text("import time\ntime.sleep(600)\n")
+        path = [os.fspath(tmp_path), *path]
+    driver = subprocess.Popen(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    children: list[int] = []
+    try:
+        assert driver.stdout is not None
+        lines = 2 if what == "forked" else 1
+        children = [int(pid) for _ in range(lines) for pid in driver.stdout.readline().split()]
+        assert len(children) == {"forked": 3}.get(what, 1)
+        assert all(map(_is_alive, children))
+        driver.kill()
+        wait_for(lambda: not any(map(_is_alive, children)))
+    finally:
+        driver.kill()
+        driver.wait()
+        for pid in filter(_is_alive, children):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_thread_that_ends_takes_no_worker_along() -> None:
+    """Linux ends a process with the thread that started it, if it is asked to."""
+    seen: list[str | None] = []
+
+    def begin() -> None:
+        with tied():
+            seen.append(os.environ.get(PARENT))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    begin()
+    assert seen == [None, str(os.getpid())]
+    assert PARENT not in os.environ

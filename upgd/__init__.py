@@ -1,5 +1,8 @@
 """Utility-based perturbed gradient descent: optimizers for networks that keep learning."""
 
+from upgd import processes as _processes  # noqa: F401 - first: see there
+
+# isort: split
 from upgd import curvature, utility
 from upgd.optim import (
     PGD,

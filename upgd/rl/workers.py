@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
-from upgd.processes import deaf, ignore
+from upgd.processes import deaf, ignore, tied
 from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
@@ -279,7 +279,7 @@ class Workers:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with _one_thread(), deaf():  # until it is known, or nobody would end it
+                with _one_thread(), deaf(), tied():  # until it is known, or nobody would end it
                     process.start()
                     there.close()
                     self._pipes.append(here)

@@ -15,7 +15,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
-from upgd.processes import deaf, ignore
+from upgd.processes import deaf, ignore, tied
 from upgd.study.jobs import Alive, Died, Ended, Event, Job, Ready, Servant
 
 STOP, OVER = "stop", "over"
@@ -226,7 +226,7 @@ class LocalPool:
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         worker, self._next = self._next, self._next + 1
-        with deaf():  # until it is known, or nobody would end it
+        with deaf(), tied():  # until it is known, or nobody would end it
             process.start()
             theirs.close()
             hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
