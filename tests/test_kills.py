@@ -66,7 +66,7 @@ def is_begun(folder: Path, count: int) -> bool:
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills: int) -> None:
-    steps = 40 * kills
+    steps = 25 * kills
     options = ["--quiet", "--engine", "eager", "--checkpoint-seconds", "0"]
     arguments = ["run", TOY, "sgd", "upgd", "--seeds", "2", "--window", "50", *options]
     arguments += ["--hidden", "32-16", "--steps", str(steps), "--study"]
@@ -78,7 +78,7 @@ def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills:
         begun = is_begun(killed, 4)
         command = resume if begun else [*arguments, str(killed)]
         if number % 3 == 0:  # while it starts, perhaps
-            when = 0, rng.uniform(0.0, 0.03)
+            when = 0, rng.uniform(0.0, 0.02)
         else:  # in mid-run; together not much more than half the steps of the study
             when = rng.randint(1, 4 * steps // kills), rng.uniform(0.0, 0.005)
         assert server.run("kill", command, *when) == -signal.SIGALRM
