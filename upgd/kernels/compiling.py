@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +24,9 @@ from numba.core.caching import (
 from numba.core.ccallback import CFunc
 
 from upgd.caches import cache_folder
+
+SEAL = ".sha256"
+"""What the name of a checksum's file ends with."""
 
 
 def njit(**options):
@@ -75,37 +77,37 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Files(IndexDataCacheFile):
-    """Files that begin with a checksum of numba's version and of what follows."""
+    """numba's files, each with its checksum in another one beside it."""
 
     def _load_index(self):
-        try:
-            stamp, overloads = self._read(self._index_path)
-        except OSError:
-            return {}
-        return overloads if stamp == self._source_stamp else {}
+        return super()._load_index() if self._is_whole(self._index_path) else {}
 
     def _save_index(self, overloads):
-        self._write(self._index_path, (self._source_stamp, overloads))
+        super()._save_index(overloads)
+        self._seal(self._index_path)
 
     def _load_data(self, name):
-        return self._read(self._data_path(name))  # its caller takes an OSError for "not there"
+        if not self._is_whole(self._data_path(name)):
+            raise OSError(f"{name} is damaged")  # its caller takes it for "not there"
+        return super()._load_data(name)
 
     def _save_data(self, name, data):
-        self._write(self._data_path(name), data)
+        super()._save_data(name, data)
+        self._seal(self._data_path(name))
 
-    def _read(self, path):
-        content = Path(path).read_bytes()
-        if content[:32] != self._digest(content[32:]):
-            raise OSError(f"{path} is damaged")
-        return pickle.loads(content[32:])
+    def _seal(self, path):
+        with self._open_for_write(path + SEAL) as file:
+            file.write(_digest(path))
 
-    def _write(self, path, data):
-        content = self._dump(data)
-        with self._open_for_write(path) as file:
-            file.write(self._digest(content) + content)
+    def _is_whole(self, path):
+        try:
+            return Path(path + SEAL).read_bytes() == _digest(path)
+        except OSError:
+            return False
 
-    def _digest(self, content):
-        return hashlib.sha256(self._version.encode() + content).digest()
+
+def _digest(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest().encode()
 
 
 class _Cache(FunctionCache):
