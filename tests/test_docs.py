@@ -69,6 +69,16 @@ def test_prose_was_written_for_these_benchmarks(page: Path) -> None:
         assert mark in text, f"{page}: compare its numbers with {name}, then say {mark}"
 
 
+def test_every_promise_has_its_test() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text()
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
+    promises = [row for row in text.splitlines() if row.startswith("| ") and "shown by" not in row]
+    assert all("::test_" in row for row in promises)
+
+
 def test_the_list_of_rules_is_the_registry() -> None:
     names = textwrap.fill(", ".join(sorted(RULES)), 98)
     assert f"```text\n{names}\n```" in (ROOT / "docs" / "curvature.md").read_text()
