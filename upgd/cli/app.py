@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -33,11 +36,19 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run the command line, and end the process unless told otherwise."""
+        _print_any_character()
         given = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
             return super().main(*given, **extra)
         try:
             code = super().main(*given, **extra)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _end_output()
+        except OSError as error:
+            tell(error.strerror or str(error))
+            sys.exit(2)
         except Exception as error:
             context = getattr(error, "ctx", None)
             if not hasattr(error, "format_message"):
@@ -62,6 +73,35 @@ app = typer.Typer(
 )
 
 
+_PLAIN = {"±": "+-", "×": "x", "−": "-", "–": "-", "…": "...", "ℓ": "l", "“": '"', "”": '"'}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Stands in for characters that a terminal's encoding lacks; a handler of :mod:`codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    found = (_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
+    return "".join(found), error.end
+
+
+codecs.register_error("upgd.plain", _plain)
+
+
+def _end_output() -> NoReturn:
+    """End quietly: whoever read the output, such as ``head``, has seen enough."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
+def _print_any_character() -> None:
+    """Let no text be an error, whatever the encoding of the terminal or pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="upgd.plain")
+
+
 def mistakes_are_one_line(command: F) -> F:
     """End with exit code 2 and one line where the user's input cannot be served."""
 
@@ -69,8 +109,13 @@ def mistakes_are_one_line(command: F) -> F:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
+        except UnicodeEncodeError as error:
+            around = error.object[max(0, error.start - 20) : error.end + 20]
+            _fail(f"{around!r} cannot be written in {error.encoding}; use other characters")
         except (StudyError, DataError, DataNotFoundError, ValueError, ImportError) as error:
             _fail(str(error))
+        except BrokenPipeError:
+            _end_output()
         except OSError as error:
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             _fail(where + (error.strerror or str(error)))

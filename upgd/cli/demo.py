@@ -258,8 +258,8 @@ def _facts(runs: list[Run], study: Path) -> dict[str, str]:
         "Made with": "; ".join(stacks) + f"; {results[0].engine} engine on {results[0].device}, "
         f"rules version {spec.rules}",
         "Work": f"{len(runs)} runs, {sum(r.wall for r in results):.0f} s in all",
-        "Again": f"upgd demo --seeds {listed} --steps {spec.steps}; upgd show {study} has the "
-        "table",
+        "Again": f"upgd demo --seeds {listed} --steps {spec.steps}; "
+        f"upgd show {printable(study)} has the table",
     }
 
 

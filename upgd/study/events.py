@@ -37,6 +37,12 @@ def write_events(ledger: Ledger, folder: str | os.PathLike[str]) -> tuple[int, i
     """
     writer = _writer()
     root = Path(folder)
+    try:
+        os.fspath(root).encode()
+    except UnicodeEncodeError:
+        raise StudyError(
+            f"TensorBoard writes only to folders whose names are UTF-8, got {root}"
+        ) from None
     runs = {run.key: run for run in ledger.runs() if run.result is not None}
     missing = {key: run for key, run in runs.items() if not (root / place(run.spec)).exists()}
     series: dict[str, list[Kept]] = {}
