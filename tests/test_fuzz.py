@@ -70,7 +70,7 @@ from upgd.study import (
 )
 from upgd.study.work import Progress, work
 
-SOME, EACH = 6, 36  # cases of each class: always, and in the slow tests
+SOME, EACH = 6, 44  # cases of each class: always, and in the slow tests
 TOY, DIGITS = "toy-changing-inputs", "label-permuted-digits"
 EAGER = ("--engine", "eager")
 SHORT = ("--seeds", "1", "--steps", "4", "--window", "2", "--hidden", "4", *EAGER)
@@ -1411,4 +1411,4 @@ def test_malformed(name: str, many: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_there_are_enough() -> None:
     assert len(CLASSES) >= 20
-    assert len(CLASSES) * EACH >= 1000
+    assert len(CLASSES) * EACH >= 2000

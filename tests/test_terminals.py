@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plot --output": ("plot", "{study}", "--output={study}.svg"),
     "export": ("export", "{study}"),
     "export --output": ("export", "{study}", "--metric=loss", "--output={study}.csv"),
+    "check": ("check", "{study}"),
     "best": ("best", "{study}"),
     "best --json": ("best", "{study}", "--json"),
     "best --plot": ("best", "{study}", "--plot={study}.png"),
