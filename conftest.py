@@ -1,5 +1,6 @@
 """What pytest must know before it collects."""
 
+import functools
 import importlib.util
 import os
 import signal
@@ -18,7 +19,12 @@ elif not torch.cuda.is_available():
 if not importlib.util.find_spec("numba"):
     compiled = ("cpu_*", "vectors", "subnormals")
     collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]
-if not importlib.util.find_spec("typer"):
+if importlib.util.find_spec("typer"):
+    import typer.testing
+
+    # Building the command line anew takes longer than most of what tests call.
+    typer.testing._get_command = functools.cache(typer.main.get_command)
+else:
     collect_ignore_glob.append("upgd/cli/*.py")
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import shutil
 import sqlite3
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("typer")
-import typer.main
 from typer.testing import CliRunner
 
 from tests.ledgers import CrashError, crash_at, raise_crash
@@ -34,13 +32,6 @@ from upgd.study.errors import DamagedError
 from upgd.study.work import work
 
 TOY = "toy-changing-inputs"
-get_command = functools.cache(typer.main.get_command)
-
-
-@pytest.fixture(autouse=True)
-def _the_command_line_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than what it does here."""
-    monkeypatch.setattr("typer.testing._get_command", get_command)
 
 
 def toy(seed: int, **options: Any) -> RunSpec:

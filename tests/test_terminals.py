@@ -96,7 +96,10 @@ TERMINALS: dict[str, tuple[str, dict[str, str]]] = {
     "narrow ascii": ("ascii", {"COLUMNS": "1", "NO_COLOR": "1"}),
     "no size": ("latin-1", {"COLUMNS": "wide", "LINES": "-1", "TERM": ""}),
 }
-terminals = pytest.mark.parametrize("terminal", TERMINALS)
+OFTEN = "narrow ascii"  # the oddest in every way; the others when there is time
+terminals = pytest.mark.parametrize(
+    "terminal", [t if t == OFTEN else pytest.param(t, marks=pytest.mark.slow) for t in TERMINALS]
+)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +156,7 @@ def test_commands_on_odd_terminals(name: str, terminal: str, study: Path) -> Non
             assert os.path.getsize(f"{study}{suffix}") > 0
 
 
-@pytest.mark.parametrize("terminal", ["ascii", "narrow"])
+@terminals
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_on_odd_terminals(name: str, terminal: str, study: Path) -> None:
     result = call(terminal, MISTAKES[name], study)
