@@ -542,6 +542,21 @@ def test_a_feature_with_two_consumers_has_two_gates() -> None:
     torch.testing.assert_close(features.layers[0].first, model.gate.grad)
 
 
+def test_a_frozen_feature_with_two_consumers() -> None:
+    torch.manual_seed(0)
+    trunk, one, two = (nn.Linear(*size, dtype=DOUBLE) for size in ((3, 4), (4, 2), (4, 1)))
+    model = nn.ModuleDict({"trunk": trunk, "one": one, "two": two})
+    acts = nn.Tanh(), nn.Tanh()
+    model["acts"] = nn.ModuleList(acts)
+    trunk.requires_grad_(False)
+    features = Features(model, output=["one", "two"])
+    gate = torch.ones(4, dtype=DOUBLE, requires_grad=True)
+    h = trunk(torch.randn(5, 3, dtype=DOUBLE, requires_grad=True))
+    a, c = gate * acts[0](h), gate * acts[1](h)
+    (one(a).square().sum() + two(c).sum()).backward()
+    torch.testing.assert_close(features.layers[0].first, gate.grad)
+
+
 def test_identity_is_passed_through() -> None:
     plain, gated = mlp(nn.Tanh())
     longer = nn.Sequential(plain[0], nn.Identity(), *list(plain)[1:])

@@ -96,21 +96,26 @@ class FeatureLayer:
             self._passes[task].first = self._passes[task].first + product
         else:
             self._passes[task] = _Pass(is_reset(self.own), product)
-            if task != OUTSIDE:  # most passes that are not counted end elsewhere
+            if task != OUTSIDE:
                 engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(partial(self._forget, task))
-        if not any(p.requires_grad for p in self.own):  # no step reads it: nothing to wait for
-            self.count()
+                engine.queue_callback(partial(self._end_of_pass, task))
 
     def count(self) -> None:
         """Count the current backward pass: it has reached the layer's ``.grad``."""
-        this = self._passes.pop(torch._C._current_graph_task_id(), None)
+        self._count(torch._C._current_graph_task_id())
+
+    def _count(self, task: int) -> None:
+        this = self._passes.pop(task, None)
         if this is not None:
             before = drop_reset(self.first, this.reset)
             self.first = this.first if before is None else before + this.first
 
-    def _forget(self, task: int) -> None:
-        self._passes.pop(task, None)
+    def _end_of_pass(self, task: int) -> None:
+        """Drop a pass that did not reach ``.grad``; no step reads the gates of a frozen layer."""
+        if any(p.requires_grad for p in self.own):
+            self._passes.pop(task, None)
+        else:
+            self._count(task)
 
     def add_second(self, second: Tensor) -> None:
         """Add one backward pass's ``∂²L/∂gate²``."""
