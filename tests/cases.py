@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,18 @@ every_noisy_method = pytest.mark.parametrize(
     [row for row in METHODS.values() if "noise" in row.needs],
     ids=[name for name, row in METHODS.items() if "noise" in row.needs],
 )
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "plain": {"foreach": False},
+    "foreach": {"foreach": True},
+    "packed": {"foreach": True, "nonfinite": "skip"},
+    "fused": {"fused": True},
+}
+"""How a step may run, as arguments of an optimizer."""
+if importlib.util.find_spec("numba") is None:
+    del PATHS["fused"]
+every_path = pytest.mark.parametrize("path", PATHS)
 
 
 def devices() -> list[Any]:

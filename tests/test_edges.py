@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import pickle
 import sys
 import threading
@@ -13,19 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases import every_method, network, provide, state
+from tests.cases import PATHS, every_method, every_path, network, provide, state
 from upgd import SGDW, UPGD, Features, FeatureUPGD
 from upgd.optim.registry import METHODS, Row
-
-PATHS: dict[str, dict[str, Any]] = {
-    "plain": {"foreach": False},
-    "foreach": {"foreach": True},
-    "packed": {"foreach": True, "nonfinite": "skip"},
-    "fused": {"fused": True},
-}
-if importlib.util.find_spec("numba") is None:
-    del PATHS["fused"]
-every_path = pytest.mark.parametrize("path", PATHS)
 
 
 def make(row: Row, model: nn.Module, path: str, **more: Any) -> Any:

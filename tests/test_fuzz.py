@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import copy
 import gzip
-import importlib.util
 import io
 import json
 import math
@@ -37,6 +36,7 @@ from torch import nn
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+from tests.cases import PATHS
 from tests.test_pages import made_up
 from tests.waiting import PATIENCE
 from upgd.cli import app
@@ -1183,14 +1183,6 @@ def _(folder: Path, setting: Setting) -> None:
 # ---- optimizers
 
 WEIGHTWISE = ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk", "sgdw", "pgd"]
-STEPS: dict[str, dict[str, Any]] = {
-    "plain": {"foreach": False},
-    "foreach": {"foreach": True},
-    "packed": {"foreach": True, "nonfinite": "skip"},
-    "fused": {"fused": True},
-}
-if importlib.util.find_spec("numba") is None:
-    del STEPS["fused"]
 SHAPES = ((4, 3), (3, 3), (5,))
 KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "upgd"
 
@@ -1203,7 +1195,7 @@ class Learner:
         self.row = METHODS[method]
         generator = torch.Generator().manual_seed(1)
         self.params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
-        self.opt = self.row.optimizer(self.params, seed=3, **self.row.options, **STEPS[path])
+        self.opt = self.row.optimizer(self.params, seed=3, **self.row.options, **PATHS[path])
         self.derive()
         self.opt.step()
         self.derive()
@@ -1261,7 +1253,7 @@ def other_size(t: torch.Tensor, number: int) -> None:
     "tensors changed between steps",
     st.tuples(
         st.sampled_from(WEIGHTWISE),
-        st.sampled_from(list(STEPS)),
+        st.sampled_from(list(PATHS)),
         st.sampled_from(["weight", "gradient", "state", "replaced state", "clock"]),
         st.sampled_from([resized_storage, other_data, other_layout, other_type, other_size]),
         st.integers(0, 60),
@@ -1297,7 +1289,7 @@ def _(folder: Path, case: tuple[str, str, str, Callable[[torch.Tensor, int], Non
     "numbers that a step reads",
     st.tuples(
         st.sampled_from(WEIGHTWISE),
-        st.sampled_from(list(STEPS)),
+        st.sampled_from(list(PATHS)),
         st.lists(
             st.tuples(st.sampled_from(["weight", "gradient", "curvature"]), st.floats(width=32)),
             min_size=1,
@@ -1343,7 +1335,7 @@ def entries(saved: Any) -> list[tuple[Any, Any]]:
     "state dicts of optimizers",
     st.tuples(
         st.sampled_from(WEIGHTWISE),
-        st.sampled_from(list(STEPS)),
+        st.sampled_from(list(PATHS)),
         st.integers(0, 200),
         things | st.builds(torch.full, st.tuples(st.integers(0, 4)), st.floats(-3, 3)),
         st.booleans(),

@@ -10,22 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.cases import PATHS, every_path
 from upgd import UPGD
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS, Row
 
 SHAPES = ((4, 3), (3, 3), (5,))
-PATHS: dict[str, dict[str, Any]] = {
-    "plain": {"foreach": False},
-    "foreach": {"foreach": True},
-    "packed": {"foreach": True, "nonfinite": "skip"},
-    "fused": {"fused": True},
-}
-if importlib.util.find_spec("numba") is None:
-    del PATHS["fused"]
 WEIGHTWISE = {name: row for name, row in METHODS.items() if "gates" not in row.needs}
-every_path = pytest.mark.parametrize("path", PATHS)
 every_weightwise_method = pytest.mark.parametrize("row", WEIGHTWISE.values(), ids=WEIGHTWISE.keys())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from tests.ledgers import posix, spec
+from tests.test_ledger_disks import no_file_larger_than
 from upgd.cli import app, working
 from upgd.rl.runs import PREFIX
 from upgd.study import Ledger, RunSpec, StudyError
@@ -144,19 +144,6 @@ def test_an_empty_ledger_is_no_study(tmp_path: Path, make: Any) -> None:
 
 
 # ---- a full disk
-
-
-@contextlib.contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    """The kernel's own limit behaves as a full disk does: writes beyond it fail."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @posix
