@@ -258,6 +258,7 @@ def test_results_replaces_nothing_that_it_did_not_write(name: str, tables: Path)
     assert content(tables) == before
 
 
+@pytest.mark.slow  # draws all figures
 def test_results_replaces_what_it_wrote(tables: Path) -> None:
     assert cli("results", tables).exit_code == 0
     page = tables / "README.md"
