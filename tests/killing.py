@@ -19,12 +19,12 @@ import numpy as np
 import sklearn.datasets  # noqa: F401 - so that children need not import it
 import torch._dynamo  # noqa: F401 - nor this, at their first step
 
+from tests.running import work
 from tests.waiting import PATIENCE
 from upgd.cli import main
 from upgd.engine import EagerRun
 from upgd.engine.batched import BatchedRun
-from upgd.study import Ledger, RunSpec, attempts, crash, ledger
-from upgd.study.work import work as do_work
+from upgd.study import Ledger, RunSpec, crash, learners, ledger
 
 ROOT = Path(__file__).parents[1]
 TOY = "toy-changing-inputs"
@@ -44,7 +44,7 @@ def whole_study(folder: Path, specs: list[RunSpec]) -> None:
     """A study from its first write to its last, every kind of write among them."""
     with Ledger.open(folder) as opened:
         opened.add(specs)
-        do_work(opened, checkpoint_seconds=0.0)
+        work(opened, checkpoint_seconds=0.0)
         opened.export_csv(folder / "runs.csv")
 
 
@@ -115,14 +115,14 @@ def _crash(folder: str, number: int, log: str) -> None:
 
 def _poison(folder: str) -> None:
     """A study with a run that always ends its process."""
-    prepare = attempts.prepare
+    prepare = learners.prepare
 
     def poisoned(spec: RunSpec, *rest: Any) -> Any:
         if spec == POISON:
             _die()
         return prepare(spec, *rest)
 
-    attempts.prepare = poisoned
+    learners.prepare = poisoned
     ledger.PATIENCE = 0.0
     whole_study(Path(folder), [POISON, HEALTHY])
 

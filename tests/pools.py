@@ -13,8 +13,9 @@ from typing import Any
 
 from upgd.engine.batched import BatchedRun
 from upgd.study import RunSpec
-from upgd.study.jobs import Died, Ended, Event, Job, Servant
+from upgd.study.options import Options
 from upgd.study.pools import LocalPool, Pool
+from upgd.study.worker import Died, Ended, Event, Job, Worker
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,7 +42,7 @@ class Watched:
 
     def __init__(self, pool: Pool, at_event: Any = None, at_turn: Any = None) -> None:
         self.pool, self.at_event, self.at_turn = pool, at_event, at_turn
-        self.workers = pool.workers
+        self.workers, self.shares_files = pool.workers, pool.shares_files
         self.jobs: list[tuple[int, Job]] = []
         self.busy: set[int] = set()
 
@@ -125,7 +126,7 @@ STOPPED = ".stopped"
 
 def hold(folder: str) -> None:
     """Let each job wait before its second chunk, when the first one's checkpoints are sent."""
-    advance, stop = BatchedRun.advance, Servant.stop
+    advance, stop = BatchedRun.advance, Worker.stop
 
     def late(self: BatchedRun, steps: int) -> None:
         self.__dict__["chunks"] = chunks = self.__dict__.get("chunks", 0) + 1
@@ -133,12 +134,12 @@ def hold(folder: str) -> None:
             wait_in(folder)
         advance(self, steps)
 
-    def told(self: Servant) -> None:
+    def told(self: Worker) -> None:
         Path(folder, f"{os.getpid()}{STOPPED}").touch()
         stop(self)
 
     BatchedRun.advance = late  # type: ignore[method-assign]
-    Servant.stop = told  # type: ignore[method-assign]
+    Worker.stop = told  # type: ignore[method-assign]
 
 
 def wait_in(folder: str) -> None:
@@ -149,14 +150,14 @@ def wait_in(folder: str) -> None:
         time.sleep(0.01)
 
 
-def held_pool(folder: str, on: str, count: int, device: str) -> Pool:
+def held_pool(folder: str, options: Options, count: int) -> Pool:
     """As :func:`upgd.study.pools.make_pool`, with workers that wait."""
     at_start = partial(hold, folder)
-    if on == "local":
-        return LocalPool(count, device, at_start)
+    if options.on == "local":
+        return LocalPool(count, options.device, at_start)
     from upgd.study.ray_pool import RayPool
 
-    return RayPool(None, count, device, at_start)
+    return RayPool(None, count, options.device, at_start)
 
 
 def held_command(holds: Holds, *arguments: object) -> dict[str, Any]:
@@ -195,9 +196,9 @@ def misbehave(folder: str) -> None:
 
 if __name__ == "__main__":  # the command, with workers that wait
     from tests import pools
-    from upgd.cli import main, working
-    from upgd.study import driver
+    from upgd.cli import main
+    from upgd.study import runner
 
-    working.make_pool = partial(pools.held_pool, sys.argv.pop(1))
-    driver.PATIENCE = float("inf")
+    runner.make_pool = partial(pools.held_pool, sys.argv.pop(1))
+    runner.PATIENCE = float("inf")
     main()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import upgd.engine.batched as batched
+from tests.running import drive, work, work_stacks
 from tests.stacks import SIZES, classify, feed, plain
 from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun, kind_of
@@ -21,12 +22,10 @@ from upgd.engine.general import GeneralStack, forward
 from upgd.networks import build, cnn
 from upgd.optim.registry import METHODS
 from upgd.streams import get
-from upgd.study import Ledger, RunSpec
-from upgd.study.backlog import begun_otherwise
-from upgd.study.driver import drive
+from upgd.study import Ledger, RunSpec, learners
+from upgd.study.options import Options
+from upgd.study.pending import restarts
 from upgd.study.simulated import SimulatedPool
-from upgd.study.stacks import work_stacks
-from upgd.study.work import work
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}
@@ -154,13 +153,15 @@ def begin(
     with monkeypatch.context() as patch, Ledger.open(folder) as ledger:
         patch.setattr(batched, "LONGEST_CHUNK", 50)
         ledger.add(specs)
+        if most is not None:
+            patch.setattr(learners, "at_a_time", lambda *_: most)
         with pytest.raises(KeyboardInterrupt):
-            work_stacks(ledger, on_progress=interrupt, most=most)
+            work_stacks(ledger, on_progress=interrupt)
         assert ledger.counts()["pending"] == len(specs)
     assert seen == [50, 100]
 
 
-SAID = "{} runs go on in another stack than before, where sums may be rounded otherwise"
+SAID = "{} runs continue in another stack than before, where sums may be rounded otherwise"
 FOUR = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
 
 
@@ -221,7 +222,7 @@ def test_halves_of_a_stack_are_told_of(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(BatchedRun, "advance", advance)
     with Ledger.open(tmp_path) as ledger:
         first, *others = work_stacks(ledger).notes
-    assert first == "out of memory: 4 runs go on, 2 at a time"
+    assert first == "out of memory: 4 runs continue, 2 at a time"
     assert others == [SAID.format(2)] * 2
 
 
@@ -243,7 +244,7 @@ def test_what_begins_anew_is_in_no_other_stack(
     pool = SimulatedPool(2, lambda job: 10.0)
     with Ledger.open(tmp_path) as ledger:
         [note] = drive(ledger, pool, engine="eager", clock=pool.clock).notes
-    assert note.startswith("4 runs begin anew with eager on cpu")
+    assert note.startswith("4 runs restart with eager on cpu")
 
 
 def test_dense_stacks_need_not_stay_together(
@@ -252,7 +253,8 @@ def test_dense_stacks_need_not_stay_together(
     pytest.importorskip("numba")
     begin(tmp_path, FOUR, monkeypatch)
     with Ledger.open(tmp_path) as ledger:
-        assert work_stacks(ledger, most=3).notes == ["4 runs: 3 at a time"]
+        monkeypatch.setattr(learners, "at_a_time", lambda *_: 3)
+        assert work_stacks(ledger).done == 4
 
 
 def test_it_is_said_when_runs_begin_anew_with_another_engine(
@@ -261,17 +263,23 @@ def test_it_is_said_when_runs_begin_anew_with_another_engine(
     """Nothing is lost without a word, whichever way the work is done."""
     pytest.importorskip("numba")
     begin(tmp_path, FOUR, monkeypatch)
-    said = "what was kept of them is of batched-dense on cpu"
+    kind, of = learners.KIND, "of batched-dense on cpu"
     pool, notes = SimulatedPool(1, lambda job: 10.0), []
     with Ledger.open(tmp_path) as ledger:
-        assert begun_otherwise(ledger, None, "cpu", "auto") == []
-        assert begun_otherwise(ledger, None, "cpu", "batched") == []
+        assert restarts(ledger, None, kind, Options()) == []
+        assert restarts(ledger, None, kind, Options(engine="batched")) == []
         first = {"key": [spec.key for spec in FOUR[:2]]}
         alone = work(ledger, where=first, on_note=notes.append)
-        assert alone.notes == notes == [f"2 runs begin anew with eager on cpu: {said}"]
+        assert (
+            alone.notes
+            == notes
+            == [
+                "2 runs restart with eager on cpu: the checkpoints kept are of batched-dense on cpu"
+            ]
+        )
         second = {"key": [FOUR[2].key]}
         driven = drive(ledger, pool, engine="eager", where=second, clock=pool.clock)
-        one = f"1 run begins anew with eager on cpu: {said.replace('them', 'it')}"
+        one = f"1 run restarts with eager on cpu: the checkpoint kept is {of}"
         assert driven.notes == [one]
         monkeypatch.setattr(batched, "has_dense_path", lambda device: False)
         last = work_stacks(ledger)
@@ -279,7 +287,7 @@ def test_it_is_said_when_runs_begin_anew_with_another_engine(
         assert ledger.counts()["done"] == 4
 
 
-def test_what_shares_a_stack(tmp_path: Path) -> None:
+def test_what_shares_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other problems, lengths and options have stacks of their own; batches run eagerly."""
     specs = [RunSpec(PROBLEM, "sgd", {}, s, 50, OPTIONS) for s in range(3)]
     specs += [RunSpec(PROBLEM, "sgd", {}, 0, 100, OPTIONS)]
@@ -287,7 +295,8 @@ def test_what_shares_a_stack(tmp_path: Path) -> None:
     batch = RunSpec(PROBLEM, "sgd", {}, 0, 50, {**OPTIONS, "batch": 5})
     with Ledger.open(tmp_path) as ledger:
         ledger.add([*specs, batch])
-        tally = work_stacks(ledger, most=2)
+        monkeypatch.setattr(learners, "at_a_time", lambda *_: 2)
+        tally = work_stacks(ledger)
         assert tally.done == 5
         assert ledger.get(batch.key).state == "pending"
         sizes = sorted(ledger.get(s.key).result.host["runs_in_stack"] for s in specs)  # type: ignore[union-attr]

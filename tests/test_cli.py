@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import upgd
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
-from upgd.study import Ledger, RunSpec, SpecError, keeping
-from upgd.study.keeping import Keeper
+from upgd.study import Ledger, RunSpec, SpecError, runner
+from upgd.study.execution import Recorder
 from upgd.study.prepare import prepare
 from upgd.study.versions import versions
 
@@ -187,13 +187,13 @@ def test_a_run_is_not_begun_anew_by_other_versions(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "result", stop)
+        patched.setattr(Recorder, "result", stop)
         assert call(*command).exit_code == 130
     [*saved] = (study / "checkpoints").glob("*.npz")
     before = [path.read_bytes() for path in saved]
     assert before
     with monkeypatch.context() as patched:
-        patched.setattr(keeping, "versions", lambda *_: {**versions(), "torch": "9.9"})
+        patched.setattr(runner, "versions", lambda *_: {**versions(), "torch": "9.9"})
         told = call("resume", str(study))
         assert told.exit_code == 2
         [line] = told.stderr.splitlines()

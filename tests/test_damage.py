@@ -16,6 +16,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from tests.ledgers import CrashError, crash_at, raise_crash
+from tests.running import work
 from tests.test_ledger_crashes import old_ledger
 from upgd.cli import app
 from upgd.study import (
@@ -29,7 +30,6 @@ from upgd.study import (
     schema,
 )
 from upgd.study.errors import DamagedError
-from upgd.study.work import work
 
 TOY = "toy-changing-inputs"
 

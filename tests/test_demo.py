@@ -20,6 +20,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
+from tests.running import drive
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
 from upgd.cli import demo as demo_module
@@ -27,7 +28,6 @@ from upgd.report import verdict
 from upgd.report.chart import line_chart
 from upgd.report.page import Page, render
 from upgd.study import Ledger, Result, Series, StudyError
-from upgd.study.driver import drive
 from upgd.study.pools import LocalPool
 
 ROOT = Path(__file__).parents[1]

@@ -35,18 +35,16 @@ from tests.pools import (
     processes_of,
     small,
 )
+from tests.running import drive, work, work_stacks
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
-from upgd.study.backlog import Room
-from upgd.study.driver import drive
-from upgd.study.jobs import Died, Finished, Job, Ready, Told
+from upgd.study.execution import Tally
+from upgd.study.kinds import Room
 from upgd.study.pools import LocalPool, _Hand, make_pool
 from upgd.study.simulated import Fate, SimulatedPool
-from upgd.study.sinks import Tally
-from upgd.study.stacks import work_stacks
-from upgd.study.work import work
+from upgd.study.worker import Advanced, Died, Finished, Job, Ready
 
 EAGER = [
     RunSpec(PROBLEM, "sgd", {"lr": 0.01}, 0, 20, {**OPTIONS, "batch": 5}),  # no stack has it
@@ -118,7 +116,7 @@ def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_pat
         options = {"checkpoint_seconds": 0.0, "silence": 4.0, "clock": clock}
         tally = driven(tmp_path / "pool", specs, watched, **options)
     assert results(tmp_path / "pool") == expected
-    for words in ("killed (SIGKILL); its 4", "nothing was heard of its worker for 4 s; its 4"):
+    for words in ("killed (SIGKILL); its 4", "its worker gave no sign of life for 4 s; its 4"):
         assert sum(words in note for note in tally.notes) == 1, tally.notes
     assert [len(job.saved) for _, job in watched.jobs] == [0, 0, 4, 4]
 
@@ -454,7 +452,7 @@ def test_runs_that_another_took_are_dropped(tmp_path: Path) -> None:
     timed.pool.seconds = lambda job: 1000.0
 
     def steal(worker: int, event: Any) -> None:
-        if isinstance(event, Told) and not stolen:
+        if isinstance(event, Advanced) and not stolen:
             with Ledger.open(tmp_path, now=timed.pool.clock) as other:
                 [lease, *_] = other.leases()
                 other.evict(lease.owner)
@@ -494,7 +492,7 @@ def test_a_driver_that_stopped_for_a_while_blames_no_worker(tmp_path: Path) -> N
     timed = Timed(tmp_path, 8, workers=1)
 
     def sleep(worker: int, event: Any) -> None:
-        if isinstance(event, Told) and event.step == 50:
+        if isinstance(event, Advanced) and event.step == 50:
             timed.pool.clock.now += 1000.0
 
     with timed.ledger as ledger:

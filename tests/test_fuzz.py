@@ -37,6 +37,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from tests.cases import PATHS
+from tests.running import work
 from tests.test_pages import made_up
 from tests.waiting import PATIENCE
 from upgd.cli import app
@@ -68,7 +69,7 @@ from upgd.study import (
     load_checkpoint,
     save_checkpoint,
 )
-from upgd.study.work import Progress, work
+from upgd.study.execution import Progress
 
 SOME, EACH = 6, 44  # cases of each class: always, and in the slow tests
 TOY, DIGITS = "toy-changing-inputs", "label-permuted-digits"

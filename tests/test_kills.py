@@ -21,9 +21,9 @@ if os.name == "nt":
     pytest.skip("needs fork and SIGKILL", allow_module_level=True)
 
 from tests.killing import HEALTHY, POISON, SMALL, TOY, Server, results
+from tests.running import work
 from upgd.engine import EagerRun
 from upgd.study import Ledger, load_checkpoint
-from upgd.study.work import work
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.running import work, work_stacks
 from upgd.engine import batched
 from upgd.networks import initial_weights
 from upgd.streams import ToyStream
 from upgd.study import Ledger, RunSpec, SpecError
 from upgd.study.prepare import prepare
-from upgd.study.stacks import work_stacks
-from upgd.study.work import work
 
 STEPS, LR = 120, 0.02
 TASK = 30

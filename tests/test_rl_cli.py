@@ -20,6 +20,7 @@ pytest.importorskip("numba", reason="needs the extra rl")
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from tests.running import work
 from upgd.cli import app, reproduce
 from upgd.paper import provenance
 from upgd.paper.experiments import EXPERIMENTS, agents_name
@@ -28,10 +29,10 @@ from upgd.paper.pages import Site
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import plan, specification
-from upgd.rl.study import Curves, work_agents
+from upgd.rl.study import Curves
 from upgd.rl.workers import Record, WorkerDiedError
-from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError, keeping
-from upgd.study.sinks import Progress, Tally
+from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError, runner
+from upgd.study.execution import Progress
 from upgd.study.versions import OF_AGENTS, versions
 
 ENV = "InvertedPendulum-v5"
@@ -54,10 +55,9 @@ def rl(study: Path, *arguments: object) -> Any:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands start no processes for agents, which takes long."""
 
-    def work(ledger: Ledger, **given: Any) -> Tally:
-        return work_agents(ledger, **{**given, "workers": 0})
-
-    monkeypatch.setattr("upgd.cli.working.work_agents", work)
+    monkeypatch.setattr(
+        AgentGroup.__init__, "__kwdefaults__", AgentGroup.__init__.__kwdefaults__ | {"workers": 0}
+    )
 
 
 def specs(seeds: int, steps: int = STEPS) -> list[RunSpec]:
@@ -167,17 +167,17 @@ def test_interrupted_agents_go_on_as_if_nothing_had_happened(tmp_path: Path) -> 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with Ledger.open(whole) as ledger:
         ledger.add(specs(2))
-        assert work_agents(ledger, workers=0).done == 4
+        assert work(ledger, workers=0).done == 4
     with Ledger.open(parts) as ledger:
         ledger.add(specs(1))
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(7))
+            work(ledger, workers=0, on_progress=Stop(7))
         assert ledger.counts()["pending"] == 2
         # New ones are behind; so is one whose checkpoint is gone. They catch up.
         ledger.add(specs(2))
         next((parts / "checkpoints").glob("*.npz")).unlink()
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(3))
+            work(ledger, workers=0, on_progress=Stop(3))
     ended = call("resume", parts)
     assert ended.exit_code == 0, ended.output
     assert same(series(whole), series(parts))
@@ -188,17 +188,17 @@ def test_a_checkpoint_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs(1))
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(3))
+            work(ledger, workers=0, on_progress=Stop(3))
         for path in (tmp_path / "checkpoints").glob("*.npz"):
             path.write_bytes(b"nonsense")
-        assert work_agents(ledger, workers=0).done == 2
+        assert work(ledger, workers=0).done == 2
 
 
 def test_an_agent_whose_checkpoint_does_not_fit_begins_anew_alone(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs(1))
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(7))
+            work(ledger, workers=0, on_progress=Stop(7))
         path = sorted((tmp_path / "checkpoints").glob("*.npz"))[0]
         with np.load(path) as saved:
             arrays = dict(saved)
@@ -206,7 +206,7 @@ def test_an_agent_whose_checkpoint_does_not_fit_begins_anew_alone(tmp_path: Path
         np.savez(path, **{**arrays, name: arrays[name][:1]})
         told: list[str] = []
         steps: list[tuple[int, int]] = []
-        tally = work_agents(
+        tally = work(
             *(ledger,),
             workers=0,
             on_note=told.append,
@@ -214,7 +214,7 @@ def test_an_agent_whose_checkpoint_does_not_fit_begins_anew_alone(tmp_path: Path
         )
     [note] = told
     assert tally.notes == told
-    assert "begins anew: its checkpoint does not fit: an array is (1,)" in note
+    assert "restarts: its checkpoint does not fit: an array is (1,)" in note
     assert steps[0] == (64, 1)  # it alone catches up
     assert steps[7] == (8 * 64, 2)
     assert tally.done == 2
@@ -226,16 +226,16 @@ def test_agents_are_not_begun_anew_by_another_simulator(
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs(1))
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(3))
+            work(ledger, workers=0, on_progress=Stop(3))
         before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").glob("*.npz")}
         assert len(before) == 2
         with monkeypatch.context() as patched:
             here = {**versions(OF_AGENTS), "mujoco": "9.9"}
-            patched.setattr(keeping, "versions", lambda *_: here)
+            patched.setattr(runner, "versions", lambda *_: here)
             with pytest.raises(StudyError, match=r"2 runs have been begun with mujoco .* 9\.9:"):
-                work_agents(ledger, workers=0)
+                work(ledger, workers=0)
         assert all(path.read_bytes() == content for path, content in before.items())
-        assert work_agents(ledger, workers=0).done == 2
+        assert work(ledger, workers=0).done == 2
 
 
 def test_a_process_that_dies_while_agents_are_restored_costs_no_checkpoint(
@@ -247,13 +247,13 @@ def test_a_process_that_dies_while_agents_are_restored_costs_no_checkpoint(
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs(1))
         with pytest.raises(KeyboardInterrupt):
-            work_agents(ledger, workers=0, on_progress=Stop(7))
+            work(ledger, workers=0, on_progress=Stop(7))
         with monkeypatch.context() as patched:
             patched.setattr(AgentGroup, "restore", die)
             with pytest.raises(StudyError, match="'upgd resume' goes on"):
-                work_agents(ledger, workers=0)
+                work(ledger, workers=0)
         steps: list[int] = []
-        work_agents(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
+        work(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
         assert steps[0] == 8 * 64
 
 
@@ -271,10 +271,10 @@ def test_a_process_that_dies_ends_the_work_and_nothing_else(
         with monkeypatch.context() as patched:
             patched.setattr(AgentGroup, "iterate", die)
             with pytest.raises(StudyError, match="'upgd resume' goes on"):
-                work_agents(ledger, workers=0, checkpoint_seconds=0.0)
+                work(ledger, workers=0, checkpoint_seconds=0.0)
         assert ledger.counts()["pending"] == 2
         steps: list[int] = []
-        work_agents(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
+        work(ledger, workers=0, on_progress=lambda told: steps.append(told.step))
         assert steps[0] == 6 * 64
         assert ledger.counts()["done"] == 2
 
@@ -302,7 +302,7 @@ def test_an_agent_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
     calm = specification(ENV, "adam", {}, 0, STEPS, OPTIONS)
     with Ledger.open(tmp_path) as ledger:
         ledger.add([wild, calm])
-        tally = work_agents(ledger, workers=0)
+        tally = work(ledger, workers=0)
         assert (tally.done, tally.diverged) == (1, 1)
         result = ledger.get(wild.key).result
         assert result is not None

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.running import work_stacks
 from upgd.engine import Setting, roofline
 from upgd.engine.batched import BatchedRun
 from upgd.engine.stacked import Networks
 from upgd.networks import build
 from upgd.streams import get
 from upgd.study import Ledger, RunSpec
-from upgd.study.stacks import work_stacks
-from upgd.study.work import Progress
+from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"
 

@@ -14,16 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import upgd.engine.batched as batched
+from tests.running import work_stacks
 from tests.waiting import states
 from upgd.engine import Setting, memory
 from upgd.engine.batched import BatchedRun
 from upgd.optim.registry import METHODS
 from upgd.streams import get
 from upgd.study import Ledger, RunSpec, StudyError
-from upgd.study.attempts import Means
-from upgd.study.jobs import Job, do_job
+from upgd.study.options import Options
 from upgd.study.prepare import plan
-from upgd.study.stacks import work_stacks
+from upgd.study.worker import EventReporter, Job, do_job
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}
@@ -266,8 +266,8 @@ def test_out_of_memory_halves_a_stack(
     assert sorted(study.together) == [1, 1, 2, 2, 2, 2]
     assert study.bytes == undisturbed.bytes
     assert study.told == study.tally.notes
-    assert study.told[0] == "out of memory: 6 runs go on, 3 at a time"
-    assert study.told[1] == "out of memory: 3 runs go on, 2 at a time"
+    assert study.told[0] == "out of memory: 6 runs continue, 3 at a time"
+    assert study.told[1] == "out of memory: 3 runs continue, 2 at a time"
 
 
 def test_later_stacks_are_no_larger_than_what_fitted(
@@ -275,7 +275,7 @@ def test_later_stacks_are_no_larger_than_what_fitted(
 ) -> None:
     """Four runs at a time are planned; once they were too many, the rest takes two."""
     full(monkeypatch, MemoryError(), most=2, first_step=0)
-    monkeypatch.setattr("upgd.study.stacks.stack_size", lambda *arguments: (4, ""))
+    monkeypatch.setattr("upgd.study.learners.at_a_time", lambda *arguments: 4)
     study = Study(tmp_path / "halved")
     assert study.together == [2] * 6
     assert study.bytes == undisturbed.bytes
@@ -295,9 +295,9 @@ def test_a_run_that_does_not_even_fit_alone_fails_and_the_others_finish(
     monkeypatch.setattr(BatchedRun, "_make", greedy)
     study = Study(tmp_path / "greedy")
     assert [run.state for run in study.runs] == ["done", "done", "failed", "done", "done", "done"]
-    assert study.runs[2].error == "out of memory, alone on the device"
+    assert study.runs[2].error == "out of memory, alone, 4 times"
     assert study.tally.failed == 1
-    assert study.tally.errors == [f"{SPECS[2].label()}: out of memory, alone on the device"]
+    assert study.tally.errors == [f"{SPECS[2].label()}: out of memory, alone, 4 times"]
     del study.bytes[2], undisturbed.bytes[2]
     assert study.bytes == undisturbed.bytes
 
@@ -328,8 +328,8 @@ def test_a_worker_whose_device_is_lost_is_left_out(
 ) -> None:
     full(monkeypatch, LOST, most=0, first_step=0)
     monkeypatch.setattr(memory, "is_lost", lambda device: True)
-    job = Job(tuple(SPECS), "batched", Means(), {})
-    ended = do_job(job, lambda event: None, lambda: False)
+    job = Job(tuple(SPECS), "batched", Options(), {})
+    ended = do_job(job, EventReporter(job, lambda event: None, lambda: False))
     assert ended.cause == "machine"
 
 

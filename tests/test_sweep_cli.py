@@ -18,8 +18,8 @@ from upgd.cli import sweep as sweeping
 from upgd.paper.grids import grid
 from upgd.report.sensitivity import sensitivity, varied
 from upgd.study import Ledger, Result, RunSpec, Series, forecast
+from upgd.study.execution import Tally
 from upgd.study.selection import best_sets
-from upgd.study.work import Tally
 
 PROBLEM = "label-permuted-digits"
 SMALL = ("--hidden", "8", "--task-length", "40", "--steps", "400", "--seeds", "2")

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+from tests.running import work
 from tests.test_pages import RESULTS, made_up
 from upgd.cli import app
 from upgd.paper.results import TABLE, write
 from upgd.study import Ledger, RunSpec
-from upgd.study.work import work
 
 TOY = "toy-changing-inputs"
 ODD = os.fsdecode(b"st\xffudy \xe9") if os.name != "nt" else "study \u2113"

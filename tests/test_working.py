@@ -13,12 +13,12 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from tests.ledgers import posix, spec
+from tests.running import work
 from tests.test_ledger_disks import no_file_larger_than
 from upgd.cli import app, working
 from upgd.rl.runs import PREFIX
 from upgd.study import Ledger, RunSpec, StudyError
-from upgd.study.sinks import Tally
-from upgd.study.work import work
+from upgd.study.execution import Tally
 
 TOY = "toy-changing-inputs"
 OPTIONS = {"window": 2, "hidden": "4"}

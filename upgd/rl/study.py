@@ -1,11 +1,11 @@
-"""PPO agents as runs of a study: an attempt at a group of them, and the work of a whole study."""
+"""PPO agents as runs of a study: how a group of them is executed."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,107 +17,76 @@ from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import cores
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
-from upgd.rl.environments import environment_id, known_environments
-from upgd.rl.runs import Plan, agent, is_rl, plan
+from upgd.rl.environments import environment_id, known_environments, make
+from upgd.rl.runs import PREFIX, Plan, agent, plan
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
-from upgd.study.attempts import Attempt, Means, uninterrupted
-from upgd.study.errors import SpecError, StudyError
-from upgd.study.files import Checkpoint
-from upgd.study.keeping import LONGEST_LOSS, Keeper
-from upgd.study.ledger import Ledger
-from upgd.study.prepare import check_device
-from upgd.study.records import Result, owner_name
-from upgd.study.sinks import Progress, Sink, StudySink, Tally
+from upgd.study.checkpoints import Checkpoint
+from upgd.study.errors import StudyError
+from upgd.study.execution import LONGEST_LOSS, Execution, Progress, Recorder, Reporter
+from upgd.study.kinds import Group, Kind, Pace, Room
+from upgd.study.learners import device_name
+from upgd.study.options import Options
+from upgd.study.records import Result
 from upgd.study.spec import RunSpec
 from upgd.study.versions import OF_AGENTS
-from upgd.study.work import at_work, carry_out, evict_departed
 
 RECENT = 10
 """Episodes of an agent whose mean return progress tells."""
-LEASE = 300.0
-"""Seconds that runs stay ours without a sign of life: an iteration of many agents takes long."""
+ENGINE = "ppo"
 AT_ONCE = 16
 """Agents that are enough to see how fast many are, if cores are few."""
 Array = NDArray[np.float64]
 
 
-def work_agents(
-    ledger: Ledger,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
-    where: Mapping[str, Any] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    lease_seconds: float = LEASE,
-    checkpoint_seconds: float | None = None,
-    workers: int | None = None,
-    on_note: Callable[[str], None] | None = None,
-) -> Tally:
-    """Run what is pending of reinforcement learning, all agents of an environment at once.
+class Agents(Kind):
+    """Agents that learn by PPO: all agents of an environment are executed at once."""
 
-    Arguments are those of :func:`upgd.study.work.work`, and:
+    noun = "agent"
+    unit = "steps"
+    local_only = "agents of reinforcement learning run on this machine; leave out --on"
+    lock_step = False
+    packages = OF_AGENTS
+    diverged_counts = True
 
-    Args:
-        ledger: The study's.
-        data_dir: Not used.
-        device: Where agents learn.
-        where: Restricts which runs are taken.
-        on_progress: Told after every iteration.
-        lease_seconds: How long runs stay ours without a sign of life.
-        checkpoint_seconds: How often agents are saved.
-        workers: Processes that agents are spread over; see :class:`upgd.rl.AgentGroup`.
-        on_note: Told when a checkpoint is of no use; the tally's notes have the same.
-    """
-    check_device(device)
-    owner, tally = owner_name(), Tally()
-    means = Means(data_dir, device, checkpoint_seconds)
-    tried: set[str] = set()
-    with at_work(ledger, owner, where):
-        while True:
-            evict_departed(ledger)
-            specs = _together(ledger.claimable(where), tried)
-            if not specs:
-                return tally
-            keys = [spec.key for spec in specs]
-            tried.update(keys)
-            claims = ledger.claim(owner, lease_seconds, limit=len(keys), where={"key": keys})
-            if not claims:
-                continue
-            sink = StudySink(ledger, claims, tally, on_progress)
-            error = _try(sink, [claim.spec for claim in claims], means, workers, on_note)
-            if error is not None:
-                sink.fail(f"{type(error).__name__}: {error}", str(error))
+    def check(self, spec: RunSpec, options: Options) -> None:
+        plan(spec)
+        agent(spec)
 
+    def check_data(self, problem: str, data_dir: str | os.PathLike[str] | None) -> None:
+        make(problem.removeprefix(PREFIX))
 
-def _together(specs: Iterable[RunSpec], tried: set[str]) -> list[RunSpec]:
-    """The oldest run, and those that can be in a group with it."""
-    found: list[RunSpec] = []
-    for spec in specs:
-        if not is_rl(spec.problem) or spec.key in tried:
-            continue
-        if not found or _shared(spec) == _shared(found[0]):
-            found.append(spec)
-    return found
+    def group(self, spec: RunSpec, options: Options) -> tuple[str, Any] | None:
+        return ENGINE, (spec.problem, spec.steps, spec.options)
+
+    def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
+        return len(group.specs), ""
+
+    def engine_name(self, spec: RunSpec, engine: str, device: str) -> str:
+        return f"{ENGINE}-{torch.device(device).type}"
+
+    def execution(
+        self, specs: Sequence[RunSpec], engine: str, options: Options, reporter: Reporter
+    ) -> Execution:
+        return AgentsExecution(reporter, specs, options)
+
+    def measure_pace(self, specs: Sequence[RunSpec], options: Options) -> Pace:
+        where = plan(specs[0])
+        learners = [agent(spec) for spec in specs[: max(2 * cores(), AT_ONCE)]]
+        with AgentGroup(
+            *(where.environment, learners, where.settings),
+            steps=where.steps,
+            workers=options.workers,
+            device=options.device,
+        ) as group:
+            group.iterate()  # compiles
+            before = group.seconds["clock"]
+            group.iterate()
+            took = group.seconds["clock"] - before
+        rate = len(learners) * where.settings.steps / max(took, 1e-9)
+        return Pace(rate, "all processes, measured now")
 
 
-def _shared(spec: RunSpec) -> Any:
-    return spec.problem, spec.steps, spec.options
-
-
-def _try(
-    sink: StudySink,
-    specs: Sequence[RunSpec],
-    means: Means,
-    workers: int | None,
-    on_note: Callable[[str], None] | None,
-) -> Exception | None:
-    try:
-        attempt = Agents(sink, specs, means, workers, on_note)
-    except SpecError as error:
-        return error
-    wrong = carry_out(sink, attempt)
-    sink.tally.notes += attempt.notes
-    return wrong
+KIND = Agents()
 
 
 # ------------------------------------------------------------------------------- curves
@@ -208,45 +177,35 @@ class Member:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
-class Agents(Attempt):
+class AgentsExecution(Execution):
     """An attempt at runs of one environment: all agents in one group.
 
     Those that stand behind the others, because their checkpoints are older or because they are
     new, go first until all stand at one iteration.
 
     Args:
-        sink: Where checkpoints and results go.
+        reporter: Where checkpoints and results go.
         specs: The runs; of one environment, length and settings.
-        means: Where agents learn, and how often they are saved.
-        workers: Processes that agents are spread over.
-        on_note: Told when a checkpoint is of no use.
-
-    Attributes:
-        notes: What was told.
+        options: Where agents learn, how often they are saved, and over how many processes they are
+            spread.
 
     Raises:
         SpecError: A run is not as it must be.
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        specs: Sequence[RunSpec],
-        means: Means,
-        workers: int | None = None,
-        on_note: Callable[[str], None] | None = None,
-    ) -> None:
-        self.sink, self.specs, self.means, self.workers = sink, specs, means, workers
-        self.on_note, self.notes = on_note, list[str]()
+    def __init__(self, reporter: Reporter, specs: Sequence[RunSpec], options: Options) -> None:
+        self.reporter, self.specs, self.options = reporter, specs, options
         self.plan: Plan = plan(specs[0])
-        kind = torch.device(means.device).type
-        device = torch.cuda.get_device_name(means.device) if kind == "cuda" else means.device
-        pauses = (10.0, LONGEST_LOSS)
-        self.keeper = Keeper(sink, f"ppo-{kind}", device, pauses, means.pause, OF_AGENTS)
+        engine = KIND.engine_name(specs[0], ENGINE, options.device)
+        self.recorder = Recorder(
+            *(reporter, engine, device_name(options.device), (10.0, LONGEST_LOSS)),
+            pause=options.checkpoint_seconds,
+            packages=OF_AGENTS,
+        )
         self.members = [self._fresh(spec) for spec in specs]
         self._group: AgentGroup | None = None
         self._active: list[Member] = []
-        self._whole = True
+        self._between_iterations = True
 
     def _fresh(self, spec: RunSpec) -> Member:
         settings = self.plan.settings
@@ -255,23 +214,20 @@ class Agents(Attempt):
     def begin(self) -> None:
         taken_up: list[Checkpoint] = []
         for number, spec in enumerate(self.specs):
-            found = self.keeper.load(spec)
+            found = self.recorder.load(spec)
             if found is None:
                 continue
             wrong = what_is_wrong(self._take_up, self.members[number], found)
             if wrong is None:
                 taken_up.append(found)
             else:
-                self._begin_anew(self.members[number], wrong)
-        self.keeper.start(*taken_up)
+                self._restart(self.members[number], wrong)
+        self.recorder.start(*taken_up)
 
-    def _begin_anew(self, member: Member, reason: str) -> None:
-        """Drop what was kept of an agent, which is of no use."""
+    def _restart(self, member: Member, reason: str) -> None:
+        """Drop what was kept of an agent."""
         self.members[self.members.index(member)] = self._fresh(member.spec)
-        note = f"{member.spec.label()} begins anew: its checkpoint does not fit: {reason}"
-        self.notes.append(note)
-        if self.on_note is not None:
-            self.on_note(note)
+        self.reporter.note(f"{member.spec.label()} restarts: its checkpoint does not fit: {reason}")
 
     def _take_up(self, member: Member, found: Checkpoint) -> None:
         arrays, run = found[0], found[1]["run"]
@@ -284,9 +240,9 @@ class Agents(Attempt):
         member.iteration = int(run["agent"]["iteration"])
         member.state = parts["agent"], run["agent"]
 
-    def carry_out(self) -> None:
+    def execute(self) -> None:
         try:
-            super().carry_out()
+            super().execute()
         except KeyboardInterrupt:
             self.save()  # as long as the workers are there
             raise
@@ -310,26 +266,24 @@ class Agents(Attempt):
             self._advance(behind, stands[1])
 
     def _advance(self, members: list[Member], stop: int) -> None:
-        with uninterrupted():  # compilers and young processes lose an interrupt
-            group = self._open(members)
+        group = self._open(members)
         if group is None:
             return
         size = self.plan.settings.steps
         while group.iteration < stop:
             before = time.monotonic()
-            with uninterrupted():
-                self._whole = False
-                records = group.iterate()
-                for member, record in zip(members, records, strict=True):
-                    self._note(member, record)
-                self._whole = True
+            self._between_iterations = False
+            records = group.iterate()
+            for member, record in zip(members, records, strict=True):
+                self._note(member, record)
+            self._between_iterations = True
             if all(member.failed_at is not None for member in members):
                 group.iteration = stop
             rate = len(members) * size / max(time.monotonic() - before, 1e-6)
-            if self.sink.listens():
-                self.sink.tell(self._progress(rate))
+            if self.reporter.wants_progress():
+                self.reporter.progress(self._progress(rate))
             if group.iteration < self.plan.iterations:
-                self.keeper.tend(self.save)
+                self.recorder.tend(self.save)
         if stop < self.plan.iterations:
             for member, state in zip(members, group.states(), strict=True):
                 member.state = state
@@ -338,14 +292,14 @@ class Agents(Attempt):
         self._close()
 
     def _open(self, members: list[Member]) -> AgentGroup | None:
-        """The group in which these agents go on; None if some begin anew instead."""
+        """The group in which these agents go on; None if some restart instead."""
         where, dtype = self.plan, "float32"
         learners = [member.learner for member in members]
         self._group = AgentGroup(
             *(where.environment, learners, where.settings),
             steps=where.steps,
-            workers=self.workers,
-            device=self.means.device,
+            workers=self.options.workers,
+            device=self.options.device,
             dtype=dtype,
         )
         self._active = members
@@ -356,7 +310,7 @@ class Agents(Attempt):
         except StatesError as error:  # the others stand where they stood
             self._close()
             for number, reason in error.reasons.items():
-                self._begin_anew(members[number], reason)
+                self._restart(members[number], reason)
         return self._group
 
     def _note(self, member: Member, record: Record) -> None:
@@ -386,21 +340,21 @@ class Agents(Attempt):
     # ------------------------------------------------------------------------------ keeping
     def save(self) -> None:
         group = self._group
-        if group is None or not group.iteration or not self._whole:
+        if group is None or not group.iteration or not self._between_iterations:
             return
         for member, (arrays, meta) in zip(self._active, group.states(), strict=True):
             curves, facts = member.curves.state()
             both = {f"agent/{name}": array for name, array in arrays.items()}
             both |= {f"curves/{name}": array for name, array in curves.items()}
             run = {"step": group.step, "agent": meta, "curves": facts}
-            self.keeper.save(member.spec, both, {**run, "failed_at": member.failed_at})
+            self.recorder.save(member.spec, both, {**run, "failed_at": member.failed_at})
 
     def finish(self) -> None:
-        self.sink.finish([(member.spec, self._result(member)) for member in self.members])
+        self.reporter.finish([(member.spec, self._result(member)) for member in self.members])
 
     def _result(self, member: Member) -> Result:
         series, failed_at = member.curves.series(), member.failed_at
-        result = self.keeper.result(
+        result = self.recorder.result(
             self.plan.steps if failed_at is None else failed_at,
             *(series, self.plan.window, None),
             diverged_at=failed_at,
@@ -408,22 +362,6 @@ class Agents(Attempt):
         )
         summary = {**result.summary, **collapse(series.get("return", ()))}
         return replace(result, summary=summary)
-
-
-# ------------------------------------------------------------------------------- outlook
-def pace(specs: Sequence[RunSpec], device: str = "cpu", workers: int | None = None) -> float:
-    """Steps per second of all agents of these runs together, from an iteration of some."""
-    where = plan(specs[0])
-    learners = [agent(spec) for spec in specs[: max(2 * cores(), AT_ONCE)]]
-    with AgentGroup(
-        *(where.environment, learners, where.settings), steps=where.steps, workers=workers,
-        device=device,
-    ) as group:  # fmt: skip
-        group.iterate()  # compiles
-        before = group.seconds["clock"]
-        group.iterate()
-        took = group.seconds["clock"] - before
-    return len(learners) * where.settings.steps / max(took, 1e-9)
 
 
 def newest_environments() -> list[str]:

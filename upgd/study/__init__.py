@@ -4,14 +4,9 @@ A :class:`RunSpec` says what to run, a :class:`Ledger` keeps which runs there ar
 gave, and :func:`save_checkpoint` keeps a run that is under way.
 """
 
+from upgd.study.checkpoints import load_checkpoint, load_checkpoint_or_none, save_checkpoint
 from upgd.study.errors import CheckpointError, LeaseLostError, LedgerError, SpecError, StudyError
-from upgd.study.files import (
-    load_checkpoint,
-    load_checkpoint_or_none,
-    remove_partial,
-    save_checkpoint,
-    write_atomically,
-)
+from upgd.study.files import remove_partial, write_atomically
 from upgd.study.ledger import Ledger
 from upgd.study.records import STATES, Claim, Lease, Result, Run, Series, owner_name
 from upgd.study.spec import RULES_VERSION, RunSpec, Scalar

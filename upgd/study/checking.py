@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from upgd.study import schema
+from upgd.study.checkpoints import load_checkpoint
 from upgd.study.database import Database
 from upgd.study.errors import CheckpointError, DamagedError, SpecError
-from upgd.study.files import load_checkpoint
 from upgd.study.ledger import NAME
 from upgd.study.queries import PAGE, Cells, Row, as_run, pages, series_faults
 from upgd.study.schema import SERIES, is_key_of

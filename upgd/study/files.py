@@ -1,31 +1,22 @@
-"""Files that are either the old ones or the new ones, never half of one; checkpoints."""
+"""Files that a crash leaves either old or new, never half-written; checks before writing."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import json
 import os
 import secrets
 import stat
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import BinaryIO
 
 from upgd.filesystem import follow, open_replacement, open_through
 from upgd.study import crash
-from upgd.study.errors import CheckpointError, StudyError
+from upgd.study.errors import StudyError
 from upgd.study.schema import APPLICATION_ID
 
-META = "__meta__"
-FORMAT = "upgd-checkpoint"
-VERSION = 1
 SUFFIX = ".partial"
 LEDGER = "ledger.sqlite"
 FIGURE_MARK = "Matplotlib"
@@ -34,8 +25,6 @@ _BEGINNING = 4096
 _LEDGERS = tuple(LEDGER + end for end in ("", "-wal", "-shm", "-journal"))
 _INSIDE = ("checkpoints", "workers")
 _EFFECTIVE = os.access in os.supports_effective_ids
-
-Checkpoint = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
 def write_atomically(
@@ -63,11 +52,11 @@ def write_atomically(
     ...     print(file.read_text())
     1 2 3
     """
-    with _cannot_write(path):
+    with cannot_write(path):
         _check_foreign(path)
         through = open_through(path)
         if through is None:
-            _replace(follow(path), content)
+            replace_file(follow(path), content)
         else:
             with through as file:
                 _fill(file, content)
@@ -83,7 +72,7 @@ def check_output(path: str | os.PathLike[str], make_folders: bool = False) -> No
     Raises:
         StudyError: It cannot be written there.
     """
-    with _cannot_write(path):
+    with cannot_write(path):
         _check_foreign(path)
         if os.path.isdir(path):
             raise StudyError(f"cannot write {path}: it is a folder; name a file in it")
@@ -101,7 +90,7 @@ def check_output_folder(folder: str | os.PathLike[str]) -> None:
     Raises:
         StudyError: They cannot.
     """
-    with _cannot_write(folder):
+    with cannot_write(folder):
         _check_foreign(folder)
         _check_writable(follow(folder), make_folders=True)
 
@@ -125,7 +114,7 @@ def check_generated(path: str | os.PathLike[str], mark: str = FIGURE_MARK) -> No
     Raises:
         StudyError: There is a file without the mark.
     """
-    with _cannot_write(path):
+    with cannot_write(path):
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 found = mark.encode() in file.read(_BEGINNING)
@@ -136,7 +125,8 @@ def check_generated(path: str | os.PathLike[str], mark: str = FIGURE_MARK) -> No
 
 
 @contextlib.contextmanager
-def _cannot_write(path: str | os.PathLike[str]) -> Iterator[None]:
+def cannot_write(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an OSError into a StudyError that names the file."""
     try:
         yield
     except OSError as error:
@@ -169,7 +159,7 @@ def _is_ledger(path: Path) -> bool:
     return head[:16] == b"SQLite format 3\0" and head[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 
-def _replace(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a regular file, whole or not at all."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
     crash.point("write: before file")
@@ -231,158 +221,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def save_checkpoint(
-    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-) -> None:
-    """Save arrays and facts about them as one ``.npz``, atomically and without pickle.
-
-    The same content gives the same bytes. ``numpy.load`` reads the file too.
-
-    Args:
-        path: The file; its folder must exist.
-        arrays: Arrays of numbers, booleans or text by name.
-        meta: What JSON can hold.
-
-    Raises:
-        StudyError: If the file cannot be written.
-        ValueError: If an array holds Python objects, a name is taken, or `meta` is not JSON.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_checkpoint(Path(folder) / "c.npz", {"w": np.arange(3)}, {"step": 7})
-    ...     load_checkpoint(Path(folder) / "c.npz")
-    ({'w': array([0, 1, 2])}, {'step': 7})
-    """
-    with _cannot_write(path):
-        _replace(Path(path), _writer(arrays, meta))
-
-
-def save_packed(path: str | os.PathLike[str], content: bytes) -> None:
-    """Save what :func:`pack_checkpoint` packed, as :func:`save_checkpoint` would.
-
-    Raises:
-        StudyError: If the file cannot be written.
-    """
-    with _cannot_write(path):
-        _replace(Path(path), content)
-
-
-def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
-    """The bytes that :func:`save_checkpoint` would write.
-
-    >>> unpack_checkpoint(pack_checkpoint({"w": np.arange(3)}, {"step": 7}))
-    ({'w': array([0, 1, 2])}, {'step': 7})
-    """
-    file = io.BytesIO()
-    _writer(arrays, meta)(file)
-    return file.getvalue()
-
-
-def _writer(
-    arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-) -> Callable[[BinaryIO], None]:
-    """Writes a checkpoint to an open file; what cannot be in one is refused at once."""
-    for name, array in arrays.items():
-        if not name or name == META:
-            raise ValueError(f"an array of a checkpoint cannot be called {name!r}")
-        if np.asarray(array).dtype.kind not in "biufcSU":
-            raise ValueError(
-                f"array {name!r} has dtype {np.asarray(array).dtype}, which needs pickle; "
-                "convert it to numbers"
-            )
-    try:
-        text = json.dumps(
-            {"format": FORMAT, "version": VERSION, "names": list(arrays), "meta": dict(meta)}
-        )
-    except TypeError as error:
-        raise ValueError(f"the facts of a checkpoint must be JSON: {error}") from None
-
-    def write(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            members = {META: np.frombuffer(text.encode(), np.uint8), **arrays}
-            for name, array in members.items():
-                info = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
-                with archive.open(info, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-
-    return write
-
-
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read the arrays and facts that :func:`save_checkpoint` wrote.
-
-    Raises:
-        CheckpointError: If there is no such file, or it is truncated, damaged or foreign.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}")
-    try:
-        return _read(path)
-    except Exception as error:  # a damaged archive can fail in any layer
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint of upgd ({error}); "
-            "remove it and the run starts anew"
-        ) from error
-
-
-def unpack_checkpoint(content: bytes) -> Checkpoint:
-    """Read the arrays and facts that :func:`pack_checkpoint` packed.
-
-    Raises:
-        CheckpointError: If they are truncated, damaged or foreign.
-    """
-    try:
-        return _read(io.BytesIO(content))
-    except Exception as error:
-        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
-
-
-def checkpoint_facts(content: bytes | Path) -> dict[str, Any]:
-    """The facts of a checkpoint alone, packed or in a file; the arrays are not looked at.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
-    try:
-        file = content if isinstance(content, Path) else io.BytesIO(content)
-        with zipfile.ZipFile(file) as archive:
-            facts: dict[str, Any] = _head(archive)["meta"]
-            return facts
-    except Exception as error:
-        what = content if isinstance(content, Path) else "these bytes"
-        raise CheckpointError(f"no checkpoint of upgd: {what} ({error})") from error
-
-
-def _read(file: Path | io.BytesIO) -> Checkpoint:
-    with zipfile.ZipFile(file) as archive:
-        head = _head(archive)
-        return {name: _member(archive, name) for name in head["names"]}, head["meta"]
-
-
-def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
-    head: dict[str, Any] = json.loads(_member(archive, META).tobytes())
-    if head["format"] != FORMAT:
-        raise ValueError(f"its format is {head['format']!r}")
-    if head["version"] != VERSION:
-        raise ValueError(f"its version is {head['version']}, this upgd reads {VERSION}")
-    return head
-
-
-def load_checkpoint_or_none(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Read a checkpoint, or return None where there is none that can be trusted."""
-    try:
-        return load_checkpoint(path)
-    except CheckpointError:
-        return None
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with archive.open(f"{name}.npy") as file:
-        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        # Reading to the end is what makes zipfile compare the checksum.
-        if file.read(1):
-            raise ValueError(f"array {name!r} is longer than it says")
-    return array

@@ -1,4 +1,4 @@
-"""Pools of workers: what a driver asks of them, and the one of this machine's processes."""
+"""Pools of workers: what the runner asks of them; this process, and processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
 from upgd.processes import deaf, ignore, tied
-from upgd.study.jobs import Alive, Died, Ended, Event, Job, Ready, Servant
+from upgd.study.kinds import Room
+from upgd.study.options import Options
+from upgd.study.worker import Alive, Died, Ended, Event, EventReporter, Job, Ready, Worker, do_job
 
 STOP, OVER = "stop", "over"
 REAPING = 60.0
@@ -24,14 +27,20 @@ REAPING = 60.0
 
 
 class Pool(Protocol):
-    """Workers that do jobs. One that dies is replaced, and its number is not used again."""
+    """Workers that do jobs. One that dies is replaced, and its number is not used again.
+
+    Attributes:
+        shares_files: Whether workers can read the study's folder.
+    """
+
+    shares_files: bool
 
     @property
     def workers(self) -> int:
-        """How many there are, once all have begun."""
+        """How many there are, once all have started."""
 
     def roll_call(self) -> None:
-        """Let every worker that is idle say anew that it is ready; others are replaced."""
+        """Let every idle worker report again that it is ready; the others are replaced."""
 
     def start(self, worker: int, job: Job) -> None:
         """Give a worker that is idle a job."""
@@ -40,13 +49,13 @@ class Pool(Protocol):
         """Let a worker save its runs and end its job."""
 
     def kill(self, worker: int) -> None:
-        """End a worker, whatever it does; nothing is heard of it any more."""
+        """End a worker, whatever it does; it reports nothing more."""
 
     def events(self, timeout: float) -> list[tuple[int, Event]]:
-        """What workers told, or nothing after `timeout` seconds.
+        """What workers reported, or nothing after `timeout` seconds.
 
-        A worker's first event is :class:`~upgd.study.jobs.Ready`; the last, should it end,
-        :class:`~upgd.study.jobs.Died`.
+        A worker's first event is :class:`~upgd.study.worker.Ready`; the last, should it end,
+        :class:`~upgd.study.worker.Died`.
         """
 
     def close(self) -> None:
@@ -54,14 +63,14 @@ class Pool(Protocol):
 
 
 class Roll:
-    """Which workers of a pool have begun, and which of them have a job."""
+    """Which workers of a pool have started, and which of them have a job."""
 
     def __init__(self) -> None:
         self._ready: dict[int, Ready] = {}
         self._busy: set[int] = set()
 
     def note(self, worker: int, event: Event) -> None:
-        """Take in what a worker told."""
+        """Take in what a worker reported."""
         if isinstance(event, Ready):
             self._ready[worker] = event
         elif isinstance(event, Ended):
@@ -70,11 +79,11 @@ class Roll:
             self.strike(worker)
 
     def start(self, worker: int) -> None:
-        """It has a job."""
+        """Marks a worker busy."""
         self._busy.add(worker)
 
     def strike(self, worker: int) -> None:
-        """It is no more."""
+        """Marks a worker dead."""
         self._ready.pop(worker, None)
         self._busy.discard(worker)
 
@@ -83,49 +92,71 @@ class Roll:
         return sorted(self._busy)
 
     def ready(self) -> list[tuple[int, Ready]]:
-        """Those without, and what they said when they began."""
+        """Those without, and what they reported when they started."""
         return [(w, event) for w, event in self._ready.items() if w not in self._busy]
 
 
-def check_pool(on: str) -> None:
-    """Raise unless ``--on`` names a pool that can be made here.
-
-    Raises:
-        ValueError: There is no such pool.
-        ImportError: Ray is not installed.
-    """
-    host = on.removeprefix("ray://")
-    if on not in ("local", "ray") and (host == on or not host):
-        raise ValueError(f"--on is local, ray or ray://host:port; got {on!r}")
-    if on != "local":
-        import upgd.study.ray_pool  # noqa: F401
-
-
-def make_pool(on: str, count: int, device: str = "cpu") -> Pool:
-    """The pool that ``--on`` names.
-
-    Args:
-        on: ``"local"``, ``"ray"`` for a cluster of this machine alone, which is started and ended
-            with the pool, or the address of a Ray cluster, ``ray://host:port``.
-        count: How many workers.
-        device: Where they work.
-
-    Raises:
-        ValueError: There is no such pool.
-        ImportError: Ray is not installed.
-    """
-    check_pool(on)
-    if on == "local":
-        return LocalPool(count, device)
+def make_pool(options: Options, count: int) -> Pool:
+    """The pool of `count` workers that ``options.on`` names."""
+    if options.on == "local":
+        return LocalPool(count, options.device)
     from upgd.study.ray_pool import RayPool
 
-    return RayPool(None if on == "ray" else on, count, device)
+    return RayPool(None if options.on == "ray" else options.on, count, options.device)
+
+
+class ThisProcess:
+    """A pool of one worker: this process does each job while :meth:`events` waits for it.
+
+    Args:
+        device: Where it works.
+        reports: Whether progress is wanted; reading metrics waits for the device.
+
+    Attributes:
+        on_event: Called with each event as it occurs; returned are only first and last ones.
+        stopping: Whether the job shall save its runs and end.
+    """
+
+    workers = 1
+    shares_files = True
+
+    def __init__(self, device: str = "cpu", reports: bool = True) -> None:
+        self._device, self._pause = device, 0.0 if reports else None
+        self._job: Job | None = None
+        self._waiting: list[tuple[int, Event]] = []
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self.stopping: Callable[[], bool] = lambda: False
+
+    def roll_call(self) -> None:
+        self._waiting = [(0, Ready(Room.here(self._device)))]
+
+    def start(self, worker: int, job: Job) -> None:
+        self._job = job
+
+    def stop(self, worker: int) -> None:
+        """Nothing to do: a job sees by itself that it shall stop."""
+
+    def kill(self, worker: int) -> None:
+        raise RuntimeError("this process cannot be replaced")
+
+    def events(self, timeout: float) -> list[tuple[int, Event]]:
+        found, self._waiting = self._waiting, []
+        if self._job is None:
+            return found
+        job, self._job = self._job, None
+        ended = do_job(job, EventReporter(job, self.on_event, self.stopping, self._pause))
+        if ended.cause == "interrupt" and not self.stopping():
+            raise KeyboardInterrupt
+        return [*found, (0, replace(ended, room=Room.here(self._device)))]
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class _Hand:
     """A worker's process, with a thread that listens to it and one that talks to it.
 
-    A worker that is frozen keeps neither the driver's thread nor the other workers.
+    A frozen worker blocks neither the runner's thread nor the other workers.
     """
 
     def __init__(self, process: Any, pipe: Connection, tell: Callable[[Event], None]) -> None:
@@ -151,20 +182,22 @@ class _Hand:
                     self._tell(event)
         self.process.join(REAPING)
         self.outbox.put(OVER)
-        self._tell(Died(_told(self.process.exitcode)))
+        self._tell(Died(_how_it_ended(self.process.exitcode)))
 
 
 class LocalPool:
     """Processes of this machine, each with its share of the cores.
 
-    They hear nothing of Ctrl-C and SIGTERM: the driver does, and tells them to save. When the
-    driver dies they end.
+    They ignore SIGINT and SIGTERM: the runner handles these, and tells them to save. When the
+    runner dies they end.
 
     Args:
         count: How many.
         device: Where they work.
         at_start: Called in each before it begins.
     """
+
+    shares_files = True
 
     def __init__(
         self, count: int, device: str = "cpu", at_start: Callable[[], None] | None = None
@@ -248,15 +281,15 @@ def _context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["upgd.study.jobs", "upgd.kernels.cpu_dense", "sklearn.datasets"]
+        ["upgd.study.worker", "upgd.study.learners", "upgd.kernels.cpu_dense", "sklearn.datasets"]
     )
     return context
 
 
-def _told(code: int | None) -> str:
+def _how_it_ended(code: int | None) -> str:
     """How a process ended, in words.
 
-    >>> _told(-9), _told(1)
+    >>> _how_it_ended(-9), _how_it_ended(1)
     ('its worker was killed (SIGKILL)', 'its worker ended with exit code 1')
     """
     if code is not None and code < 0:
@@ -266,7 +299,7 @@ def _told(code: int | None) -> str:
 
 
 def _serve(
-    driver: Connection,
+    runner: Connection,
     threads: int,
     device: str,
     share: int,
@@ -276,21 +309,21 @@ def _serve(
     ignore()
     if at_start is not None:
         at_start()
-    servant = Servant(threads, device, share)
-    threading.Thread(target=_obey, args=(driver, servant), daemon=True).start()
+    inside = Worker(threads, device, share)
+    threading.Thread(target=_obey, args=(runner, inside), daemon=True).start()
     with suppress(OSError):  # nobody listens any more
         while True:
-            driver.send(servant.events() or [Alive()])
+            runner.send(inside.events() or [Alive()])
 
 
-def _obey(driver: Connection, servant: Servant) -> None:
-    """Take jobs until the driver is gone, and then end at once."""
+def _obey(runner: Connection, inside: Worker) -> None:
+    """Take jobs until the runner is gone, and then end at once."""
     try:
         while True:
-            message = driver.recv()
+            message = runner.recv()
             if message == STOP:
-                servant.stop()
+                inside.stop()
             else:
-                servant.start(message)
+                inside.start(message)
     except (EOFError, OSError):
         os._exit(0)

@@ -7,8 +7,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from upgd.engine import EagerRun, Setting
 from upgd.networks import build
 from upgd.optim.registry import get as get_method
@@ -125,27 +123,3 @@ def arguments(spec: RunSpec) -> dict[str, Any]:
         first, second = defaults.get("betas", (None, None))
         hyper["betas"] = (hyper.pop("beta1", first), hyper.pop("beta2", second))
     return hyper
-
-
-def check_device(device: str) -> None:
-    """Raise unless learners can run on `device`.
-
-    Raises:
-        SpecError: There is no such device here.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("gpu")
-        Traceback (most recent call last):
-        upgd.study.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
-PyTorch finds a GPU
-    """
-    try:
-        kind = torch.device(device).type
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError):
-        kind = ""
-    if kind in ("", "meta"):
-        raise SpecError(
-            f"cannot run on device {device!r}; 'cpu' always works, 'cuda' where PyTorch finds a GPU"
-        )

@@ -11,8 +11,8 @@ import torch
 
 from upgd.engine.dense_cpu import cores
 from upgd.study.errors import StudyError
-from upgd.study.jobs import Alive, Died, Event, Job, Servant
 from upgd.study.pools import Roll
+from upgd.study.worker import Alive, Died, Event, Job, Worker
 
 try:
     import ray
@@ -36,6 +36,8 @@ class RayPool:
         device: Where they work; on CUDA each has a GPU of its own.
         at_start: Called in each before it begins.
     """
+
+    shares_files = False
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class RayPool:
         return self._actors.pop(worker)
 
 
-class _Servant(Servant):
+class _Inside(Worker):
     """What an actor is."""
 
     def __init__(
@@ -153,7 +155,7 @@ class _Servant(Servant):
         return os.getpid()
 
 
-_Actor: Any = ray.remote(_Servant)
+_Actor: Any = ray.remote(_Inside)
 
 
 def _connect(address: str | None, count: int) -> None:

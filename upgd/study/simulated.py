@@ -6,15 +6,15 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from upgd.study.backlog import Room
-from upgd.study.files import checkpoint_facts, pack_checkpoint
-from upgd.study.jobs import BEAT, Died, Ended, Event, Finished, Job, Kept, Ready, Told
+from upgd.study.checkpoints import checkpoint_facts, pack_checkpoint
+from upgd.study.kinds import Room
 from upgd.study.records import Result, Series
 from upgd.study.spec import RunSpec
+from upgd.study.worker import BEAT, Advanced, Died, Ended, Event, Finished, Job, Kept, Ready
 
 END = "end"
 
@@ -58,6 +58,7 @@ class SimulatedPool:
         points: Numbers in each result.
     """
 
+    shares_files: ClassVar[bool] = False
     workers: int
     seconds: Callable[[Job], float]
     fate: Callable[[int, Job], Fate] = lambda worker, job: Fate()
@@ -96,7 +97,9 @@ class SimulatedPool:
         self.worked += until
         beats = int(until / self.beat)
         for i in range(1, beats + 1):
-            self._at(i * self.beat, worker, Told(_reached(job, first, i * self.beat, whole), 1, {}))
+            self._at(
+                i * self.beat, worker, Advanced(_reached(job, first, i * self.beat, whole), 1, {})
+            )
         if fate.how == "well":
             self._at(until, worker, END, job)
             return

@@ -6,16 +6,12 @@ one, by how fast runs of the same method were that finished.
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from upgd.study.files import META
+from upgd.study.checkpoints import checkpoint_facts
+from upgd.study.errors import CheckpointError
 from upgd.study.ledger import Ledger
 from upgd.study.queries import UnderWay
 from upgd.study.spec import RunSpec
@@ -121,9 +117,7 @@ def _add_progress(
 def progress(path: Path) -> tuple[int, float]:
     """The step and the seconds of work that a checkpoint tells of, without reading its arrays."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{META}.npy") as file:
-            text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
-        facts: dict[str, Any] = json.loads(text)["meta"]
+        facts = checkpoint_facts(path)
         return int(facts["run"]["step"]), float(facts["wall"])
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (CheckpointError, ValueError, KeyError, TypeError):
         return 0, 0.0  # there is none yet, or it was replaced in this moment

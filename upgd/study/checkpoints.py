@@ -1,0 +1,220 @@
+"""Checkpoints of runs: arrays and facts in one file, written atomically and without pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.study import crash
+from upgd.study.errors import CheckpointError, LedgerError, StudyError
+from upgd.study.files import cannot_write, remove_partial, replace_file
+from upgd.study.ledger import Ledger
+
+META = "__meta__"
+FORMAT = "upgd-checkpoint"
+VERSION = 1
+
+Checkpoint = tuple[dict[str, NDArray[Any]], dict[str, Any]]
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+) -> None:
+    """Save arrays and facts about them as one ``.npz``, atomically and without pickle.
+
+    The same content gives the same bytes. ``numpy.load`` reads the file too.
+
+    Args:
+        path: The file; its folder must exist.
+        arrays: Arrays of numbers, booleans or text by name.
+        meta: What JSON can hold.
+
+    Raises:
+        StudyError: If the file cannot be written.
+        ValueError: If an array holds Python objects, a name is taken, or `meta` is not JSON.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(Path(folder) / "c.npz", {"w": np.arange(3)}, {"step": 7})
+    ...     load_checkpoint(Path(folder) / "c.npz")
+    ({'w': array([0, 1, 2])}, {'step': 7})
+    """
+    with cannot_write(path):
+        replace_file(Path(path), _writer(arrays, meta))
+
+
+def save_packed(path: str | os.PathLike[str], content: bytes) -> None:
+    """Save what :func:`pack_checkpoint` packed, as :func:`save_checkpoint` would.
+
+    Raises:
+        StudyError: If the file cannot be written.
+    """
+    with cannot_write(path):
+        replace_file(Path(path), content)
+
+
+def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
+    """The bytes that :func:`save_checkpoint` would write.
+
+    >>> unpack_checkpoint(pack_checkpoint({"w": np.arange(3)}, {"step": 7}))
+    ({'w': array([0, 1, 2])}, {'step': 7})
+    """
+    file = io.BytesIO()
+    _writer(arrays, meta)(file)
+    return file.getvalue()
+
+
+def _writer(
+    arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+) -> Callable[[BinaryIO], None]:
+    """Writes a checkpoint to an open file; what cannot be in one is refused at once."""
+    for name, array in arrays.items():
+        if not name or name == META:
+            raise ValueError(f"an array of a checkpoint cannot be called {name!r}")
+        if np.asarray(array).dtype.kind not in "biufcSU":
+            raise ValueError(
+                f"array {name!r} has dtype {np.asarray(array).dtype}, which needs pickle; "
+                "convert it to numbers"
+            )
+    try:
+        text = json.dumps(
+            {"format": FORMAT, "version": VERSION, "names": list(arrays), "meta": dict(meta)}
+        )
+    except TypeError as error:
+        raise ValueError(f"the facts of a checkpoint must be JSON: {error}") from None
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            members = {META: np.frombuffer(text.encode(), np.uint8), **arrays}
+            for name, array in members.items():
+                info = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
+                with archive.open(info, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+    return write
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read the arrays and facts that :func:`save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: If there is no such file, or it is truncated, damaged or foreign.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    try:
+        return _read(path)
+    except Exception as error:  # a damaged archive can fail in any layer
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint of upgd ({error}); "
+            "remove it and the run starts anew"
+        ) from error
+
+
+def unpack_checkpoint(content: bytes) -> Checkpoint:
+    """Read the arrays and facts that :func:`pack_checkpoint` packed.
+
+    Raises:
+        CheckpointError: If they are truncated, damaged or foreign.
+    """
+    try:
+        return _read(io.BytesIO(content))
+    except Exception as error:
+        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
+
+
+def checkpoint_facts(content: bytes | Path) -> dict[str, Any]:
+    """The facts of a checkpoint alone, packed or in a file; the arrays are not looked at.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    try:
+        file = content if isinstance(content, Path) else io.BytesIO(content)
+        with zipfile.ZipFile(file) as archive:
+            facts: dict[str, Any] = _head(archive)["meta"]
+            return facts
+    except Exception as error:
+        what = content if isinstance(content, Path) else "these bytes"
+        raise CheckpointError(f"no checkpoint of upgd: {what} ({error})") from error
+
+
+def _read(file: Path | io.BytesIO) -> Checkpoint:
+    with zipfile.ZipFile(file) as archive:
+        head = _head(archive)
+        return {name: _member(archive, name) for name in head["names"]}, head["meta"]
+
+
+def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
+    head: dict[str, Any] = json.loads(_member(archive, META).tobytes())
+    if head["format"] != FORMAT:
+        raise ValueError(f"its format is {head['format']!r}")
+    if head["version"] != VERSION:
+        raise ValueError(f"its version is {head['version']}, this upgd reads {VERSION}")
+    return head
+
+
+def load_checkpoint_or_none(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """Read a checkpoint, or return None where there is none that can be trusted."""
+    try:
+        return load_checkpoint(path)
+    except CheckpointError:
+        return None
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        # Reading to the end is what makes zipfile compare the checksum.
+        if file.read(1):
+            raise ValueError(f"array {name!r} is longer than it says")
+    return array
+
+
+# ------------------------------------------------------------------------ of a study
+def checkpoints(ledger: Ledger) -> Path:
+    """The folder where a study's checkpoints lie."""
+    folder = ledger.path.parent / "checkpoints"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StudyError(f"cannot keep checkpoints in {folder}: {reason}; move it away") from error
+    return folder
+
+
+def kept_checkpoints(ledger: Ledger) -> dict[str, Path]:
+    """All that there are, by the keys of their runs."""
+    return {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+
+
+def checkpoint_path(ledger: Ledger, key: str) -> Path:
+    """Where a run's checkpoint lies, if it has one."""
+    return checkpoints(ledger) / f"{key}.npz"
+
+
+def forget(ledger: Ledger, key: str) -> None:
+    """Remove a run's checkpoint: it is over."""
+    crash.point("forget: before removal")
+    checkpoint_path(ledger, key).unlink(missing_ok=True)
+    crash.point("forget: after removal")
+
+
+def tidy(ledger: Ledger) -> None:
+    """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
+    folder = checkpoints(ledger)
+    remove_partial(folder)
+    for file in folder.glob("*.npz"):
+        with suppress(LedgerError):  # a file that is not ours
+            if ledger.get(file.stem).result is not None:
+                file.unlink(missing_ok=True)
