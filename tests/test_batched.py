@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import upgd.engine.batched as batched
+from tests.simulated import SimulatedPool
 from tests.stacks import SIZES, classify, feed, plain
 from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun, kind_of
@@ -24,7 +25,6 @@ from upgd.streams import get
 from upgd.study import Ledger, RunSpec
 from upgd.study.backlog import begun_otherwise
 from upgd.study.driver import drive
-from upgd.study.simulated import SimulatedPool
 from upgd.study.stacks import work_stacks
 from upgd.study.work import work
 

@@ -35,6 +35,7 @@ from tests.pools import (
     processes_of,
     small,
 )
+from tests.simulated import Fate, SimulatedPool
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
 from tests.waiting import PATIENCE, states, wait_for
@@ -43,7 +44,6 @@ from upgd.study.backlog import Room
 from upgd.study.driver import drive
 from upgd.study.jobs import Died, Finished, Job, Ready, Told
 from upgd.study.pools import LocalPool, _Hand, make_pool
-from upgd.study.simulated import Fate, SimulatedPool
 from upgd.study.sinks import Tally
 from upgd.study.stacks import work_stacks
 from upgd.study.work import work

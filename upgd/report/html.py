@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
-from upgd.report.page import MARK
 from upgd.report.sections import (
     FIRST,
     Arm,
@@ -39,6 +38,8 @@ from upgd.report.sections import (
 from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
 
+MARK = '<meta name="generator" content="upgd">'
+"""Marks a page as generated; such a page may be overwritten."""
 ASSETS = Path(__file__).parent / "assets"
 POINTS = 2000
 """Of a line; beyond, points are means of several windows."""
@@ -87,12 +88,14 @@ class Report:
         sections: The results.
         claims: Those that the study has data for.
         other_claims: What the others say.
+        about: Paragraphs at the top.
     """
 
     title: str
     sections: Sequence[Section]
     claims: Sequence[Judged] = ()
     other_claims: Sequence[str] = ()
+    about: Sequence[str] = ()
 
 
 def render(report: Report) -> str:
@@ -101,7 +104,7 @@ def render(report: Report) -> str:
     Raises:
         StudyError: plotly is not installed.
     """
-    scripts = [_script(_plotly()), _script((ASSETS / "report.js").read_text("utf-8"))]
+    scripts = [_script(plotly_source()), _script((ASSETS / "report.js").read_text("utf-8"))]
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -160,7 +163,12 @@ def packed(values: NDArray[np.floating]) -> dict[str, str]:
     return {"type": kind, "data": base64.b64encode(content).decode()}
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
+    """Plotly's JavaScript.
+
+    Raises:
+        StudyError: plotly is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -227,7 +235,8 @@ def _summary(report: Report) -> str:
     several = f"{methods} method" + ("s" if methods > 1 else "")
     problems = list(dict.fromkeys(section.problem for section in report.sections))
     where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"
-    told = [f"<p>{escape(f'{several} on {where}, {tally(runs)}.')}</p>"]
+    texts = (*report.about, f"{several} on {where}, {tally(runs)}.")
+    told = [f"<p>{escape(text)}</p>" for text in texts]
     if len(report.sections) > 1:
         links = (
             f'<li><a href="#section-{n}">{escape(_heading(section, report.sections))}</a></li>'
