@@ -13,7 +13,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, say
 from upgd.cli.arguments import hyperparameters, seed_list, whole
 from upgd.cli.show import show_study
 from upgd.cli.working import Work, do_work, end
@@ -109,7 +109,7 @@ def demo(
             return
         show_study(ledger, study, False, set(keys))
     for text in (sentence, verdict.trends(curves), f"page: {page}", f"figure: {figure}"):
-        out.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        say(text)
 
 
 def specs(seeds: list[int], steps: int) -> list[RunSpec]:

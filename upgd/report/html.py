@@ -35,6 +35,7 @@ from upgd.report.sections import (
     tally,
     thin,
 )
+from upgd.report.text import duration, ranges
 from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
 
@@ -469,7 +470,7 @@ def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
         ways.setdefault(_way(run), []).append(run)
     for way, runs in ways.items():
         results = [run.result for run in runs if run.result is not None]
-        seeds = _ranges(run.spec.seed for run in runs)
+        seeds = ranges(run.spec.seed for run in runs)
         hyper = " ".join(f"{name}={value:g}" for name, value in arm.setting.hyper)
         options = " ".join(f"{name}={value}" for name, value in arm.setting.options)
         spec = [arm.setting.method, section.problem, str(section.steps), hyper, options or "–"]
@@ -481,7 +482,7 @@ def _times(results: Sequence[Result]) -> list[str]:
     if not results:
         return ["–"] * 3
     begun, ended = min(r.started or math.inf for r in results), max(r.finished for r in results)
-    return [_duration(max(r.wall for r in results)), _time(begun), _time(ended)]
+    return [duration(max(r.wall for r in results)), _time(begun), _time(ended)]
 
 
 def _way(run: Run) -> tuple[str, ...]:
@@ -535,23 +536,6 @@ def _title(metric: str) -> str:
     return metric.replace("_", " ").capitalize()
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers, those that follow each other as a range.
-
-    Example:
-        >>> _ranges([3, 0, 1, 2, 7, 9, 10])
-        '0–3, 7, 9, 10'
-    """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    told = (f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in found)
-    return ", ".join(told)
-
-
 def _count(number: int) -> str:
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
@@ -573,17 +557,6 @@ def _alike(*values: float) -> list[str]:
     return [
         f"{x:{form}}".replace("-", "−", int(x < 0)) if math.isfinite(x) else "–" for x in values
     ]
-
-
-def _duration(seconds: float) -> str:
-    """
-    Example:
-        >>> _duration(7.25), _duration(400), _duration(9000)
-        ('7.2 s', '6.7 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _time(seconds: float) -> str:
