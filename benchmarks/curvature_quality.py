@@ -38,7 +38,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from upgd import curvature
-from upgd.curvature.exact import exact_diagonal, exact_ggn_diagonal
+
+sys.path.append(str(Path(__file__).parents[1]))  # python benchmarks/curvature_quality.py
+from tests.exact import exact_diagonal, exact_ggn_diagonal
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "HesScale": {"method": "hesscale"},

@@ -4,7 +4,7 @@
                                    [--rounds 3] [--output docs/benchmarks/scheduler.md]
 
 Simulation: the real driver and the real ledger, on this disk, with workers that only exist on a
-clock of their own (upgd/study/simulated.py). They take their time, report every second, die, hang
+clock of their own (tests/simulated.py). They take their time, report every second, die, hang
 and run out of memory. Fewer runs are simulated too: what an event costs must not depend on them.
 
 Overhead: the same stack of real runs in this process, by a pool of one local process and by a Ray
@@ -21,6 +21,7 @@ import random
 import resource
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,8 +38,10 @@ from upgd.study.driver import drive
 from upgd.study.files import write_atomically
 from upgd.study.jobs import TELL, Job
 from upgd.study.pools import Pool, make_pool
-from upgd.study.simulated import Fate, SimulatedPool
 from upgd.study.stacks import work_stacks
+
+sys.path.append(str(Path(__file__).parents[1]))  # python benchmarks/scheduler.py, from anywhere
+from tests.simulated import Fate, SimulatedPool
 
 PROBLEM = "label-permuted-digits"
 GOAL = 0.05

@@ -14,6 +14,7 @@ import torch
 
 import upgd.engine.batched as batched
 from tests.running import drive, work, work_stacks
+from tests.simulated import SimulatedPool
 from tests.stacks import SIZES, classify, feed, plain
 from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun, kind_of
@@ -25,7 +26,6 @@ from upgd.streams import get
 from upgd.study import Ledger, RunSpec, learners
 from upgd.study.options import Options
 from upgd.study.pending import restarts
-from upgd.study.simulated import SimulatedPool
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 50, "hidden": "9-7", "task_length": 50}

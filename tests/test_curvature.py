@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.cases import assert_equal, batches, every_device, loss_of, network, weights
+from tests.exact import exact_diagonal
 from upgd import UPGD, AdaUPGD, Features, FeatureUPGD, curvature
-from upgd.curvature.exact import exact_diagonal
 from upgd.curvature.walk import RULES, Rule
 
 DOUBLE = torch.float64

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cases import devices, every_device
+from tests.exact import exact_diagonal
 from upgd import curvature
-from upgd.curvature.exact import exact_diagonal
 from upgd.curvature.walk import operation, reachable
 
 DOUBLE = torch.float64

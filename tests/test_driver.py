@@ -36,6 +36,7 @@ from tests.pools import (
     small,
 )
 from tests.running import drive, work, work_stacks
+from tests.simulated import Fate, SimulatedPool
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
 from tests.waiting import PATIENCE, states, wait_for
@@ -43,7 +44,6 @@ from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.execution import Tally
 from upgd.study.kinds import Room
 from upgd.study.pools import LocalPool, _Hand, make_pool
-from upgd.study.simulated import Fate, SimulatedPool
 from upgd.study.worker import Advanced, Died, Finished, Job, Ready
 
 EAGER = [

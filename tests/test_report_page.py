@@ -391,7 +391,7 @@ def test_lines_are_told_apart_without_red_or_green(palette: tuple[str, ...], kin
 
 def test_the_page_is_one_file(study: Path) -> None:
     text = (study / "report.html").read_text()
-    own = text.replace(html._script(html._plotly()), "")
+    own = text.replace(html._script(html.plotly_source()), "")
     own = own.split("<script type")[0]
     assert not re.search(r"<[^>]* (src|href)=(?!\"#)|url\(|@import|https?:", own)
     assert EVIL not in own

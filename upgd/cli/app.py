@@ -142,17 +142,32 @@ def printable(text: object) -> str:
     )
 
 
+def say(text: object, console: Console = out, style: str = "") -> None:
+    """Print one line as it is: no markup, control characters escaped."""
+    console.print(
+        printable(text), style=style, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+
+
+def note(text: object) -> None:
+    """Print one line to standard error."""
+    say(text, err)
+
+
+def warn(text: object) -> None:
+    """Print one line to standard error, in yellow."""
+    say(text, err, "yellow")
+
+
 def tell(message: str) -> None:
-    """Say what is wrong, in one line."""
-    text = f"upgd: {printable(message)}"
-    err.print(text, style="red", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    """Report a mistake in one line."""
+    say(f"upgd: {message}", err, "red")
 
 
 def wrote(path: os.PathLike[str], more: str = "") -> None:
     """Say that a file was written; not on standard output where that is, or may be, the file."""
     console = out if os.path.isfile(path) and not os.fspath(path).startswith("/dev/") else err
-    text = f"wrote {printable(path)}{more}"
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    say(f"wrote {path}{more}", console)
 
 
 def _fail(message: str) -> NoReturn:

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable, wrote
+from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
 from upgd.cli.arguments import seed_list, whole
-from upgd.cli.numbers import count
+from upgd.cli.numbers import count, pairs
 from upgd.cli.show import PROBLEM, STUDY
 from upgd.optim.registry import get as get_method
 from upgd.paper.sets import BEST
 from upgd.report.figures import check_format
 from upgd.report.sensitivity import draw_sensitivity
+from upgd.report.text import ranges
 from upgd.study import Ledger
 from upgd.study.files import check_output
 from upgd.study.prepare import NO_LAYERS
@@ -96,7 +97,7 @@ def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
             table.add_row("  the paper's", pairs(printed), "", _value(here, "not run"))
     out.print(table)
     for line in _notes(found, alike):
-        out.print(printable(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(line)
 
 
 def _why_none(ranking: Ranking) -> str:
@@ -107,7 +108,7 @@ def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
     """What was compared, and what was not."""
     for steps, seeds in dict.fromkeys((r.family.steps, r.seeds) for r in found):
         options = pairs(dict(found[0].family.options)) if alike else ""
-        yield ", ".join(filter(None, (f"{steps} steps", f"seeds {_listed(seeds)}", options)))
+        yield ", ".join(filter(None, (f"{steps} steps", f"seeds {ranges(seeds)}", options)))
     diverged = sum(bool(one.diverged) for ranking in found for one in ranking.complete)
     if diverged:
         yield f"{count(diverged, 'set')} diverged with a seed and cannot win"
@@ -130,14 +131,6 @@ def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
     return BEST.get(ranking.family.problem, {}).get(name)
 
 
-def pairs(values: Mapping[str, Any]) -> str:
-    """Names and values, each pair in one piece when lines are broken."""
-    return " ".join(
-        f"{printable(name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in values.items()
-    )
-
-
 def _value(one: Candidate | None, otherwise: str = "-") -> str:
     if one is None:
         return otherwise
@@ -147,17 +140,6 @@ def _value(one: Candidate | None, otherwise: str = "-") -> str:
         return f"{len(one.diverged)} seeds diverged"
     mean, low, high = one.interval
     return f"{mean:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]")
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    """Seeds, short.
-
-    >>> _listed((0, 1, 2)), _listed((3, 5)), _listed((4,))
-    ('0-2', '3,5', '4')
-    """
-    if len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]}-{seeds[-1]}"
-    return ",".join(map(str, seeds))
 
 
 def _facts(ranking: Ranking) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, say
 from upgd.cli.numbers import count
 from upgd.cli.show import STUDY
 from upgd.study.checking import Findings, check_study
@@ -32,25 +32,25 @@ def check(
     """
     found = check_study(study)
     for line in found.lines:
-        _tell(f"damaged: {line}")
+        say(f"damaged: {line}")
     if not found.lines or not repair:
-        _tell(_summary(found))
+        say(_summary(found))
         if found.lines:
-            _tell(f"'upgd check {study} --repair' mends what can be mended")
+            say(f"'upgd check {study} --repair' mends what can be mended")
             raise typer.Exit(1)
         return
     done = repair_study(study, found)
-    _tell(f"copied the ledger as it was to {done.copy}")
+    say(f"copied the ledger as it was to {done.copy}")
     if done.again:
         runs = f"{count(done.again, 'run')} must be computed again"
-        _tell(f"{runs}: 'upgd resume {study}'")
+        say(f"{runs}: 'upgd resume {study}'")
     if done.lost != 0:
         runs = "runs may be lost" if done.lost is None else f"{count(done.lost, 'run')} lost"
-        _tell(f"{runs}: repeat the commands that made the study, which run what is missing")
+        say(f"{runs}: repeat the commands that made the study, which run what is missing")
     left = check_study(study)
     for line in left.lines:
-        _tell(f"still damaged: {line}")
-    _tell(_summary(left))
+        say(f"still damaged: {line}")
+    say(_summary(left))
     if left.lines or done.lost != 0:
         raise typer.Exit(1)
 
@@ -60,7 +60,3 @@ def _summary(found: Findings) -> str:
     whole = "damaged" if found.lines else "whole"
     note = "" if found.has_checksums else " (it has no checksums yet: 'upgd resume' adds them)"
     return f"{', '.join(parts)}: {whole}{note}"
-
-
-def _tell(text: str) -> None:
-    out.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)

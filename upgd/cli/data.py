@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from upgd.cli.app import F, app, err, mistakes_are_one_line, out, printable, tell, wrote
+from upgd.cli.app import F, app, err, mistakes_are_one_line, out, say, tell, wrote
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
@@ -146,7 +146,7 @@ def fetch(
                 download(name, search_path(data_dir)[0], bar)
             facts = check_data(name, data_dir)
         if not quiet:
-            _tell(name, facts)
+            _say_facts(name, facts)
 
 
 @command("check")
@@ -176,7 +176,7 @@ def check(
         else:
             told[name] = {"splits": [f._asdict() for f in facts]}
             if not as_json:
-                _tell(name, facts)
+                _say_facts(name, facts)
     if as_json:
         print(json.dumps(told))
     if any("error" in entry for entry in told.values()):
@@ -253,7 +253,7 @@ def _must_exist(data_dir: Path | None) -> None:
         raise ValueError(f"{data_dir}: no such folder; --data-dir is where the data are")
 
 
-def _tell(name: str, facts: list[Facts]) -> None:
+def _say_facts(name: str, facts: list[Facts]) -> None:
     published = DATASETS[name].published if name in DATASETS else ()
     parts = []
     for i, split in enumerate(facts):
@@ -262,9 +262,7 @@ def _tell(name: str, facts: list[Facts]) -> None:
         parts.append(f"{split.samples} {split.split}{more}")
     shape = "×".join(map(str, facts[0].shape))
     line = f"{name}: {' + '.join(parts)} of {shape}, {facts[0].classes} classes, fine"
-    out.print(
-        f"{line}  {printable(facts[0].source)}", highlight=False, markup=False, soft_wrap=True
-    )
+    say(f"{line}  {facts[0].source}")
 
 
 def _target(target: Path, name: str, force: bool) -> str | None:

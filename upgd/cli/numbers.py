@@ -1,6 +1,11 @@
-"""Numbers for people."""
+"""Numbers and settings as text."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upgd.cli.app import printable
 
 
 def short(number: float) -> str:
@@ -36,3 +41,15 @@ def count(number: int, what: str) -> str:
     ('1 run', '2000 runs')
     """
     return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    """Names and values.
+
+    >>> pairs({"lr": 0.01, "hidden": "64-32"})
+    'lr=0.01 hidden=64-32'
+    """
+    return " ".join(
+        f"{printable(name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in values.items()
+    )

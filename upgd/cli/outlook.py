@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from upgd.cli.app import out, printable
+from upgd.cli.app import say
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.working import Work
 from upgd.study import Ledger, Run, RunSpec, forecast, halving
@@ -47,17 +47,17 @@ class Amount:
         self.steps += left * steps
 
 
-def known_runs(folder: Path, plan: Sweep) -> list[Run]:
-    """What a study has of a sweep's methods; nothing where there is no study yet."""
+def known_runs(folder: Path, problem: str | None = None) -> list[Run]:
+    """The runs of a study, of one problem or all; none where there is no study yet."""
     if not (folder / NAME).exists():
         return []
     with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return [run for run in ledger.runs(problem=plan.problem) if run.spec.method in plan.sets]
+        return list(ledger.runs(problem=problem))
 
 
 def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
     """All sets at full length."""
-    amount, over = Amount(_sizes(plan)), _over(known)
+    amount, over = Amount(_sizes(plan)), over_keys(known)
     specs = plan.specs()
     amount.add(len(specs), sum(spec.key in over for spec in specs), plan.steps)
     return amount
@@ -65,7 +65,7 @@ def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
 
 def halving_amount(plan: Sweep, known: Iterable[Run], eta: int, window: int) -> Amount:
     """The rungs; which sets will reach the later ones is not known yet, only how many."""
-    amount, over = Amount(_sizes(plan), rungs=halving.schedule(plan, eta, window)), _over(known)
+    amount, over = Amount(_sizes(plan), rungs=halving.schedule(plan, eta, window)), over_keys(known)
     for steps, sizes in amount.rungs.items():
         done = Counter(spec.method for spec in plan.specs(steps) if spec.key in over)
         for method, size in sizes.items():
@@ -90,7 +90,8 @@ def _sizes(plan: Sweep) -> dict[str, int]:
     return {method: len(sets) for method, sets in plan.sets.items()}
 
 
-def _over(known: Iterable[Run]) -> set[str]:
+def over_keys(known: Iterable[Run]) -> set[str]:
+    """The keys of runs that need no more work: done or diverged."""
     return {run.key for run in known if run.state in OVER}
 
 
@@ -98,7 +99,7 @@ def show_outlook(
     folder: Path, plan: Sweep, how: Work, known: list[Run], amount: Amount, as_json: bool
 ) -> None:
     """Print what a sweep would take."""
-    over = _over(known)
+    over = over_keys(known)
     specs = [spec for spec in plan.specs() if spec.key not in over] or plan.specs()
     facts: dict[str, Any] = {
         "study": str(folder),
@@ -115,7 +116,7 @@ def show_outlook(
         print(json.dumps(facts))
         return
     for line in _lines(facts, plan):
-        out.print(printable(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(line)
 
 
 def _costs(specs: list[RunSpec], known: list[Run], how: Work, amount: Amount) -> dict[str, Any]:

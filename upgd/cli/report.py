@@ -15,8 +15,7 @@ from upgd.paper.evidence import shown
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import collect
 from upgd.report import sections
-from upgd.report.html import Judged, Report, render
-from upgd.report.page import MARK
+from upgd.report.html import MARK, Judged, Report, render
 from upgd.study import Ledger, StudyError, write_atomically
 from upgd.study.files import check_generated, check_output
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from upgd.cli.app import app, err, mistakes_are_one_line, out, printable, wrote
+from upgd.cli.app import app, mistakes_are_one_line, say, warn, wrote
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.working import (
     CHECKPOINT,
@@ -43,6 +43,7 @@ from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, Run, RunSpec, forecast
 from upgd.study.files import check_generated, check_output_folder
+from upgd.study.ledger import NAME
 from upgd.study.prepare import check_device
 from upgd.study.versions import commit
 from upgd.study.work import Tally
@@ -105,7 +106,7 @@ def reproduce(
     if are_tables(first):
         raise ValueError(f"{first} has tables, and is no study for runs: name one before it")
     for folder in others:
-        if not are_tables(folder) and not (folder / "ledger.sqlite").exists():
+        if not are_tables(folder) and not (folder / NAME).exists():
             raise ValueError(f"there is neither a study nor a folder of tables in {folder}")
     studies = [first, *(each for each in others if not are_tables(each))]
     tables = results or first / "results"
@@ -121,7 +122,7 @@ def reproduce(
     for name in to_run:
         if not EXPERIMENTS[name].arms and EXPERIMENTS[name].awaited:
             problem = EXPERIMENTS[name].problem
-            _note(f"{name}: its sets are still to be searched: 'upgd search {problem}' finds some")
+            warn(f"{name}: its sets are still to be searched: 'upgd search {problem}' finds some")
         if run or dry_run:
             _tell_length(EXPERIMENTS[name], scale)
     if run or dry_run:
@@ -193,7 +194,7 @@ def _possible(names: Sequence[str]) -> list[str]:
     if find_spec("gymnasium") is not None:
         return list(names)
     agents = [name for name in names if name in FIGURES and _has_agents(FIGURES[name])]
-    _note(f'leaving out {", ".join(agents)}, which need gymnasium: pip install "upgd[rl]"')
+    warn(f'leaving out {", ".join(agents)}, which need gymnasium: pip install "upgd[rl]"')
     return [name for name in names if name not in agents]
 
 
@@ -238,9 +239,9 @@ def _narrowed(figure: Figure, names: Sequence[str]) -> Figure:
 
 def _list() -> None:
     for figure in FIGURES.values():
-        _tell(f"{figure.name:18} {figure.caption} ({', '.join(figure.run)})")
+        say(f"{figure.name:18} {figure.caption} ({', '.join(figure.run)})")
     for each in MEASURED.values():
-        _tell(f"{each.NAME:18} {each.CAPTION}")
+        say(f"{each.NAME:18} {each.CAPTION}")
 
 
 def _tell_length(experiment: Experiment, scale: float) -> None:
@@ -248,7 +249,7 @@ def _tell_length(experiment: Experiment, scale: float) -> None:
     asked, steps = round(experiment.steps * scale), experiment.length(scale)
     if steps == experiment.shortest and asked < steps:
         why = f"a run has at least {SHORTEST} windows of {experiment.window}"
-        _note(f"{experiment.name}: {steps} steps instead of {asked}, since {why}")
+        warn(f"{experiment.name}: {steps} steps instead of {asked}, since {why}")
 
 
 # --------------------------------------------------------------------------------- runs
@@ -264,9 +265,9 @@ def _tables(
                 continue
             unlike = table.unlike(EXPERIMENTS[name], data_dir)
             if unlike:
-                _note(f"{name}: the table in {folder} does not count, it has {unlike}")
+                warn(f"{name}: the table in {folder} does not count, it has {unlike}")
             elif name in found:
-                _note(f"{name}: the table in {folder} does not count, another folder has one")
+                warn(f"{name}: the table in {folder} does not count, another folder has one")
             else:
                 found[name] = table
     return found
@@ -303,7 +304,7 @@ def _run(
     for problem in dict.fromkeys(spec.problem for spec in left if is_rl(spec.problem)):
         make(problem.removeprefix(PREFIX))  # so is a simulator that is not installed
     if of and (dry_run or not how.quiet):
-        _tell(f"{len(left)} of {count(of, 'run')} to do in {studies[0]}")
+        say(f"{len(left)} of {count(of, 'run')} to do in {studies[0]}")
         _forecast(left, known, how)
     if dry_run or not left:
         return Tally()
@@ -315,7 +316,7 @@ def _run(
 def _ledgers(studies: Sequence[Path], stack: ExitStack) -> list[Ledger]:
     """Those of the studies, for reading; the first one may have none yet."""
     first, *others = studies
-    there = [first, *others] if (first / "ledger.sqlite").exists() else others
+    there = [first, *others] if (first / NAME).exists() else others
     opened = (Ledger.open(folder, create=False, read_only=True) for folder in there)
     return [stack.enter_context(ledger) for ledger in opened]
 
@@ -331,10 +332,10 @@ def _forecast(left: Sequence[RunSpec], known: Sequence[Run], how: Work) -> None:
         steps = sum(spec.steps for spec in some)
         seconds += steps / found.rate
         told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
-        _tell(f"  {problem}: {count(len(some), 'run')}, {told} ({found.source})")
+        say(f"  {problem}: {count(len(some), 'run')}, {told} ({found.source})")
     if left:
         alone = "" if any(is_rl(p) for p, _ in alike) else " in one process"
-        _tell(f"time: about {clock(seconds)}{alone}")
+        say(f"time: about {clock(seconds)}{alone}")
 
 
 def _pace(some: Sequence[RunSpec], known: Sequence[Run], how: Work) -> forecast.Pace:
@@ -349,14 +350,14 @@ def _measure(each: Measured, how: How, tables: Path, quiet: bool, dry_run: bool)
     folder = tables / each.folder(how)
     before = provenance.read(folder)
     if before is not None and before.command == how.command(each.NAME):
-        _tell(f"{each.NAME}: measured on {before.parts[-1].ended}; remove {folder} to do it again")
+        say(f"{each.NAME}: measured on {before.parts[-1].ended}; remove {folder} to do it again")
         return
     if dry_run or not quiet:
-        _tell(f"{each.NAME}: {each.plan(how)}")
+        say(f"{each.NAME}: {each.plan(how)}")
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
         commit()  # that of the code which runs, not of what lies there at the end
-        each.measure(how, folder, (lambda text: None) if quiet else _tell)
+        each.measure(how, folder, (lambda text: None) if quiet else say)
 
 
 # ------------------------------------------------------------------------------ results
@@ -382,11 +383,11 @@ def _keep(
             results, told = found
             old = [] if before is None else before.outdated(EXPERIMENTS[name])
             if before is not None and not old and before.learner_steps > told.learner_steps:
-                _note(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
+                warn(f"kept {folder}: it has {count(before.runs, 'run')}, more than the study")
                 results = read(folder / TABLE, name)
             elif before is not None and old and before.has_more(told, old):
                 sets = f"other sets ({', '.join(old)}), and more runs of the others than the study"
-                _note(f"kept {folder}, which is not drawn: it has {sets}")
+                warn(f"kept {folder}, which is not drawn: it has {sets}")
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 write(results, folder / TABLE)
@@ -416,7 +417,7 @@ def _found(
         return more
     if table.told.steps != more.told.steps:
         steps = f"{more.told.steps} steps, those of the table {table.told.steps}"
-        _note(f"{experiment.name}: runs have {steps}: they are not put together")
+        warn(f"{experiment.name}: runs have {steps}: they are not put together")
         return more
     return table.joined(more, experiment)
 
@@ -433,23 +434,15 @@ def _draw(
         for path in paths:
             wrote(path)
     for each in diverged_arms(figure, results):
-        _note(f"{figure.name}: diverged in {each}")
+        warn(f"{figure.name}: diverged in {each}")
     lacking = missing(figure, results)
     if lacking:
-        _note(f"{figure.name} lacks {', '.join(lacking)}")
+        warn(f"{figure.name} lacks {', '.join(lacking)}")
 
 
 def _draw_measured(each: Measured, table: Path, folder: Path, suffixes: Sequence[str]) -> None:
     if not (table / each.TABLE).exists():
-        _note(f"{each.NAME} has not been measured")
+        warn(f"{each.NAME} has not been measured")
         return
     for path in each.draw(table, folder, suffixes):
         wrote(path)
-
-
-def _tell(text: str) -> None:
-    out.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def _note(text: str) -> None:
-    err.print(printable(text), style="yellow", highlight=False, markup=False, soft_wrap=True)

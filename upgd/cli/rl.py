@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, err, mistakes_are_one_line, out, printable
+from upgd.cli.app import app, mistakes_are_one_line, out, say, warn
 from upgd.cli.arguments import check_once, seed_list, whole
 from upgd.cli.numbers import clock, count, short
+from upgd.cli.outlook import known_runs, over_keys
 from upgd.cli.show import show_study
 from upgd.cli.working import CHECKPOINT, DEVICE, QUIET, Work, do_work, end
 from upgd.optim.registry import scalars
@@ -21,7 +22,6 @@ from upgd.rl.environments import RLError, Spaces, make
 from upgd.rl.runs import agent, canonical, parse_settings, plan, specification
 from upgd.rl.study import newest_environments, pace
 from upgd.study import Ledger, RunSpec
-from upgd.study.ledger import NAME
 from upgd.study.prepare import check_device
 
 STUDY = Path("studies/ppo")
@@ -114,8 +114,7 @@ def rl(
             if not quiet:
                 show_study(ledger, study, as_json, set(keys))
     except KeyboardInterrupt:
-        text = f"interrupted; 'upgd resume {printable(study)}' goes on from here"
-        err.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        warn(f"interrupted; 'upgd resume {study}' continues from here")
         raise typer.Exit(130) from None
     end(tally)
 
@@ -196,26 +195,19 @@ def _list(as_json: bool) -> None:
 
 def _outlook(study: Path, specs: Sequence[RunSpec], device: str, workers: int | None) -> None:
     """Say what would be run, and how long it takes at the pace of a few iterations."""
-    over: set[str] = set()
-    if (study / NAME).exists():
-        with Ledger.open(study, create=False, read_only=True) as ledger:
-            over = {run.key for run in ledger.runs() if run.state in ("done", "diverged")}
+    over = over_keys(known_runs(study))
     left: dict[str, list[RunSpec]] = {}
     for spec in specs:
         if spec.key not in over:
             left.setdefault(spec.problem, []).append(spec)
     total = sum(map(len, left.values()))
-    _tell(f"{total} of {count(len(specs), 'run')} to do in {study}: {specs[0].steps} steps each")
+    say(f"{total} of {count(len(specs), 'run')} to do in {study}: {specs[0].steps} steps each")
     seconds = 0.0
     for problem, some in left.items():
         rate = pace(some, device, workers)
         needed = sum(spec.steps for spec in some)
         seconds += needed / rate
         told = f"{short(needed)} steps at {short(rate)} per second (measured now)"
-        _tell(f"  {problem}: {count(len(some), 'agent')}, {told}")
+        say(f"  {problem}: {count(len(some), 'agent')}, {told}")
     if left:
-        _tell(f"time: about {clock(seconds)}")
-
-
-def _tell(text: str) -> None:
-    out.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(f"time: about {clock(seconds)}")

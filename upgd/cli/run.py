@@ -9,6 +9,7 @@ import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, out, printable
 from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
+from upgd.cli.outlook import known_runs, over_keys
 from upgd.cli.show import show_study
 from upgd.cli.working import (
     AGENTS_ARE_LOCAL,
@@ -94,7 +95,7 @@ def run(
         check_length(spec, prepare(spec, data_dir, here).setting)
     folder = study if study is not None else Path("studies") / row.name
     if dry_run:
-        known = _known(folder)
+        known = over_keys(known_runs(folder))
         missing = [s for s in specs if s.key not in known]
         where = printable(folder)
         out.print(f"{len(missing)} of {len(specs)} runs to do in {where}: {length} steps each")
@@ -144,10 +145,3 @@ def check_length(spec: RunSpec, setting: Setting) -> None:
             f"{spec.steps} steps{samples} are less than one window of {setting.window} samples, "
             "so nothing would be measured; give more --steps or a smaller --window"
         )
-
-
-def _known(folder: Path) -> set[str]:
-    if not (folder / "ledger.sqlite").exists():
-        return set()
-    with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return {run.key for run in ledger.runs() if run.state in ("done", "diverged")}

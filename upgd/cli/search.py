@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from upgd.cli import grids
-from upgd.cli.app import app, err, mistakes_are_one_line, out, printable, wrote
+from upgd.cli.app import app, mistakes_are_one_line, note, say, warn, wrote
 from upgd.cli.best import show_best
 from upgd.cli.numbers import clock, count, short
 from upgd.cli.sweep import MOST_RUNS, settle
@@ -33,6 +33,7 @@ from upgd.streams import check
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, forecast
 from upgd.study.files import check_output
+from upgd.study.ledger import NAME
 from upgd.study.prepare import check_device
 from upgd.study.work import Tally
 
@@ -152,31 +153,31 @@ def _narrowed(
 
 def _plan(search: Search) -> None:
     sets = sum(len(search.sets(arm)) for arm in search.arms)
-    _tell(
+    say(
         f"{search.problem}: {count(len(search.arms), 'arm')}, {count(sets, 'set')}, "
         f"{count(search.seeds, 'seed')}, {short(search.learner_steps)} learner-steps"
     )
     for stage in search.stages:
         at = f" at every {stage.each}" if stage.each else ""
         best = f", the best {stage.sets} of each{at}" if stage.sets else ""
-        _tell(f"  {stage.steps} steps: {count(search.runs(stage), 'run')}{best}")
+        say(f"  {stage.steps} steps: {count(search.runs(stage), 'run')}{best}")
 
 
 def _forecast(search: Search, study: Path, how: Work) -> None:
     known = []
-    if (study / "ledger.sqlite").exists():
+    if (study / NAME).exists():
         with Ledger.open(study, create=False, read_only=True) as ledger:
             known = list(ledger.runs(problem=search.problem))
             left = upcoming(ledger, search)
     else:
         left = [spec for e in search.entrants() for spec in e.sweep.specs(search.stages[0].steps)]
     if not left:
-        _tell("  nothing is left to do")
+        say("  nothing is left to do")
         return
     usual = [spec for spec in left if not spec.options] or left  # not the small baseline
     found = forecast.pace(usual, known, how.device, how.engine, how.data_dir)
     seconds = search.learner_steps / found.rate
-    _tell(
+    say(
         f"  all of it: about {clock(seconds)} in one process, at {short(found.rate)} per second "
         f"({found.source}); next are {count(len(left), 'run')}"
     )
@@ -191,10 +192,10 @@ def _run(search: Search, study: Path, how: Work) -> Tally:
                 if not how.quiet:
                     lengths = sorted({spec.steps for spec in specs})
                     steps = " and ".join(map(str, lengths))
-                    _say(f"{search.problem}: {count(len(specs), 'run')} of {steps} steps")
+                    note(f"{search.problem}: {count(len(specs), 'run')} of {steps} steps")
                 tally = tally + settle(ledger, specs, how)
         except KeyboardInterrupt:
-            err.print("interrupted; the same command goes on from here", style="yellow")
+            warn("interrupted; the same command continues from here")
             raise typer.Exit(130) from None
     return tally
 
@@ -211,15 +212,7 @@ def _tell_found(searches: Sequence[Search], study: Path, save: Path | None, quie
                 show_best(rankings, study, as_json=False)
             open_ = [arm for arm in each.arms if arm not in found]
             if open_:
-                _say(f"{each.problem}: nothing found for {', '.join(open_)}")
+                note(f"{each.problem}: nothing found for {', '.join(open_)}")
     if save is not None:
         sets_found.write(kept, save)
         wrote(save, f": {count(sum(map(len, kept.values())), 'set')}")
-
-
-def _tell(text: str) -> None:
-    out.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    err.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -11,7 +11,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable, wrote
+from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
+from upgd.cli.numbers import pairs
 from upgd.optim.registry import METHODS
 from upgd.report import tables
 from upgd.report.figures import Curve, check_format, draw_curves
@@ -61,14 +62,10 @@ def list_(
         for column in ("in the paper", "hyperparameters"):
             table.add_column(column)
         for name, facts in methods.items():
-            table.add_row(name, facts["title"], _values(facts["hyper"]))
+            table.add_row(name, facts["title"], pairs(facts["hyper"]))
             for alias, changed in facts["aliases"].items():
-                table.add_row(alias, f"= {name}", _values(changed))
+                table.add_row(alias, f"= {name}", pairs(changed))
         out.print(table)
-
-
-def _values(hyper: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in hyper.items())
 
 
 def _describe(name: str) -> dict[str, Any]:
@@ -175,10 +172,7 @@ def export(
 def _export_events(study: Path, folder: Path) -> None:
     with Ledger.open(study, create=False, read_only=True) as ledger:
         written, known = write_events(ledger, folder)
-    text = f"wrote {written} runs to {printable(folder)}" + (
-        f", {known} were there" if known else ""
-    )
-    out.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    say(f"wrote {written} runs to {folder}" + (f", {known} were there" if known else ""))
 
 
 def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:

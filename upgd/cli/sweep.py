@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from upgd.cli import grids
-from upgd.cli.app import app, err, mistakes_are_one_line, printable
+from upgd.cli.app import app, mistakes_are_one_line, note, warn
 from upgd.cli.arguments import all_methods, seed_list, whole
-from upgd.cli.best import pairs, show_best
-from upgd.cli.numbers import count
+from upgd.cli.best import show_best
+from upgd.cli.numbers import count, pairs
 from upgd.cli.outlook import (
     halving_amount,
     known_runs,
@@ -156,7 +156,7 @@ def sweep(
         workers=workers,
     )
     if dry_run:
-        known = known_runs(folder, plan)
+        known = [r for r in known_runs(folder, row.name) if r.spec.method in plan.sets]
         amount = whole_amount(plan, known)
         if halving:
             amount = halving_amount(plan, known, halving, points[names[0]])
@@ -164,7 +164,7 @@ def sweep(
             amount = search_amount(plan, known, spaces, search)
         show_outlook(folder, plan, replace(how, device=here), known, amount, as_json)
         return
-    say = _silent if quiet else _say
+    say = _silent if quiet else note
     with Ledger.open(folder) as ledger:
         try:
             if halving:
@@ -177,7 +177,7 @@ def sweep(
                 ledger.add(plan.specs())
                 tally = do_work(ledger, [spec.key for spec in plan.specs()], how)
         except KeyboardInterrupt:
-            err.print("interrupted; the same command goes on from here", style="yellow")
+            warn("interrupted; the same command continues from here")
             raise typer.Exit(130) from None
         if not quiet:
             found = best_sets(ledger, plan.problem, plan.sets, plan.seeds)
@@ -214,10 +214,6 @@ def _steps_per_point(plan: Sweep, method: str, data_dir: Path | None, device: st
     setting = prepare(first, data_dir, device).setting
     check_length(first, setting)
     return max(1, setting.window // setting.batch)
-
-
-def _say(text: str) -> None:
-    err.print(printable(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _silent(text: str) -> None:

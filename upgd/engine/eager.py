@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import get
-
-LossName = Literal["cross_entropy", "squared_error"]
 
 RANK_WINDOWS = 10
 """Ranks are taken in every so many windows."""

@@ -602,6 +602,10 @@ class RuleOptimizer(StatefulOptimizer):
             for b in batches
         )
 
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass has its own version of a method, as sharded models do."""
+        return getattr(type(self), name) is not getattr(RuleOptimizer, name)
+
     def _combine(self, eta: Tensor) -> Tensor:
         """Where a sharded model takes the maximum of `eta` over its shards.
 

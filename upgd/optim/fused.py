@@ -252,7 +252,7 @@ class FusedStep:
             len(plan.clocks) == 1
             and len({g.get("beta_utility") for g in plan.groups}) == 1
             and len({part.real for part in plan.parts}) == 1
-            and not overridden(opt, "_combine")
+            and not opt._overrides("_combine")
         )
         plan.owned = _owned(opt)
         plan.tensors = [t for part in plan.parts for states in part.states for t in states]
@@ -417,13 +417,6 @@ def first_draw(opt: RuleOptimizer) -> int:
     return opt.noise.first
 
 
-def overridden(opt: RuleOptimizer, name: str) -> bool:
-    """Whether a subclass has its own version of a method, as sharded models do."""
-    from upgd.optim.base import RuleOptimizer
-
-    return getattr(type(opt), name) is not getattr(RuleOptimizer, name)
-
-
 # ------------------------------------------------------------------------------- CPU
 @dataclass
 class _CpuPart:
@@ -480,7 +473,7 @@ class _Cpu:
             )
         small = [np.max(mine.partial[:, 1]) <= part.limit for part, mine in self.parts]
         self.ok = not self.found_inf and all(map(bool, small))  # NaN is not small
-        if overridden(opt, "_combine_finite"):
+        if opt._overrides("_combine_finite"):
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)
 
@@ -497,7 +490,7 @@ class _Cpu:
         if not shares:
             return
         eta = float(np.max(shares))
-        if overridden(opt, "_combine"):
+        if opt._overrides("_combine"):
             eta = float(opt._combine(torch.tensor(eta, dtype=torch.float64)))
         for row in plan.numbers:
             own = abs(eta if plan.cancels else eta * row[column])

@@ -161,9 +161,7 @@ class Cuda:
     # -------------------------------------------------------------------- passes
     def replay(self, opt: RuleOptimizer, plan: Plan) -> bool:
         """Perform both passes as recorded; False where the host has a say between them."""
-        from upgd.optim.fused import overridden
-
-        shards = overridden(opt, "_combine") or overridden(opt, "_combine_finite")
+        shards = opt._overrides("_combine") or opt._overrides("_combine_finite")
         if self.device.type != "cuda" or not self.compiled or self.capturing or shards:
             return False
         if self.graph is None:
@@ -179,8 +177,6 @@ class Cuda:
 
     def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
         """Find η, and whether all weights and derivatives are within their limit."""
-        from upgd.optim.fused import overridden
-
         with self._here():
             for part, mine in self.parts:
                 tables = (mine.table, mine.items, self.numbers, self.slots)
@@ -192,9 +188,9 @@ class Cuda:
                     )
                 else:
                     self.kernels.check_kernel[mine.grid](*tables, **mine.check)
-        if overridden(opt, "_combine") and any(p.reduction == "max" for p, _ in self.parts):
+        if opt._overrides("_combine") and any(p.reduction == "max" for p, _ in self.parts):
             self.slots[0].copy_(opt._combine(self.slots[0].clone()))
-        if overridden(opt, "_combine_finite"):
+        if opt._overrides("_combine_finite"):
             self.slots[1].copy_(opt._combine_finite(self.slots[1] == 0).logical_not())
 
     def finite(self) -> bool:

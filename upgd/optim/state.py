@@ -177,12 +177,9 @@ class StatefulOptimizer(Optimizer):
 
     def _check_saved_names(self, state: Mapping[str, Any]) -> None:
         """Raise where the names in a state are not those that this optimizer keeps."""
-        from upgd.optim.registry import METHODS
-
         if state:
-            states = {name for row in METHODS.values() for name in row.states}
             missing = {*CLOCK, *self._weight_states()} - state.keys()
-            foreign = (state.keys() & states) - {*CLOCK, *self.method.states}
+            foreign = {str(name) for name in state} - {*CLOCK, *self.method.states}
             self._refuse_state("states", missing, foreign)
 
     def _check_saved_state(self, state: Mapping[str, Any], p: Tensor) -> None:

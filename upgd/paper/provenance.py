@@ -16,6 +16,7 @@ from typing import Any
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
+from upgd.report.text import ranges
 from upgd.rl.runs import PREFIX, is_rl, specification
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
@@ -295,24 +296,13 @@ def known_data(
         return {"name": get_problem(problem).dataset}
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in few characters.
+def from_ranges(text: str) -> list[int]:
+    """The integers that :func:`~upgd.report.text.ranges` wrote.
 
     Example:
-        >>> ranges([3, 0, 1, 2, 7]), from_ranges("0-3,7")
-        ('0-3,7', [0, 1, 2, 3, 7])
+        >>> from_ranges("0-3,7")
+        [0, 1, 2, 3, 7]
     """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in found)
-
-
-def from_ranges(text: str) -> list[int]:
-    """What :func:`ranges` wrote."""
     pairs = (part.partition("-") for part in text.split(",") if part)
     return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
 

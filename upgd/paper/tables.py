@@ -27,6 +27,7 @@ from upgd.paper.provenance import Provenance
 from upgd.paper.results import Results
 from upgd.paper.searches import SEARCHES, Search
 from upgd.paper.sets import BEST, MAIN, METHODS, best
+from upgd.report.text import duration
 from upgd.report.verdict import told
 from upgd.streams import DATASETS
 from upgd.streams import get as get_problem
@@ -388,15 +389,3 @@ def spaced(number: int) -> str:
         ('1 000 000', '200')
     """
     return f"{number:,}".replace(",", " ")
-
-
-def duration(seconds: float) -> str:
-    """A time for people.
-
-    Example:
-        >>> duration(7.3), duration(435), duration(20_000)
-        ('7 s', '7.2 min', '5.6 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -57,7 +57,6 @@ PACE = (0.05, 0.005)
 """Seconds of a step with one activation, and for each seed, on two cores."""
 
 Of: TypeAlias = Literal["weight", "feature"]
-Activation: TypeAlias = Literal["relu", "leaky_relu", "tanh"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,

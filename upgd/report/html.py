@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
-from upgd.report.page import MARK
 from upgd.report.sections import (
     FIRST,
     Arm,
@@ -36,9 +35,12 @@ from upgd.report.sections import (
     tally,
     thin,
 )
+from upgd.report.text import duration, ranges
 from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
 
+MARK = '<meta name="generator" content="upgd">'
+"""Marks a page as generated; such a page may be overwritten."""
 ASSETS = Path(__file__).parent / "assets"
 POINTS = 2000
 """Of a line; beyond, points are means of several windows."""
@@ -87,12 +89,14 @@ class Report:
         sections: The results.
         claims: Those that the study has data for.
         other_claims: What the others say.
+        about: Paragraphs at the top.
     """
 
     title: str
     sections: Sequence[Section]
     claims: Sequence[Judged] = ()
     other_claims: Sequence[str] = ()
+    about: Sequence[str] = ()
 
 
 def render(report: Report) -> str:
@@ -101,7 +105,7 @@ def render(report: Report) -> str:
     Raises:
         StudyError: plotly is not installed.
     """
-    scripts = [_script(_plotly()), _script((ASSETS / "report.js").read_text("utf-8"))]
+    scripts = [_script(plotly_source()), _script((ASSETS / "report.js").read_text("utf-8"))]
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -160,7 +164,12 @@ def packed(values: NDArray[np.floating]) -> dict[str, str]:
     return {"type": kind, "data": base64.b64encode(content).decode()}
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
+    """Plotly's JavaScript.
+
+    Raises:
+        StudyError: plotly is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -227,7 +236,8 @@ def _summary(report: Report) -> str:
     several = f"{methods} method" + ("s" if methods > 1 else "")
     problems = list(dict.fromkeys(section.problem for section in report.sections))
     where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"
-    told = [f"<p>{escape(f'{several} on {where}, {tally(runs)}.')}</p>"]
+    texts = (*report.about, f"{several} on {where}, {tally(runs)}.")
+    told = [f"<p>{escape(text)}</p>" for text in texts]
     if len(report.sections) > 1:
         links = (
             f'<li><a href="#section-{n}">{escape(_heading(section, report.sections))}</a></li>'
@@ -460,7 +470,7 @@ def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
         ways.setdefault(_way(run), []).append(run)
     for way, runs in ways.items():
         results = [run.result for run in runs if run.result is not None]
-        seeds = _ranges(run.spec.seed for run in runs)
+        seeds = ranges(run.spec.seed for run in runs)
         hyper = " ".join(f"{name}={value:g}" for name, value in arm.setting.hyper)
         options = " ".join(f"{name}={value}" for name, value in arm.setting.options)
         spec = [arm.setting.method, section.problem, str(section.steps), hyper, options or "–"]
@@ -472,7 +482,7 @@ def _times(results: Sequence[Result]) -> list[str]:
     if not results:
         return ["–"] * 3
     begun, ended = min(r.started or math.inf for r in results), max(r.finished for r in results)
-    return [_duration(max(r.wall for r in results)), _time(begun), _time(ended)]
+    return [duration(max(r.wall for r in results)), _time(begun), _time(ended)]
 
 
 def _way(run: Run) -> tuple[str, ...]:
@@ -526,23 +536,6 @@ def _title(metric: str) -> str:
     return metric.replace("_", " ").capitalize()
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers, those that follow each other as a range.
-
-    Example:
-        >>> _ranges([3, 0, 1, 2, 7, 9, 10])
-        '0–3, 7, 9, 10'
-    """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    told = (f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in found)
-    return ", ".join(told)
-
-
 def _count(number: int) -> str:
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
@@ -564,17 +557,6 @@ def _alike(*values: float) -> list[str]:
     return [
         f"{x:{form}}".replace("-", "−", int(x < 0)) if math.isfinite(x) else "–" for x in values
     ]
-
-
-def _duration(seconds: float) -> str:
-    """
-    Example:
-        >>> _duration(7.25), _duration(400), _duration(9000)
-        ('7.2 s', '6.7 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _time(seconds: float) -> str:

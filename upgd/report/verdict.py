@@ -16,8 +16,6 @@ Curves = Mapping[str, Mapping[int, NDArray[np.floating]]]
 HOLDS = 0.01
 """A change whose interval lies within one point is none."""
 
-interval = mean_interval
-
 
 class Parts(NamedTuple):
     """Which tasks are compared, counted from 0: an early part after the start, and the last."""
@@ -51,12 +49,16 @@ def told(tasks: range, unit: str = "task") -> str:
 
 def accuracy(seeds: Mapping[int, NDArray[np.floating]], tasks: range) -> Interval:
     """Accuracy in some tasks, over seeds."""
-    return interval([float(curve[tasks.start : tasks.stop].mean()) for curve in seeds.values()])
+    return mean_interval(
+        [float(curve[tasks.start : tasks.stop].mean()) for curve in seeds.values()]
+    )
 
 
 def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
     """Accuracy in the last part less that in the early one, over seeds."""
-    return interval([float(_mean(c, parts.late) - _mean(c, parts.early)) for c in seeds.values()])
+    return mean_interval(
+        [float(_mean(c, parts.late) - _mean(c, parts.early)) for c in seeds.values()]
+    )
 
 
 def trend(found: Interval) -> str:
@@ -102,7 +104,9 @@ def headline(curves: Curves, subject: str, unit: str = "task") -> str:
     common = sorted(known[subject].keys() & known[rival].keys())
     if not common:
         return f"{subject} and {rival} have no seed in common, so there is nothing to compare."
-    lead = interval([_mean(known[subject][s], late) - _mean(known[rival][s], late) for s in common])
+    lead = mean_interval(
+        [_mean(known[subject][s], late) - _mean(known[rival][s], late) for s in common]
+    )
     listed = ", ".join(f"{name} {ends[name]:.1%}" for name in others)
     scores = f"{where}, {subject} gets {ends[subject]:.1%} right, {listed}"
     if len(common) == 1:

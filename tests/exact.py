@@ -1,4 +1,4 @@
-"""Exact Hessian and Gauss-Newton diagonals, one column at a time: for tests and comparisons."""
+"""Exact Hessian and Gauss-Newton diagonals, one column at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def exact_diagonal(loss: Callable[..., Tensor], tensors: Sequence[Tensor]) -> li
 
     Example:
         >>> import torch
-        >>> from upgd.curvature.exact import exact_diagonal
+        >>> from tests.exact import exact_diagonal
         >>> exact_diagonal(lambda x: x.pow(3).sum(), [torch.tensor([1.0, 2.0])])
         [tensor([ 6., 12.])]
     """
@@ -55,7 +55,7 @@ def exact_ggn_diagonal(
 
     Example:
         >>> import torch
-        >>> from upgd.curvature.exact import exact_ggn_diagonal
+        >>> from tests.exact import exact_ggn_diagonal
         >>> def squares(y):
         ...     return y.square().sum()
         >>> x = torch.tensor([1.0, 2.0])
