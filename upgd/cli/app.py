@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 import upgd
 from upgd.streams import DataError, DataNotFoundError
 from upgd.study import StudyError
+from upgd.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 out, err = Console(), Console(stderr=True)
@@ -128,18 +129,6 @@ def mistakes_are_one_line(command: F) -> F:
             raise typer.Exit(130) from None
 
     return guarded  # type: ignore[return-value]
-
-
-def printable(text: object) -> str:
-    r"""Text that any terminal takes: what cannot be printed is escaped.
-
-    >>> printable("caf\u00e9\n\x1b[31m")
-    'café\\n\\x1b[31m'
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
-        for c in str(text)
-    )
 
 
 def say(text: object, console: Console = out, style: str = "") -> None:

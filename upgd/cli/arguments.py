@@ -6,10 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from upgd.optim.registry import get as get_method
-from upgd.optim.registry import scalars
 from upgd.paper.sets import METHODS as PAPER_METHODS
-from upgd.paper.sets import best
 
 MOST_SEEDS = 100_000
 
@@ -77,39 +74,28 @@ def check_once(option: str, settings: Iterable[str]) -> None:
         seen[name] = setting
 
 
-def hyperparameters(
-    methods: list[str], settings: list[str], best_on: str = ""
-) -> dict[str, dict[str, float]]:
-    """The hyperparameters of each method: those of ``--set`` that it has.
+def numbers(settings: Iterable[str]) -> dict[str, float]:
+    """Hyperparameters as ``--set`` gives them: ``lr=0.01``."""
+    found = {name: values for name, values in axes(settings).items()}
+    for name, values in found.items():
+        if len(values) != 1:
+            raise ValueError(f"--set takes name=number, such as lr=0.01; got several of {name}")
+    return {name: values[0] for name, values in found.items()}
 
-    Args:
-        methods: Names.
-        settings: What ``--set`` was given.
-        best_on: A problem on which to take the paper's best sets instead of defaults.
-    """
-    given: dict[str, float] = {}
+
+def axes(settings: Iterable[str]) -> dict[str, list[float]]:
+    """Values of hyperparameters as ``--set`` gives them: ``sigma=0.01,0.1``."""
+    found: dict[str, list[float]] = {}
+    settings = list(settings)
     check_once("--set", settings)
     for setting in settings:
         name, equals, text = setting.partition("=")
         try:
-            given[name] = float(text)
+            found[name] = [float(part) for part in text.split(",")]
         except ValueError:
-            raise ValueError(f"--set takes name=number, such as lr=0.01; got {setting!r}") from None
+            equals = ""
         if not equals:
-            raise ValueError(f"--set takes name=number, such as lr=0.01; got {setting!r}")
-    found: dict[str, dict[str, float]] = {}
-    used: set[str] = set()
-    for method in methods:
-        values = scalars(method)
-        if best_on:
-            values |= best(best_on, get_method(method)[0].name)
-        mine = {k: v for k, v in given.items() if k in values}
-        used |= mine.keys()
-        found[method.lower()] = {**values, **mine}
-    unused = given.keys() - used
-    if unused:
-        raise ValueError(
-            f"none of {', '.join(methods)} has a hyperparameter {', '.join(sorted(unused))}; "
-            "'upgd list methods' shows what they have"
-        )
+            raise ValueError(
+                f"--set takes name=number, such as lr=0.01, or name=number,number; got {setting!r}"
+            )
     return found

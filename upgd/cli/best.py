@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,17 +13,16 @@ from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
 from upgd.cli.arguments import seed_list, whole
-from upgd.cli.numbers import count, pairs
-from upgd.cli.show import PROBLEM, STUDY
+from upgd.cli.options import PROBLEM, STUDY
+from upgd.lab.study import Study
 from upgd.optim.registry import get as get_method
 from upgd.paper.sets import BEST
 from upgd.report.figures import check_format
 from upgd.report.sensitivity import draw_sensitivity
-from upgd.report.text import ranges
-from upgd.study import Ledger
 from upgd.study.files import check_output
 from upgd.study.prepare import NO_LAYERS
-from upgd.study.selection import Candidate, Ranking, best_sets
+from upgd.study.selection import Candidate, Ranking
+from upgd.text import count, pairs, ranges
 
 
 @app.command("best")
@@ -48,28 +47,22 @@ def best(
     if plot is not None:
         check_format(plot)
         check_output(plot)
-    with Ledger.open(study, create=False, read_only=True) as ledger:
-        found = best_sets(
-            ledger,
-            problem or None,
-            {name.lower() for name in method} if method else None,
-            seed_list(seeds) if seeds else None,
-            whole("steps", steps) if steps else None,
-        )
-        if not found:
-            have = {f"{r.family.problem} {r.family.method}" for r in best_sets(ledger)}
-            raise ValueError(
-                f"no such run in {study}; there are {', '.join(sorted(have)) or 'none'}"
-            )
+    found = Study(study).best(
+        problem or None,
+        {name.lower() for name in method} if method else None,
+        seed_list(seeds) if seeds else None,
+        whole("steps", steps) if steps else None,
+    )
     show_best(found, study, as_json)
     if plot is not None:
-        for path in _draw(found, plot):
+        for path in _draw(list(found), plot):
             if not as_json:
                 wrote(path)
 
 
-def show_best(found: Sequence[Ranking], study: Path, as_json: bool) -> None:
+def show_best(found: Iterable[Ranking], study: Path, as_json: bool) -> None:
     """Print the winners of rankings, and beside them the sets that the paper prints."""
+    found = list(found)
     if as_json:
         print(json.dumps({"study": str(study), "best": [_facts(ranking) for ranking in found]}))
         return

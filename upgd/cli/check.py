@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, say
-from upgd.cli.numbers import count
 from upgd.cli.show import STUDY
 from upgd.study.checking import Findings, check_study
 from upgd.study.repairing import repair_study
+from upgd.text import count
 
 
 @app.command()

@@ -8,16 +8,9 @@ from typing import Annotated
 
 import typer
 
-from upgd.cli.app import app, mistakes_are_one_line, printable, wrote
-from upgd.cli.show import PROBLEM, STUDY, chosen_runs
-from upgd.paper.claims import CLAIMS, judge_claim
-from upgd.paper.evidence import shown
-from upgd.paper.experiments import EXPERIMENTS
-from upgd.paper.results import collect
-from upgd.report import sections
-from upgd.report.html import MARK, Judged, Report, render
-from upgd.study import Ledger, StudyError, write_atomically
-from upgd.study.files import check_generated, check_output
+from upgd.cli.app import app, mistakes_are_one_line, wrote
+from upgd.cli.show import PROBLEM, STUDY
+from upgd.lab.study import Study
 
 
 @app.command()
@@ -37,46 +30,7 @@ def report(
 
     The page is a single file that needs no network.
     """
-    page = output or study / "report.html"
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"a report's name must end in .html, got {page}; 'upgd plot' draws others")
-    check_output(page, make_folders=output is not None)
-    if output is None:
-        check_generated(page, MARK)
-    with Ledger.open(study, create=False, read_only=True) as ledger:
-        there = ledger.all_metrics()
-        for name in metric or []:
-            if name not in there:
-                have = ", ".join(there) or "none"
-                raise ValueError(f"no metric {name!r} in {study}; there are {have}")
-        runs = chosen_runs(ledger, problem)
-        if not runs:
-            raise StudyError(f"{study} has no run to report on")
-        found = sections.read(ledger, runs, metric or [])
-        claims, others = judge(ledger, problem)
-    title = f"Study {printable(study.resolve().name)}"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, render(Report(title, found, claims, others)).encode())
+    page = Study(study).report(output, problem=problem, metrics=metric or ())
     wrote(page)
     if opened:
         webbrowser.open(page.resolve().as_uri())
-
-
-def judge(ledger: Ledger, problem: str = "") -> tuple[list[Judged], list[str]]:
-    """The paper's claims that a study has runs for, judged by them, and what the others say."""
-    results = {}
-    for name, experiment in EXPERIMENTS.items():
-        asked = problem in ("", experiment.problem)
-        there = collect(ledger, experiment) if asked else None
-        if there is not None:
-            results[name] = there
-    judged, others = [], []
-    for claim in CLAIMS:
-        if not any(name in results for name in claim.needs):
-            others.append(f"{claim.number}. {claim.text}")
-            continue
-        found = judge_claim(claim, results)
-        statements = [(each.statement, shown(each), each.verdict) for each in found.findings]
-        text = f"{found.text} ({found.data})"
-        judged.append(Judged(found.number, text, found.verdict, statements))
-    return judged, others

@@ -13,16 +13,16 @@ from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out, say, warn
 from upgd.cli.arguments import check_once, seed_list, whole
-from upgd.cli.numbers import clock, count, short
-from upgd.cli.outlook import known_runs, over_keys
-from upgd.cli.show import show_study
-from upgd.cli.working import CHECKPOINT, DEVICE, QUIET, Work, do_work, end
+from upgd.cli.options import CHECKPOINT, DEVICE, QUIET, end, open_study
+from upgd.cli.show import show_table
+from upgd.lab.study import Study
 from upgd.optim.registry import scalars
 from upgd.rl.environments import RLError, Spaces, make
-from upgd.rl.runs import agent, canonical, parse_settings, plan, specification
-from upgd.rl.study import newest_environments, pace
-from upgd.study import Ledger, RunSpec
-from upgd.study.prepare import check_device
+from upgd.rl.runs import canonical, parse_settings, specification
+from upgd.rl.study import newest_environments
+from upgd.study import RunSpec
+from upgd.study.forecast import forecast_lines
+from upgd.text import count
 
 STUDY = Path("studies/ppo")
 Arm = tuple[str, dict[str, float]]
@@ -91,7 +91,6 @@ def rl(
     options |= {"window": whole("window", window)} if window else {}
     arms = _arms(optimizers, settings or [])
     length = whole("steps", steps)
-    check_device(device)
     names = dict.fromkeys(make(name)[1].name for name in environments)
     specs = [
         specification(name, method, hyper, seed, length, options)
@@ -99,24 +98,25 @@ def rl(
         for method, hyper in arms
         for seed in seed_list(seeds)
     ]
-    for spec in {(s.problem, s.method, tuple(s.hyper.items())): s for s in specs}.values():
-        plan(spec)
-        agent(spec)
+    mine = open_study(
+        study,
+        quiet=quiet,
+        device=device,
+        workers=workers,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    mine.check(specs)
     if dry_run:
-        _outlook(study, specs, device, workers)
+        _outlook(mine, specs)
         return
-    how = Work(None, device, "auto", quiet, checkpoint_seconds, agents=workers)
     try:
-        with Ledger.open(study) as ledger:
-            ledger.add(specs)
-            keys = [spec.key for spec in specs]
-            tally = do_work(ledger, keys, how)
-            if not quiet:
-                show_study(ledger, study, as_json, set(keys))
+        table = mine.run_specs(specs)
     except KeyboardInterrupt:
         warn(f"interrupted; 'upgd resume {study}' continues from here")
         raise typer.Exit(130) from None
-    end(tally)
+    if not quiet:
+        show_table(table, study, as_json)
+    end(mine)
 
 
 # ---------------------------------------------------------------------------- optimizers
@@ -193,21 +193,10 @@ def _list(as_json: bool) -> None:
     out.print(table)
 
 
-def _outlook(study: Path, specs: Sequence[RunSpec], device: str, workers: int | None) -> None:
+def _outlook(study: Study, specs: Sequence[RunSpec]) -> None:
     """Say what would be run, and how long it takes at the pace of a few iterations."""
-    over = over_keys(known_runs(study))
-    left: dict[str, list[RunSpec]] = {}
-    for spec in specs:
-        if spec.key not in over:
-            left.setdefault(spec.problem, []).append(spec)
-    total = sum(map(len, left.values()))
-    say(f"{total} of {count(len(specs), 'run')} to do in {study}: {specs[0].steps} steps each")
-    seconds = 0.0
-    for problem, some in left.items():
-        rate = pace(some, device, workers)
-        needed = sum(spec.steps for spec in some)
-        seconds += needed / rate
-        told = f"{short(needed)} steps at {short(rate)} per second (measured now)"
-        say(f"  {problem}: {count(len(some), 'agent')}, {told}")
-    if left:
-        say(f"time: about {clock(seconds)}")
+    left = study.missing(specs)
+    runs = count(len(specs), "run")
+    say(f"{len(left)} of {runs} to do in {study.folder}: {specs[0].steps} steps each")
+    for line in forecast_lines(left, [], study.options):
+        say(line)

@@ -3,116 +3,119 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
-from upgd.cli.arguments import all_methods, hyperparameters, seed_list, whole
-from upgd.cli.outlook import known_runs, over_keys
-from upgd.cli.show import show_study
-from upgd.cli.working import (
-    AGENTS_ARE_LOCAL,
+from upgd.cli.app import app, mistakes_are_one_line, say
+from upgd.cli.arguments import all_methods, numbers, seed_list, whole
+from upgd.cli.options import (
+    BATCH,
     CHECKPOINT,
     DATA_DIR,
     DEVICE,
     ENGINE,
+    HIDDEN,
+    JSON,
+    NETWORK,
     ON,
     QUIET,
+    SEEDS,
+    STEPS,
+    STUDY,
+    TASK_LENGTH,
+    USE,
+    WINDOW,
     WORKERS,
-    Work,
-    do_work,
     end,
+    load,
+    open_study,
 )
-from upgd.engine import Setting
-from upgd.rl.runs import is_rl
-from upgd.streams import check
-from upgd.streams import get as get_problem
-from upgd.study import Ledger, RunSpec
-from upgd.study.prepare import check_device, prepare
+from upgd.cli.show import show_table
+from upgd.lab.definitions import resolve_problem
 
 
 @app.command()
 @mistakes_are_one_line
 def run(
-    problem: Annotated[str, typer.Argument(help="A problem; 'upgd list' shows them.")],
+    problem: Annotated[
+        str, typer.Argument(help="A problem ('upgd list' shows them), or an .npz file.")
+    ],
     methods: Annotated[
         list[str], typer.Argument(help="One or several methods; 'paper' is the paper's ten.")
     ],
-    seeds: Annotated[str, typer.Option(help="How many, or which: 20, or 3,5, or 0-4.")] = "5",
-    steps: Annotated[str, typer.Option(help="Samples per run; default the problem's.")] = "",
+    seeds: SEEDS = "5",
+    steps: STEPS = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
     ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="Start from the sets that the paper prints as best.")
     ] = False,
+    use: USE = None,
     study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
     data_dir: DATA_DIR = None,
     device: DEVICE = "cpu",
     engine: ENGINE = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Samples per update.")] = 1,
+    batch: BATCH = 1,
     restart: Annotated[bool, typer.Option(help="A fresh learner for every task.")] = False,
     held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
     stride: Annotated[int, typer.Option(min=0, help="Diagnostics every so many steps.")] = 0,
-    window: Annotated[int, typer.Option(min=0, help="Samples per point; default one task.")] = 0,
-    task_length: Annotated[
-        int, typer.Option(min=0, help="Samples per task; default the problem's.")
-    ] = 0,
-    hidden: Annotated[
-        str, typer.Option(help="Hidden units, such as 64-32, or none; default the problem's.")
-    ] = "",
+    window: WINDOW = 0,
+    task_length: TASK_LENGTH = 0,
+    hidden: HIDDEN = "",
+    network: NETWORK = "",
     dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
     quiet: QUIET = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
+    as_json: JSON = False,
     checkpoint_seconds: CHECKPOINT = None,
     on: ON = "local",
-    workers: WORKERS = 1,
+    workers: WORKERS = None,
 ) -> None:
     """Run methods on a problem; what the study has already is not run again."""
-    row = get_problem(problem)
-    length = whole("steps", steps) if steps else row.steps
-    options: dict[str, Any] = {"batch": batch} if batch > 1 else {}
-    options |= {"restart": True} if restart else {}
-    options |= {"held_out": held_out} if held_out else {}
-    options |= {"stride": stride} if stride else {}
-    options |= {"window": window} if window else {}
-    options |= {"task_length": task_length} if task_length else {}
-    options |= {"hidden": hidden} if hidden else {}
-    specs = [
-        RunSpec(row.name, name, hyper, seed, length, options)
-        for name, hyper in hyperparameters(
-            all_methods(methods), settings or [], row.name if best else ""
-        ).items()
-        for seed in seed_list(seeds)
-    ]
-    how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
-    here = device if on == "local" else "cpu"  # a driver needs no GPU
-    check_device(here)
-    if row.dataset is not None:
-        check(row.dataset, data_dir)  # a wrong file is found before anything starts
-    for spec in {s.method: s for s in specs}.values():
-        check_length(spec, prepare(spec, data_dir, here).setting)
-    folder = study if study is not None else Path("studies") / row.name
+    load(use)
+    row = resolve_problem(problem)
+    mine = open_study(
+        study if study is not None else Path("studies") / row.name,
+        quiet=quiet,
+        device=device,
+        engine=engine,
+        workers=workers,
+        on=on,
+        data_dir=data_dir,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    specs = mine.specs(
+        row,
+        all_methods(methods),
+        seeds=seed_list(seeds),
+        steps=whole("steps", steps) if steps else None,
+        best=best,
+        batch=batch if batch > 1 else 0,
+        restart=restart,
+        held_out=held_out,
+        stride=stride,
+        window=window,
+        task_length=task_length,
+        hidden=hidden,
+        network=network,
+        **numbers(settings or []),
+    )
     if dry_run:
-        known = over_keys(known_runs(folder))
-        missing = [s for s in specs if s.key not in known]
-        where = printable(folder)
-        out.print(f"{len(missing)} of {len(specs)} runs to do in {where}: {length} steps each")
+        left = len(mine.missing(specs))
+        say(f"{left} of {len(specs)} runs to do in {mine.folder}: {specs[0].steps} steps each")
         return
-    with Ledger.open(folder) as ledger:
-        ledger.add(specs)
-        keys = [spec.key for spec in specs]
-        tally = do_work(ledger, keys, how)
-        if not quiet:
-            show_study(ledger, folder, as_json, set(keys))
-    end(tally)
+    table = mine.run_specs(specs)
+    if not quiet:
+        show_table(table, mine.folder, as_json)
+    end(mine)
 
 
 @app.command()
 @mistakes_are_one_line
 def resume(
-    study: Annotated[Path, typer.Argument(help="A study's folder.")],
+    study: STUDY,
+    use: USE = None,
     data_dir: DATA_DIR = None,
     device: DEVICE = "cpu",
     engine: ENGINE = "auto",
@@ -120,28 +123,21 @@ def resume(
     quiet: QUIET = False,
     checkpoint_seconds: CHECKPOINT = None,
     on: ON = "local",
-    workers: WORKERS = 1,
+    workers: WORKERS = None,
 ) -> None:
     """Finish what a study has begun."""
-    how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
-    check_device(device if on == "local" else "cpu")
-    with Ledger.open(study, create=False) as ledger:
-        if retry:
-            failed = [part.problem for part in ledger.parts() if part.state == "failed"]
-            if on != "local" and any(map(is_rl, failed)):
-                raise ValueError(AGENTS_ARE_LOCAL)
-            ledger.retry_failed()
-        tally = do_work(ledger, None, how)
-        if not quiet:
-            show_study(ledger, study, False)
-    end(tally)
-
-
-def check_length(spec: RunSpec, setting: Setting) -> None:
-    """A run without a whole window would have no result."""
-    if spec.steps * setting.batch < setting.window:
-        samples = f" of {setting.batch} samples" if setting.batch > 1 else ""
-        raise ValueError(
-            f"{spec.steps} steps{samples} are less than one window of {setting.window} samples, "
-            "so nothing would be measured; give more --steps or a smaller --window"
-        )
+    load(use)
+    mine = open_study(
+        study,
+        quiet=quiet,
+        device=device,
+        engine=engine,
+        workers=workers,
+        on=on,
+        data_dir=data_dir,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    table = mine.resume(retry)
+    if not quiet:
+        show_table(table, mine.folder, False)
+    end(mine)

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
 from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
-from upgd.cli.numbers import pairs
+from upgd.cli.options import METHOD, PROBLEM, STUDY, USE, load, open_study
+from upgd.lab import views
+from upgd.lab.study import Study
 from upgd.optim.registry import METHODS
 from upgd.report import tables
-from upgd.report.figures import Curve, check_format, draw_curves
-from upgd.rl.runs import is_rl
 from upgd.streams import PROBLEMS
-from upgd.study import RULES_VERSION, Ledger, Run, StudyError
+from upgd.study import RULES_VERSION, Ledger
 from upgd.study.events import write_events
-from upgd.study.files import check_generated, check_output, check_output_folder
-from upgd.study.queries import Kept
+from upgd.study.files import check_output, check_output_folder
+from upgd.text import pairs
 
 
 @app.command("list")
 @mistakes_are_one_line
 def list_(
     what: Annotated[str, typer.Argument(help="problems, methods or all")] = "all",
+    use: USE = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
     """Show the problems and methods there are."""
     if what not in ("problems", "methods", "all"):
         raise ValueError(f"cannot list {what!r}; there are problems and methods")
+    load(use)
     problems = {name: _describe(name) for name in PROBLEMS}
     methods: dict[str, dict[str, Any]] = {
         name: {
@@ -80,12 +80,6 @@ def _describe(name: str) -> dict[str, Any]:
     }
 
 
-STUDY = Annotated[Path, typer.Argument(help="A study's folder.")]
-PROBLEM = Annotated[str, typer.Option(help="Only this problem.")]
-METHOD = Annotated[str, typer.Option(help="Only this method.")]
-READABLE = 10  # lines in one figure
-
-
 @app.command()
 @mistakes_are_one_line
 def show(
@@ -95,8 +89,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
     """Show a study's results: means over seeds with standard errors and intervals."""
-    with Ledger.open(study, create=False, read_only=True) as ledger:
-        show_study(ledger, study, as_json, problem=problem, method=method)
+    show_table(Study(study).table(problem, method), study, as_json)
 
 
 @app.command()
@@ -113,29 +106,7 @@ def plot(
 
     Of more than ten settings only each method's best is drawn, by area under the curve.
     """
-    if output is not None:
-        check_format(output)
-        check_output(output)
-    with Ledger.open(study, create=False, read_only=True) as ledger:
-        groups = tables.group(chosen_runs(ledger, problem, method))
-        if not any(run.state == "done" for runs in groups.values() for run in runs):
-            raise StudyError(f"{study} has no finished run to draw")
-        problems = list(dict.fromkeys(key.problem for key in groups))
-        if len(problems) > 1:
-            raise ValueError(f"{study} has several problems; choose --problem {problems[0]}, ...")
-        chosen = metric or tables.main_metric(run for runs in groups.values() for run in runs)
-        best = tables.best_settings(groups) if len(groups) > READABLE and not every else None
-        curves = _curves(ledger, groups, chosen, best)
-        if not curves:
-            there = ", ".join(ledger.all_metrics()) or "none"
-            raise ValueError(f"no metric {chosen!r} in {study}; there are {there}")
-    path = output or study / f"{chosen}.png"
-    if output is None:
-        check_generated(path)
-    draw_curves(curves, chosen, problems[0], path, "Steps" if is_rl(problems[0]) else "Samples")
-    wrote(path)
-    if best is not None:
-        out.print(f"each method's best of {len(groups)} settings by area; --all draws all")
+    wrote(open_study(study).plot(metric, problem=problem, method=method, every=every, path=output))
 
 
 @app.command()
@@ -175,58 +146,11 @@ def _export_events(study: Path, folder: Path) -> None:
     say(f"wrote {written} runs to {folder}" + (f", {known} were there" if known else ""))
 
 
-def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
-    """The runs chosen by options; a choice that there is none of is a mistake."""
-    runs = list(ledger.runs(problem=problem or None, method=method or None))
-    if not runs and (problem or method):
-        have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
-        names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
-        raise ValueError(
-            f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"
-        )
-    return runs
-
-
-def _curves(
-    ledger: Ledger,
-    groups: dict[tables.Group, list[Run]],
-    metric: str,
-    best: dict[tables.Group, int] | None,
-) -> dict[str, Curve]:
-    """By name, what is to be drawn of each group."""
-    names = {}
-    for key, name in tables.names(groups).items():
-        if best is None or key in best:
-            among = 1 if best is None else best[key]
-            names[key] = f"{name}, best of {among}" if among > 1 else name
-    where = {run.key: key for key in names for run in groups[key] if run.state == "done"}
-    found: dict[tables.Group, list[Kept]] = {}
-    for series in ledger.each_series([metric], where):
-        found.setdefault(where[series.key], []).append(series)
-    curves = {}
-    for key in names:
-        if key in found:
-            shortest = min(len(series.values) for series in found[key])
-            values = np.stack([series.values[:shortest] for series in found[key]])
-            curves[names[key]] = Curve(found[key][0].window, values, key.method)
-    return curves
-
-
-def show_study(
-    ledger: Ledger,
-    study: Path,
-    as_json: bool,
-    keys: Collection[str] | None = None,
-    problem: str = "",
-    method: str = "",
-) -> None:
-    """Print a study's table, or that of some of its runs."""
-    runs = chosen_runs(ledger, problem, method)
-    runs = [run for run in runs if keys is None or run.key in keys]
-    rows = tables.rows(tables.group(runs))
-    counts = ledger.counts()
+def show_table(found: views.Table, study: Path, as_json: bool) -> None:
+    """Print a table of a study."""
+    rows, counts = [dict(row) for row in found.rows], found.counts
     if as_json:
-        print(json.dumps({"study": str(study), "counts": counts, "results": rows}))
+        print(json.dumps({"study": str(study), "counts": dict(counts), "results": rows}))
         return
     problems: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -236,7 +160,7 @@ def show_study(
     left = {state: count for state, count in counts.items() if count and state != "done"}
     if left:
         out.print(", ".join(f"{count} {state}" for state, count in left.items()))
-    others = sum(run.spec.rules != RULES_VERSION for run in runs)
+    others = sum(run.spec.rules != RULES_VERSION for run in found.runs)
     if others:
         out.print(f"{others} of these runs followed other versions of the rules")
 
@@ -248,7 +172,7 @@ def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     for row, differs in zip(rows, tables.varying(rows), strict=True):
         names.append(" ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())]))
         seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(names[-1], str(row["steps"]), seeds, *_cells(row))
+        table.add_row(names[-1], str(row["steps"]), seeds, *views.numbers(row))
     out.print(table)
     _show_collapse(names, rows)
 
@@ -276,14 +200,3 @@ def _interval(found: list[float | None] | None) -> str:
         return "-"
     mean, low, high = found
     return f"{mean:.1f}" + ("" if low is None else f" [{low:.1f}, {high:.1f}]")
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    if "metric" not in row:
-        return ["-", "-", "-"]
-    error, digits = row["standard_error"], 1 if row["metric"] == "return" else 4
-    return [
-        row["metric"],
-        f"{row['mean']:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}"),
-        f"{row['iqm']:.{digits}f} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]",
-    ]

@@ -15,11 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from upgd.cli.app import app, mistakes_are_one_line, out, printable
-from upgd.cli.numbers import clock, count, short
+from upgd.cli.app import app, mistakes_are_one_line, out
 from upgd.cli.show import STUDY
 from upgd.study import Ledger
 from upgd.study.watching import Row, View, look
+from upgd.text import clock, count, printable, short
 
 LONGEST = 400
 """Characters of a note."""

@@ -16,11 +16,11 @@ from typing import Any
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
-from upgd.report.text import ranges
 from upgd.rl.runs import PREFIX, is_rl, specification
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
 from upgd.study import Run, write_atomically
+from upgd.text import ranges
 
 NAME = "provenance.json"
 CPU = "cpu"
@@ -297,7 +297,7 @@ def known_data(
 
 
 def from_ranges(text: str) -> list[int]:
-    """The integers that :func:`~upgd.report.text.ranges` wrote.
+    """The integers that :func:`~upgd.text.ranges` wrote.
 
     Example:
         >>> from_ranges("0-3,7")

@@ -27,10 +27,10 @@ from upgd.paper.provenance import Provenance
 from upgd.paper.results import Results
 from upgd.paper.searches import SEARCHES, Search
 from upgd.paper.sets import BEST, MAIN, METHODS, best
-from upgd.report.text import duration
 from upgd.report.verdict import told
 from upgd.streams import DATASETS
 from upgd.streams import get as get_problem
+from upgd.text import duration
 
 _GREEK = {
     "lr": "α", "sigma": "σ", "beta_utility": "β_u", "weight_decay": "λ", "kappa": "κ",

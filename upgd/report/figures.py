@@ -1,8 +1,9 @@
-"""Curves over time, for papers."""
+"""Figures of curves over time."""
 
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +14,13 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.caches import use_matplotlib_cache
+from upgd.report import tables
 from upgd.report.colours import LIGHT, style
-from upgd.study import StudyError, write_atomically
+from upgd.study import Ledger, Run, StudyError, write_atomically
+from upgd.study.queries import Kept
 
 MANY = 20  # lines that a legend can name
+READABLE = 10  # lines in one figure
 
 
 class Curve(NamedTuple):
@@ -31,6 +35,76 @@ class Curve(NamedTuple):
     window: int
     values: NDArray[np.float32]
     family: str = ""
+
+
+class Drawing(NamedTuple):
+    """What there is to draw of a study.
+
+    Attributes:
+        problem: Of which problem.
+        metric: Which metric.
+        curves: By name.
+        among: Of how many settings these are each method's best; 0 where all are drawn.
+    """
+
+    problem: str
+    metric: str
+    curves: dict[str, Curve]
+    among: int = 0
+
+
+def gather(
+    ledger: Ledger,
+    metric: str = "",
+    problem: str | None = None,
+    method: str | None = None,
+    every: bool = False,
+) -> Drawing:
+    """The curves of a study's settings; of more than ten only each method's best.
+
+    Raises:
+        StudyError: There is nothing to draw.
+        ValueError: There are several problems, or no such metric.
+    """
+    folder = ledger.path.parent
+    groups = tables.group(tables.chosen(ledger, problem, method))
+    if not any(run.state == "done" for runs in groups.values() for run in runs):
+        raise StudyError(f"{folder} has no finished run to draw")
+    problems = list(dict.fromkeys(key.problem for key in groups))
+    if len(problems) > 1:
+        raise ValueError(f"{folder} has several problems; choose one, such as {problems[0]}")
+    chosen = metric or tables.main_metric(run for runs in groups.values() for run in runs)
+    best = tables.best_settings(groups) if len(groups) > READABLE and not every else None
+    curves = _curves(ledger, groups, chosen, best)
+    if not curves:
+        there = ", ".join(ledger.all_metrics()) or "none"
+        raise ValueError(f"no metric {chosen!r} in {folder}; there are {there}")
+    return Drawing(problems[0], chosen, curves, 0 if best is None else len(groups))
+
+
+def _curves(
+    ledger: Ledger,
+    groups: dict[tables.Group, list[Run]],
+    metric: str,
+    best: dict[tables.Group, int] | None,
+) -> dict[str, Curve]:
+    """By name, the curves of each group."""
+    names = {}
+    for key, name in tables.names(groups).items():
+        if best is None or key in best:
+            among = 1 if best is None else best[key]
+            names[key] = f"{name}, best of {among}" if among > 1 else name
+    where = {run.key: key for key in names for run in groups[key] if run.state == "done"}
+    found: dict[tables.Group, list[Kept]] = {}
+    for series in ledger.each_series([metric], where):
+        found.setdefault(where[series.key], []).append(series)
+    curves = {}
+    for key in names:
+        if key in found:
+            shortest = min(len(series.values) for series in found[key])
+            values = np.stack([series.values[:shortest] for series in found[key]])
+            curves[names[key]] = Curve(found[key][0].window, values, key.method)
+    return curves
 
 
 def draw_curves(
@@ -100,7 +174,7 @@ def _look(number: int) -> dict[str, str]:
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing to files alone.
+    """matplotlib's pyplot, drawing to files alone; a notebook keeps its own backend.
 
     Raises:
         StudyError: It is not installed.
@@ -110,7 +184,8 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
-    matplotlib.use("Agg")
+    if "ipykernel" not in sys.modules:
+        matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     return plt

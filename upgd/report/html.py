@@ -35,9 +35,9 @@ from upgd.report.sections import (
     tally,
     thin,
 )
-from upgd.report.text import duration, ranges
 from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
+from upgd.text import duration, ranges
 
 MARK = '<meta name="generator" content="upgd">'
 """Marks a page as generated; such a page may be overwritten."""

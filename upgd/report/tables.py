@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upgd import metrics
-from upgd.study import Run, RunSpec, Scalar
+from upgd.study import Ledger, Run, RunSpec, Scalar
 from upgd.study.selection import LARGER
 from upgd.study.spec import MEASURING
 
@@ -28,6 +28,22 @@ class Group(NamedTuple):
         row: dict[str, Any] = {"problem": self.problem, "method": self.method}
         row |= {"steps": self.steps, "hyper": dict(self.hyper), "options": dict(self.options)}
         return row
+
+
+def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None) -> list[Run]:
+    """The runs of a problem or a method, or all.
+
+    Raises:
+        ValueError: There is none.
+    """
+    runs = list(ledger.runs(problem=problem or None, method=method or None))
+    if not runs and (problem or method):
+        have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
+        names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
+        raise ValueError(
+            f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"
+        )
+    return runs
 
 
 def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:

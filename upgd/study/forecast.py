@@ -19,7 +19,8 @@ from upgd.study.ledger import Ledger
 from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.study.records import Result, Run, Series
-from upgd.study.spec import RunSpec
+from upgd.study.spec import RunSpec, Scalar
+from upgd.text import clock, count, short
 
 SAMPLE = 64
 """Runs that are written to a ledger to see how much room they take."""
@@ -57,6 +58,31 @@ def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pac
         if recorded is not None:
             return recorded
     return kind.measure_pace(specs, options)
+
+
+def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Options) -> list[str]:
+    """How long runs will take here, for people.
+
+    Args:
+        left: What is to be run.
+        known: What ledgers have.
+        options: How they will be executed.
+    """
+    lines, seconds, known = [], 0.0, list(known)
+    alike: dict[tuple[str, Scalar], list[RunSpec]] = {}
+    for spec in left:
+        alike.setdefault((spec.problem, spec.options.get("hidden")), []).append(spec)
+    for (problem, _), some in alike.items():
+        found = pace(some, known, options)
+        steps = sum(spec.steps for spec in some)
+        seconds += steps / found.rate
+        runs = count(len(some), kind_of(problem).noun)
+        told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
+        lines.append(f"  {problem}: {runs}, {told} ({found.source})")
+    if left:
+        alone = "" if any(kind_of(p).local_only for p, _ in alike) else " in one process"
+        lines.append(f"time: about {clock(seconds)}{alone}")
+    return lines
 
 
 def footprint(specs: Sequence[RunSpec], options: Options) -> Footprint:

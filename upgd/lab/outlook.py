@@ -1,24 +1,21 @@
-"""``upgd sweep --dry-run``: how many runs, how long, how much memory and disk."""
+"""What a sweep would take: how many runs, how long, how much memory and disk."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.filesize import decimal
-
-from upgd.cli.app import say
-from upgd.cli.numbers import clock, count, short
-from upgd.cli.working import Work
+from upgd.lab.sweeping import PlannedSweep
 from upgd.study import Ledger, Run, RunSpec, forecast, halving
 from upgd.study.ledger import NAME
+from upgd.study.options import Options
 from upgd.study.search import Space
 from upgd.study.selection import Family
 from upgd.study.sweeps import OVER, Sweep
+from upgd.text import clock, count, short
 
 
 @dataclass
@@ -95,33 +92,45 @@ def over_keys(known: Iterable[Run]) -> set[str]:
     return {run.key for run in known if run.state in OVER}
 
 
-def show_outlook(
-    folder: Path, plan: Sweep, how: Work, known: list[Run], amount: Amount, as_json: bool
-) -> None:
-    """Print what a sweep would take."""
-    over = over_keys(known)
-    specs = [spec for spec in plan.specs() if spec.key not in over] or plan.specs()
+def outlook(
+    folder: Path, planned: PlannedSweep, options: Options, known: Iterable[Run]
+) -> dict[str, Any]:
+    """What a sweep would take.
+
+    Args:
+        folder: The study's.
+        planned: The sweep.
+        options: How runs are executed.
+        known: The runs of the study.
+    """
+    sweep = planned.sweep
+    runs = [run for run in known if run.spec.method in sweep.sets]
+    if planned.halving:
+        amount = halving_amount(sweep, runs, planned.halving, planned.window)
+    elif planned.search:
+        amount = search_amount(sweep, runs, planned.spaces, planned.search)
+    else:
+        amount = whole_amount(sweep, runs)
+    over = over_keys(runs)
+    specs = [spec for spec in sweep.specs() if spec.key not in over] or sweep.specs()
     facts: dict[str, Any] = {
         "study": str(folder),
         "sets": amount.sets,
-        "seeds": len(plan.seeds),
+        "seeds": len(sweep.seeds),
+        "steps": sweep.steps,
         "runs": amount.runs,
         "to_do": amount.left,
         "learner_steps": amount.steps,
         "rungs": {str(steps): sizes for steps, sizes in amount.rungs.items()},
     }
-    if amount.left:
-        facts |= _costs(specs, known, how, amount)
-    if as_json:
-        print(json.dumps(facts))
-        return
-    for line in _lines(facts, plan):
-        say(line)
+    return facts | (_costs(specs, runs, options, amount) if amount.left else {})
 
 
-def _costs(specs: list[RunSpec], known: list[Run], how: Work, amount: Amount) -> dict[str, Any]:
-    pace = forecast.pace(specs, known, how.device, how.engine, how.data_dir)
-    room = forecast.room(specs, how.device, how.engine, how.data_dir)
+def _costs(
+    specs: list[RunSpec], known: list[Run], options: Options, amount: Amount
+) -> dict[str, Any]:
+    pace = forecast.pace(specs, known, options)
+    room = forecast.footprint(specs, options)
     return {
         "seconds": amount.steps / pace.rate,
         "steps_per_second": pace.rate,
@@ -133,10 +142,11 @@ def _costs(specs: list[RunSpec], known: list[Run], how: Work, amount: Amount) ->
     }
 
 
-def _lines(facts: dict[str, Any], plan: Sweep) -> list[str]:
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """The same for people."""
     sets = ", ".join(f"{name} {count(size, 'set')}" for name, size in facts["sets"].items())
     lines = [
-        f"{sets}; {count(facts['seeds'], 'seed')}, {plan.steps} steps",
+        f"{sets}; {count(facts['seeds'], 'seed')}, {facts['steps']} steps",
         f"{facts['to_do']} of {count(facts['runs'], 'run')} to do in {facts['study']}",
     ]
     for steps, sizes in facts["rungs"].items():
@@ -144,7 +154,7 @@ def _lines(facts: dict[str, Any], plan: Sweep) -> list[str]:
         lines.append(f"  {steps} steps: {at}")
     if facts["to_do"]:
         memory, ledger, checkpoints = (
-            decimal(int(facts[f"{name}_bytes"])) for name in ("memory", "ledger", "checkpoint")
+            f"{short(facts[f'{name}_bytes'])}B" for name in ("memory", "ledger", "checkpoint")
         )
         lines += [
             f"time: about {clock(facts['seconds'])} in one process: "

@@ -1,6 +1,6 @@
-"""The sets that a sweep tries: the paper's grids or best sets, a file's, and what ``--set`` says.
+"""The hyperparameters that runs and sweeps try: the paper's, those of a table or file, given ones.
 
-A grid file is TOML. A table per method, or ``[all]`` for all of them, lists the values of its
+A grid file is TOML; in Python the same is a mapping. A table per method, or ``[all]`` for all of them, lists the values of its
 hyperparameters::
 
     [all]
@@ -10,18 +10,17 @@ hyperparameters::
     sigma = [0.001, 0.01]
     weight_decay = 0.001
 
-What the file does not name keeps its default. A method's own table comes before ``[all]``.
+What it does not name keeps its default. A method's own table comes before ``[all]``.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upgd.cli.arguments import check_once
 from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
@@ -30,16 +29,40 @@ from upgd.rules.vocabulary import HYPERPARAMETERS
 
 Grid = dict[str, tuple[float, ...]]
 ALL = "all"
+ELSEWHERE = "label-permuted-emnist"
+"""Whose axes a problem takes that is not the paper's."""
 
 
-def paper_grids(problem: str, methods: Collection[str]) -> dict[str, Grid]:
-    """The paper's grid of each method."""
-    return {method: grids.grid(problem, method) for method in methods}
+def default_grids(problem: str, methods: Collection[str]) -> dict[str, Grid]:
+    """The paper's grid of each method; on other problems, that of its label-permuted ones.
+
+    Hyperparameters that the paper has no values for keep their defaults.
+    """
+    found = {}
+    for method in methods:
+        known = grids.grid(problem if problem in grids.AXES else ELSEWHERE, method)
+        found[method] = _single(scalars(method)) | known
+    return found
 
 
 def best_grids(problem: str, methods: Collection[str]) -> dict[str, Grid]:
     """Each method's printed best set, as a grid of one point."""
     return {m: _single({**scalars(m), **best(problem, get_method(m)[0].name)}) for m in methods}
+
+
+def settings(
+    methods: Sequence[str], given: Mapping[str, float], best_on: str = ""
+) -> dict[str, dict[str, float]]:
+    """The hyperparameters of each method: of those given the ones that it has, else defaults.
+
+    Args:
+        methods: Names.
+        given: Values by name; each must belong to one of the methods.
+        best_on: A problem on which to take the paper's best sets instead of defaults.
+    """
+    found = {m: best_grids(best_on, [m])[m] if best_on else _single(scalars(m)) for m in methods}
+    changed = change_axes(found, {name: [value] for name, value in given.items()})
+    return {m: {name: values[0] for name, values in axes.items()} for m, axes in changed.items()}
 
 
 def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
@@ -48,55 +71,67 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
     Raises:
         ValueError: It is not TOML, or names what does not exist.
     """
-    content = _read_toml(path)
-    for name, table in content.items():
-        if not isinstance(table, dict):
-            raise ValueError(f"{path}: {name!r} stands in no table; begin with [all] or [upgd]")
+    return table_grids(_read_toml(path), methods, f"{path}: ")
+
+
+def table_grids(
+    tables: Mapping[str, Any], methods: Collection[str], where: str = ""
+) -> dict[str, Grid]:
+    """The grids that tables describe, see above; hyperparameters without a table are for all.
+
+    Args:
+        tables: By method, or ``"all"``, the values of each hyperparameter.
+        methods: Names.
+        where: What errors begin with.
+
+    Raises:
+        ValueError: They name what does not exist.
+
+    Example:
+        >>> table_grids({"lr": [0.1, 0.01]}, ["sgd"])
+        {'sgd': {'lr': (0.1, 0.01), 'weight_decay': (0.0,)}}
+    """
+    if tables and not any(isinstance(table, Mapping) for table in tables.values()) and not where:
+        tables = {ALL: tables}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{where}{name!r} stands in no table; begin with [all] or [upgd]")
         if name != ALL:
-            _check_method(path, name)
+            _check_method(where, name)
     found = {}
     used: set[str] = set()
     for method in methods:
         own = {
-            k: v for name, table in content.items() if _same(name, method) for k, v in table.items()
+            k: v for name, table in tables.items() if _same(name, method) for k, v in table.items()
         }
         have = scalars(method)
         unknown = sorted(own.keys() - have.keys())
         if unknown:
             raise ValueError(
-                f"{path}: {method} has no hyperparameter {', '.join(unknown)}; "
+                f"{where}{method} has no hyperparameter {', '.join(unknown)}; "
                 f"it has {', '.join(have)}"
             )
-        common = {k: v for k, v in content.get(ALL, {}).items() if k in have}
+        common = {k: v for k, v in tables.get(ALL, {}).items() if k in have}
         used |= common.keys()
-        given = {k: _values(f"{path}: {k}", k, v) for k, v in (common | own).items()}
+        given = {k: _values(f"{where}{k}", k, v) for k, v in (common | own).items()}
         found[method] = _single(have) | given
-    unused = sorted(content.get(ALL, {}).keys() - used)
+    unused = sorted(tables.get(ALL, {}).keys() - used)
     if unused:
         raise ValueError(
-            f"{path}: none of {', '.join(methods)} has a hyperparameter {', '.join(unused)}"
+            f"{where}none of {', '.join(methods)} has a hyperparameter {', '.join(unused)}"
         )
     return found
 
 
-def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[str, Grid]:
-    """Replace axes by what ``--set name=value,value`` says, in the grids that have them."""
-    given: dict[str, tuple[float, ...]] = {}
-    check_once("--set", settings)
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        parts = [part.strip() for part in text.split(",")]
-        try:
-            numbers = [float(part) for part in parts]
-        except ValueError:
-            numbers = []
-        if not equals or not numbers:
-            raise ValueError(
-                f"--set takes name=number,number, such as sigma=0.01,0.1; got {setting!r}"
-            )
-        given[name] = _values(f"--set {name}", name, numbers)
-    changed = {m: grid | {k: v for k, v in given.items() if k in grid} for m, grid in found.items()}
-    unused = sorted(name for name in given if not any(name in grid for grid in found.values()))
+def change_axes(found: Mapping[str, Grid], given: Mapping[str, Any]) -> dict[str, Grid]:
+    """Replace axes by the values given, in the grids that have them.
+
+    Raises:
+        ValueError: None of the grids has one of the axes.
+    """
+    axes = {name: _values(name, name, values) for name, values in given.items()}
+    changed = {m: grid | {k: v for k, v in axes.items() if k in grid} for m, grid in found.items()}
+    unused = sorted(name for name in axes if not any(name in grid for grid in found.values()))
     if unused:
         raise ValueError(
             f"none of {', '.join(found)} has a hyperparameter {', '.join(unused)}; "
@@ -146,11 +181,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
 
 
-def _check_method(path: Path, name: str) -> None:
+def _check_method(where: str, name: str) -> None:
     try:
         get_method(name)
     except KeyError as error:
-        raise ValueError(f"{path}: {error.args[0]}") from None
+        raise ValueError(f"{where}{error.args[0]}") from None
 
 
 def _same(name: str, method: str) -> bool:
@@ -160,7 +195,7 @@ def _same(name: str, method: str) -> bool:
 
 def _values(where: str, name: str, given: Any) -> tuple[float, ...]:
     """Values of a hyperparameter, each once."""
-    listed = given if isinstance(given, list) else [given]
+    listed = list(given) if isinstance(given, list | tuple | range) else [given]
     if not listed:
         raise ValueError(f"{where} has no value; give one or more")
     for value in listed:

@@ -1,0 +1,38 @@
+"""The laboratory: anybody's rule, optimizer, network or stream, judged against every rival.
+
+>>> from upgd import lab
+>>> study = lab.Study("studies/mine")  # a folder; resumes
+>>> study.run("label-permuted-digits", ["upgd-w", "sgd"], seeds=5, lr=0.05)  # doctest: +SKIP
+
+A rule of your own is a plain function of scalars; see :func:`method`. An optimizer class of
+PyTorch's kind, a network and a stream enter by :func:`optimizer`, :func:`network` and
+:func:`problem`.
+"""
+
+from upgd.lab.definitions import check, method, network, optimizer, problem
+from upgd.lab.study import Study
+from upgd.lab.views import Picture, Rankings, Table
+from upgd.rules.ops import absolute, clip, exp, log, maximum, minimum, sigmoid, sign, sqrt
+from upgd.study.extensions import use
+
+__all__ = [
+    "Picture",
+    "Rankings",
+    "Study",
+    "Table",
+    "absolute",
+    "check",
+    "clip",
+    "exp",
+    "log",
+    "maximum",
+    "method",
+    "minimum",
+    "network",
+    "optimizer",
+    "problem",
+    "sigmoid",
+    "sign",
+    "sqrt",
+    "use",
+]
