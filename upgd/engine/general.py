@@ -32,6 +32,8 @@ GRAPH_STEPS = 10
 
 def unsupported(learner: Learner) -> str | None:
     """Why this engine cannot run a learner, if it cannot."""
+    if learner.row.eager_only:
+        return learner.row.eager_only
     needs = learner.row.needs & {"curvature", "gates"}
     return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
 
