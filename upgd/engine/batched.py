@@ -140,7 +140,7 @@ class BatchedRun:
         self.window, self.stride = self.setting.window, self.setting.stride
         for setting in settings:
             if reason := why_eager(problem, setting, device):
-                raise ValueError(f"a stack cannot run {setting.method}: {reason}")
+                raise ValueError(f"{setting.method} needs the eager engine: {reason}")
         self.kind: Kind = "dense" if _is_dense(problem, device) else "general"
         learners = [Learner(s.method, s.hyper, s.seed) for s in settings]
         self.stack: Any = self._make(learners, dtype)
