@@ -16,7 +16,7 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +30,9 @@ from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
 from upgd.engine.precision import full_float32
+from upgd.engine.stackable import why_not_stacked
 from upgd.engine.stacked import Networks
-from upgd.networks import build
+from upgd.networks import build_for
 from upgd.streams import Problem
 
 Kind = Literal["dense", "general"]
@@ -66,7 +67,7 @@ def why_eager(problem: Problem, setting: Setting, device: str) -> str:
     learner = Learner(setting.method, setting.hyper, setting.seed)
     if _is_dense(problem, device):
         return learner.row.eager_only
-    return unsupported(learner) or ""
+    return unsupported(learner) or why_not_stacked(problem, device)
 
 
 def _is_dense(problem: Problem, device: str) -> bool:
@@ -167,7 +168,7 @@ class BatchedRun:
         }
         if self.kind == "general":
             return GeneralStack(
-                lambda seed, task: build(problem.network, seed, problem.activation, task),
+                partial(build_for, problem),
                 learners,
                 shape=tuple(self.streams[0].shape),
                 device=self.device,

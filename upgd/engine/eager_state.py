@@ -17,7 +17,10 @@ class Random:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(self._cuda):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # this device's alone
+            for each in self._cuda:
+                with torch.cuda.device(each):
+                    torch.cuda.manual_seed(seed)
             self.states = self._now()
 
     def _now(self) -> dict[str, Tensor]:
