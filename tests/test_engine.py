@@ -196,5 +196,5 @@ def test_networks_are_the_papers() -> None:
         mlp([2, 2], "sine")
     with pytest.raises(ValueError, match="sizes are positive"):
         mlp([2])
-    with pytest.raises(ValueError, match="list of sizes or 'cnn'"):
+    with pytest.raises(ValueError, match="unknown network 'resnet'; known: cnn"):
         build("resnet", 0)

@@ -1,9 +1,14 @@
-"""The paper's networks, with PyTorch's initial weights, as a function of a seed."""
+"""Networks with initial weights that are a function of a seed: the paper's, and users' own."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from upgd.streams import keyed
+from upgd.sources import digest
+from upgd.streams import Problem, keyed
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -57,16 +63,128 @@ def cnn(classes: int = 10) -> nn.Sequential:
     )
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network of the user's.
+
+    Attributes:
+        name: What ``Problem.network`` and the option ``network`` call it.
+        factory: Makes the module, as ``factory()`` or ``factory(inputs, outputs)``.
+        source: 16 digits that change with its code.
+    """
+
+    name: str
+    factory: Callable[..., nn.Module] = field(compare=False)
+    source: str
+
+    def make(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A module for inputs of `shape`, which is given as a number if it has one dimension.
+
+        Raises:
+            ValueError: The factory raises, or makes something else than a module.
+        """
+        arguments = (shape[0] if len(shape) == 1 else shape, outputs)
+        try:
+            found = self.factory(*arguments[: _takes(self.factory)])
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                f"network {self.name!r} cannot be made for inputs {arguments[0]} and {outputs} "
+                f"outputs: {type(error).__name__}: {line}"
+            ) from error
+        if not isinstance(found, nn.Module):
+            raise ValueError(f"network {self.name!r} is a {type(found).__name__}, not a nn.Module")
+        return found
+
+
+NETWORKS: dict[str, Network] = {}
+"""Users' networks by name."""
+
+
+def register(name: str, factory: Callable[..., nn.Module]) -> Network:
+    """Add a network of your own, in place of an earlier one with the same name.
+
+    Args:
+        name: Of letters, digits and ``-_.``; ``"cnn"`` is the paper's.
+        factory: A function or a class that makes an ``nn.Module``. If it takes two arguments, it
+            is given the inputs (their number, or their shape where they have more dimensions)
+            and the number of outputs.
+
+    Raises:
+        ValueError: The name cannot be used, or `factory` cannot be called.
+
+    Example:
+        >>> from torch import nn
+        >>> from upgd.networks import NETWORKS, register
+        >>> register("shallow", lambda inputs, outputs: nn.Linear(inputs, outputs)).name
+        'shallow'
+        >>> del NETWORKS["shallow"]
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or name in ("cnn", "none"):
+        raise ValueError(
+            f"a network's name begins with a letter, has letters, digits and -_. and is not "
+            f"'cnn' or 'none'; got {name!r}"
+        )
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ValueError(
+            f"network {name!r}: a function that makes a module expected, got a "
+            f"{type(factory).__name__}; every seed begins with weights of its own"
+        )
+    _takes(factory, name)
+    NETWORKS[name] = Network(name, factory, digest(factory))
+    return NETWORKS[name]
+
+
+def _takes(factory: Callable[..., nn.Module], name: str = "") -> int:
+    """How many of inputs and outputs a factory takes: none or both."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (ValueError, TypeError):  # of a built-in
+        return 2
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in parameters if p.default is p.empty and p in positional]
+    required += [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if not required:
+        return 0
+    if len(required) > 2 or len(positional) < 2 or set(required) - set(positional[:2]):
+        names = ", ".join(p.name for p in required)
+        raise ValueError(
+            f"network {name!r}: a factory takes nothing, or inputs and outputs; this one "
+            f"requires {names}"
+        )
+    return 2
+
+
+def get(name: str) -> Network:
+    """A user's network.
+
+    Raises:
+        ValueError: There is none with that name.
+    """
+    if name not in NETWORKS:
+        close = difflib.get_close_matches(name, [*NETWORKS, "cnn"], 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(['cnn', *NETWORKS])}"
+        raise ValueError(f"unknown network {name!r}; {hint}")
+    return NETWORKS[name]
+
+
 def build(
-    network: Sequence[int] | str, seed: int, activation: str = "relu", task: int = 0
-) -> nn.Sequential:
+    network: Sequence[int] | str,
+    seed: int,
+    activation: str = "relu",
+    task: int = 0,
+    shape: tuple[int, ...] = (),
+    outputs: int = 0,
+) -> nn.Module:
     """A network whose initial weights are a function of `seed` and `task` alone.
 
     Args:
-        network: The sizes of an MLP's layers, or ``"cnn"``.
+        network: The sizes of an MLP's layers, ``"cnn"``, or the name of a registered network.
         seed: Determines the weights; PyTorch's global generator is left as it is.
         activation: Of an MLP.
         task: Other weights for each, where a learner starts afresh with every task.
+        shape: Of one input, and
+        outputs: their number, for a registered network.
 
     Example:
         >>> import torch
@@ -75,12 +193,62 @@ def build(
         >>> torch.equal(a[1].weight, b[1].weight)
         True
     """
-    if isinstance(network, str) and network != "cnn":
-        raise ValueError(f"build: a network is a list of sizes or 'cnn', got {network!r}")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=_devices()):
+        if isinstance(network, str) and network != "cnn":
+            # Its layers draw their own weights, from PyTorch's generators.
+            word = int(keyed.bits(1, seed, keyed.Purpose.WEIGHTS, task)[0]) >> 1
+            torch.default_generator.manual_seed(word)
+            if _devices():
+                torch.cuda.manual_seed_all(word)
+            return get(network).make(shape, outputs)
         model = cnn() if isinstance(network, str) else mlp(network, activation)
     begin(model, seed, task)
     return model
+
+
+def _devices() -> list[int]:
+    """GPUs whose generators are in use."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+
+
+def build_for(problem: Problem, seed: int, task: int = 0) -> nn.Module:
+    """The network of a problem, see :func:`build`."""
+    shape, outputs = problem.interface
+    return build(problem.network, seed, problem.activation, task, shape, outputs)
+
+
+def check(problem: Problem, batch: int = 1) -> None:
+    """Raise unless the problem's network can learn from its inputs.
+
+    Raises:
+        ValueError: It has no parameters, or outputs of the wrong shape.
+    """
+    if isinstance(problem.network, str) and problem.network != "cnn":
+        _check(get(problem.network), *problem.interface, batch)
+
+
+@functools.lru_cache(64)
+def _check(own: Network, shape: tuple[int, ...], outputs: int, batch: int) -> None:
+    model = build(own.name, 0, shape=shape, outputs=outputs)
+    if not any(p.requires_grad for p in model.parameters()):
+        what = "parameters that require a gradient" if list(model.parameters()) else "parameters"
+        raise ValueError(f"network {own.name!r} has no {what}: there is nothing to learn")
+    with torch.random.fork_rng(devices=_devices()):
+        try:
+            found = model(torch.zeros(batch, *shape))
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                f"network {own.name!r} cannot take inputs of shape {(batch, *shape)}: "
+                f"{type(error).__name__}: {line}"
+            ) from error
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(f"network {own.name!r} returns a {type(found).__name__}, not a tensor")
+    if tuple(found.shape) != (batch, outputs):
+        raise ValueError(
+            f"network {own.name!r} gives outputs of shape {tuple(found.shape)} for {batch} "
+            f"inputs; {(batch, outputs)} expected"
+        )
 
 
 @torch.no_grad()

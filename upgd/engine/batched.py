@@ -16,7 +16,7 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +30,9 @@ from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.layout import Layout
 from upgd.engine.precision import full_float32
+from upgd.engine.stackable import why_not_stacked
 from upgd.engine.stacked import Networks
-from upgd.networks import build
+from upgd.networks import build_for
 from upgd.streams import Problem
 
 Kind = Literal["dense", "general"]
@@ -45,13 +46,34 @@ log = logging.getLogger(__name__)
 
 
 def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
-    """Which stack can run this, or None: then the eager engine must."""
-    if setting.batch != 1:
+    """Which stack can run this, or None: then the eager engine must; see :func:`why_eager`."""
+    if why_eager(problem, setting, device):
         return None
+    return "dense" if _is_dense(problem, device) else "general"
+
+
+def why_eager(problem: Problem, setting: Setting, device: str) -> str:
+    """Why no stack can run this; empty if one can.
+
+    Example:
+        >>> from upgd.engine.batched import why_eager
+        >>> from upgd.streams import get
+        >>> setting = Setting("upgd", {}, seed=0, window=100, batch=4)
+        >>> why_eager(get("label-permuted-digits"), setting, "cpu")
+        'a stack takes one sample per step, not 4'
+    """
+    if setting.batch != 1:
+        return f"a stack takes one sample per step, not {setting.batch}"
     learner = Learner(setting.method, setting.hyper, setting.seed)
-    if not isinstance(problem.network, str) and has_dense_path(torch.device(device).type):
-        return "dense"
-    return None if unsupported(learner) else "general"
+    if _is_dense(problem, device):
+        return learner.row.eager_only
+    return unsupported(learner) or why_not_stacked(problem, device)
+
+
+def _is_dense(problem: Problem, device: str) -> bool:
+    """Whether the compiled path for dense networks takes this problem's."""
+    dense = not isinstance(problem.network, str)
+    return dense and has_dense_path(torch.device(device).type)
 
 
 @cache
@@ -117,10 +139,10 @@ class BatchedRun:
         restarting = [run for run, setting in enumerate(self.settings) if setting.restart]
         self.setting = self.settings[restarting[0] if restarting else 0]
         self.window, self.stride = self.setting.window, self.setting.stride
-        kinds = {kind_of(problem, setting, device) for setting in settings}
-        if kinds not in ({"dense"}, {"general"}):
-            raise ValueError("these runs cannot share a stack; the eager engine runs them")
-        self.kind: Kind = kinds.pop()  # type: ignore[assignment]
+        for setting in settings:
+            if reason := why_eager(problem, setting, device):
+                raise ValueError(f"{setting.method} needs the eager engine: {reason}")
+        self.kind: Kind = "dense" if _is_dense(problem, device) else "general"
         learners = [Learner(s.method, s.hyper, s.seed) for s in settings]
         self.stack: Any = self._make(learners, dtype)
         self._place = {run: place for place, run in enumerate(self.stack.order)}
@@ -146,7 +168,7 @@ class BatchedRun:
         }
         if self.kind == "general":
             return GeneralStack(
-                lambda seed, task: build(problem.network, seed, problem.activation, task),
+                partial(build_for, problem),
                 learners,
                 shape=tuple(self.streams[0].shape),
                 device=self.device,

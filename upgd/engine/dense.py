@@ -181,6 +181,9 @@ class DenseStack:
         window: int,
         stride: int = 0,
     ) -> None:
+        for learner in learners:
+            if reason := learner.row.eager_only:
+                raise ValueError(f"a stack cannot run this learner: {reason}")
         self.layout = layout
         self.order, self.groups = in_groups(learners)
         self.learners = [learners[i] for i in self.order]

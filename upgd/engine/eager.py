@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
+from upgd.engine.eager_state import Random, beside, from_before, put_beside
+from upgd.engine.packing import UnpackableError, pack, unpack
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
@@ -100,8 +104,15 @@ class Divergence(ArithmeticError):  # noqa: N818 - it is a result, not a mistake
         self.step = step
 
 
+class LearnerError(RuntimeError):
+    """A user's optimizer or network raised something; the run fails."""
+
+
 class EagerRun:
     """One learner on one stream, step by step, resumable bit for bit.
+
+    PyTorch's global generator is the run's own while it learns: seeded by its seed, kept with its
+    state, and the caller's again afterwards. So an optimizer or a network may draw from it.
 
     Args:
         stream: Where samples come from; a function of the step.
@@ -153,12 +164,15 @@ class EagerRun:
         self.meter = Meter(setting.window)
         self.offline: list[float] = []
         self._build = build
-        self._begin(0)
+        self._random = Random(setting.seed, self.device)
+        with self._random.in_place():
+            self._begin(0)
 
     def _begin(self, task: int) -> None:
         """A fresh network and optimizer."""
         self.model = self._build(self.setting.seed, task).to(self.device)
         row, defaults = get(self.setting.method)
+        self._foreign = bool(row.source)
         unknown = self.setting.hyper.keys() - defaults.keys()
         if unknown:
             raise ValueError(
@@ -167,9 +181,10 @@ class EagerRun:
             )
         hyper = {**defaults, **self.setting.hyper}
         noise = PhiloxNoise([tuple(p.shape) for p in self.model.parameters()], self.step)
-        self.optimizer: RuleOptimizer = row.make(
-            self.model, **hyper, seed=self.setting.seed, noise=noise
-        )
+        with self._named("making the optimizer"):
+            self.optimizer: Optimizer = row.make(
+                self.model, **hyper, seed=self.setting.seed, noise=noise
+            )
 
     # --------------------------------------------------------------------- learning
     @full_float32()
@@ -180,8 +195,9 @@ class EagerRun:
             Divergence: The loss or a gradient is not finite; the learner stands before that
                 step.
         """
-        for _ in range(steps):
-            self._learn()
+        with self._random.in_place():
+            for _ in range(steps):
+                self._learn()
 
     def _learn(self) -> None:
         setting, step = self.setting, self.step
@@ -190,28 +206,27 @@ class EagerRun:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.measures(step)
-        with _zero_shares(self.model, measured) as zeros:
+        with _zero_shares(self.model, measured) as zeros, self._named("the network"):
             output = self.model(x)
         losses = self._losses(output, y)
         if not bool(losses.isfinite().all()):
             raise Divergence(step, "the loss is not finite")
-        self.optimizer.zero_grad()
-        self.optimizer.backward(losses.mean())
+        self._differentiate(losses.mean())
         values: dict[str, float] = {}
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
             values["zero_activations"] = float(np.mean(zeros)) if zeros else float("nan")
         try:
-            self.optimizer.step()
+            with self._named("step()"):
+                self.optimizer.step()
         except FloatingPointError as error:
             raise Divergence(step, str(error)) from error
         except RuntimeError as error:
             if "without overflow" not in str(error):
                 raise
             raise Divergence(step, "a factor of the update leaves the weights' range") from error
-        with torch.no_grad():
-            after = self._losses(self.model(x), y)
+        after = self._look_again(x, y)
         before = losses.detach().cpu().numpy()
         if setting.weighs(step):
             weights = norms(self.model.parameters())
@@ -222,6 +237,39 @@ class EagerRun:
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:
             self.offline.append(self._predict_held_out(step // task_step))
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        backward = getattr(self.optimizer, "backward", None)
+        with self._named("the backward pass"):
+            if callable(backward):  # it may read more than gradients
+                backward(loss)
+            else:
+                loss.backward()
+
+    @torch.no_grad()
+    def _look_again(self, x: Tensor, y: Tensor) -> Tensor:
+        """The losses of the same samples after the update; running statistics count them once."""
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+        losses = self._losses(self.model(x), y)
+        for buffer, before in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(before)
+        return losses
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Say in one line where a user's optimizer or network went wrong."""
+        try:
+            yield
+        except (ArithmeticError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not self._foreign and isinstance(error, ValueError | RuntimeError):
+                raise  # our own words
+            line = (str(error).splitlines() or [""])[0]
+            raise LearnerError(
+                f"{self.setting.method}, {what} at step {self.step}: {type(error).__name__}: {line}"
+            ) from error
 
     def _count(
         self,
@@ -257,41 +305,56 @@ class EagerRun:
     @torch.no_grad()
     def _predict_held_out(self, task: int) -> float:
         x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))  # type: ignore[attr-defined]
-        return float((self.model(x).argmax(1) == y).double().mean())
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            return float((self.model(x).argmax(1) == y).double().mean())
+        finally:
+            for module, training in modes:
+                module.training = training
 
     # -------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that the rest of the run depends on: arrays, and what fits into JSON."""
-        arrays = {f"model/{k}": v.cpu().numpy() for k, v in self.model.state_dict().items()}
+        """Everything that the rest of the run depends on: arrays, and what fits into JSON.
+
+        Raises:
+            UnpackableError: The optimizer keeps something that is neither.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        params = list(self.model.parameters())
         saved = self.optimizer.state_dict()
-        for index, entries in saved["state"].items():
-            for name, value in entries.items():
-                arrays[f"optimizer/{index}/{name}"] = torch.as_tensor(value).cpu().numpy()
-        groups = [dict(group) for group in saved["param_groups"]]
-        for name, values in self.meter.closed.items():
-            arrays[f"meter/{name}"] = np.array(values)
         meta = {
             "step": self.step,
-            "groups": json.loads(json.dumps(groups)),
+            "model": pack(dict(self.model.state_dict()), "model", arrays),
+            "beside": pack(beside(self.model), "beside", arrays, params),
+            "optimizer": pack(saved["state"], "optimizer", arrays, params),
+            "groups": pack(saved["param_groups"], "groups", arrays),
+            "rest": pack({k: v for k, v in saved.items() if k not in _USUAL}, "rest", arrays),
+            "attributes": pack(self._attributes(), "attributes", arrays, params),
+            "random": pack(self._random.states, "random", arrays),
             "meter": {k: getattr(self.meter, k) for k in ("count", "windows", "sums", "counts")},
             "offline": self.offline,
         }
-        return {k: v.copy() for k, v in arrays.items()}, json.loads(json.dumps(meta))
+        for name, values in self.meter.closed.items():
+            arrays[f"meter/{name}"] = np.array(values)
+        return arrays, json.loads(json.dumps(meta))
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        model = {k[6:]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith("model/")}
-        self.model.load_state_dict(model)
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in arrays.items():
-            if key.startswith("optimizer/"):
-                _, index, name = key.split("/", 2)
-                state.setdefault(int(index), {})[name] = torch.from_numpy(np.asarray(value))
-        groups = [
-            {k: tuple(v) if k == "betas" else v for k, v in group.items()}
-            for group in meta["groups"]
-        ]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if "optimizer" not in meta:
+            meta = from_before(arrays, meta)
+        params = list(self.model.parameters())
+
+        def found(name: str) -> Any:
+            return unpack(meta[name], arrays, self.device, params)
+
+        self.model.load_state_dict(found("model"))
+        put_beside(self.model, found("beside"))
+        self._restore_optimizer(found("optimizer"), found("groups"), found("rest"))
+        for name, value in found("attributes").items():
+            setattr(self.optimizer, name, value)
+        if "random" in meta:
+            self._random.states = found("random")
         closed = {k[6:]: list(map(float, v)) for k, v in arrays.items() if k.startswith("meter/")}
         self.meter = Meter(self.setting.window, **meta["meter"], closed=closed)
         self.offline = list(meta["offline"])
@@ -299,6 +362,42 @@ class EagerRun:
         seen = self.meter.windows * self.setting.window + self.meter.count
         if self.step * self.setting.batch != seen:
             raise ValueError(f"the state is of step {self.step}, and {seen} samples were counted")
+
+    def _restore_optimizer(
+        self, state: dict[Any, Any], groups: list[dict[str, Any]], rest: dict[str, Any]
+    ) -> None:
+        opt = self.optimizer
+        opt.load_state_dict({"state": state, "param_groups": groups, **rest})
+        if isinstance(opt, RuleOptimizer) or type(opt).load_state_dict is not _LOAD:
+            return  # they keep what they are given
+        # PyTorch turns what is loaded into the parameters' type, counters included.
+        params = [p for group in opt.param_groups for p in group["params"]]
+        for key, value in state.items():
+            opt.state[params[key] if isinstance(key, int) else key] = value
+
+    def _attributes(self) -> dict[str, Any]:
+        """What a user's optimizer keeps beside its state dict and may change in a step."""
+        opt = self.optimizer
+        if not self._foreign or type(opt).state_dict is not _SAVE:
+            return {}
+        known = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)).keys()
+        found: dict[str, Any] = {}
+        for name, value in vars(opt).items():
+            if name in known or isinstance(value, _CODE):
+                continue
+            try:
+                pack(value, f"{type(opt).__name__}.{name}", {}, list(self.model.parameters()))
+            except UnpackableError:
+                if isinstance(opt, RuleOptimizer):  # our own plans and noise, made anew
+                    continue
+                raise
+            found[name] = value
+        return found
+
+
+_LOAD, _SAVE = Optimizer.load_state_dict, Optimizer.state_dict
+_USUAL = ("state", "param_groups")
+_CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, torch.device, torch.dtype)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ GRAPH_STEPS = 10
 
 def unsupported(learner: Learner) -> str | None:
     """Why this engine cannot run a learner, if it cannot."""
+    if learner.row.eager_only:
+        return learner.row.eager_only
     needs = learner.row.needs & {"curvature", "gates"}
     return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
 
@@ -72,7 +74,7 @@ class GeneralStack:
         self.order, self.groups = in_groups(learners)
         self.learners = [learners[i] for i in self.order]
         self.window, self.stride, self.step = window, stride, 0
-        self.model = build(self.learners[0].seed, 0)
+        self.model = build(self.learners[0].seed, 0).to(self.device, dtype)  # for its buffers
         self.shapes = [tuple(p.shape) for p in self.model.parameters()]
         self._allocate(-(-steps // window))
         self._rules = {g.row.name: _rules(g.row.method) for g in self.groups}
@@ -264,8 +266,7 @@ class GeneralStack:
 
     def _diagnose(self, values: Tensor, zeros: list[Tensor]) -> None:
         wide = self.gradients.double()
-        if zeros:
-            values[:, 3] = torch.stack(zeros).mean(0)
+        values[:, 3] = torch.stack(zeros).mean(0) if zeros else math.nan
         values[:, 4] = (wide != 0).double().mean(1)
         values[:, 5] = wide.abs().sum(1)
         values[:, 6] = wide.square().sum(1).sqrt()
@@ -307,7 +308,7 @@ class GeneralStack:
                 philox.normal(shape, self.seeds[mine], i, self.clock[0], self.device, self.dtype)
                 for i, shape in enumerate(self.shapes)
             ]
-            given["noise"] = torch.cat([part.flatten(1) for part in parts], 1)
+            given["noise"] = torch.cat([part.reshape(group.count, -1) for part in parts], 1)
         else:
             given["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
         if group.reduce is not None:
@@ -359,15 +360,8 @@ def forward(
         x: Inputs.
         zeros: Receives the share of zeros [R] of each ReLU's outputs.
     """
-    if not isinstance(model, nn.Sequential) or not all(_is_known(m) for m in model):
-        names = [name for name, _ in model.named_parameters()]
-
-        def one(parameters: tuple[Tensor, ...], sample: Tensor) -> Any:
-            named = dict(zip(names, parameters, strict=True))
-            return functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
-
-        found: Tensor = torch.vmap(one)(tuple(params), x)
-        return found
+    if type(model) is not nn.Sequential or not all(_is_known(m) for m in model):
+        return _vmapped(model, params, x, zeros)
     left = iter(params)
     for module in model:
         if isinstance(module, nn.Linear):
@@ -387,12 +381,47 @@ def forward(
     return x
 
 
+def _vmapped(
+    model: nn.Module, params: Sequence[Tensor], x: Tensor, zeros: list[Tensor] | None
+) -> Tensor:
+    """The same through ``torch.vmap``."""
+    names = [name for name, _ in model.named_parameters()]
+    shares: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        shares.append((output == 0).double().mean())
+
+    def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        shares.clear()
+        named = dict(zip(names, parameters, strict=True))
+        outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
+        return outputs, tuple(shares)
+
+    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if zeros is not None else []
+    handles = [module.register_forward_hook(note) for module in relus]
+    try:
+        found, each = torch.vmap(one)(tuple(params), x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if zeros is not None:
+        zeros.extend(each)
+    outputs: Tensor = found
+    return outputs
+
+
 def _is_known(module: nn.Module) -> bool:
-    if isinstance(module, nn.Conv2d):
+    """Whether a layer is PyTorch's own, with nothing added, and has a batched form here."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return False
+    if type(module) is nn.Conv2d:
         plain = (module.stride, module.padding, module.dilation, module.groups)
         return plain == ((1, 1), (0, 0), (1, 1), 1)
-    kinds = (nn.Linear, nn.Flatten, nn.MaxPool2d, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
-    return isinstance(module, kinds)
+    if type(module) is nn.Flatten:
+        return (module.start_dim, module.end_dim) == (1, -1)
+    if type(module) is nn.MaxPool2d:
+        return not module.return_indices
+    return type(module) in (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

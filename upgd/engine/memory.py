@@ -26,7 +26,7 @@ from upgd.engine.general import forward
 from upgd.engine.layout import Layout
 from upgd.kernels.rules import source
 from upgd.metrics import AT_A_TIME
-from upgd.networks import build
+from upgd.networks import build_for
 from upgd.streams import Problem
 
 SPARE = 0.1
@@ -173,8 +173,10 @@ def _general(setting: Setting, on_cuda: bool) -> int:
 
 def _general_size(problem: Problem, shape: Sequence[int]) -> tuple[int, int]:
     """Parameters of a network, and numbers that it keeps of one sample for its gradient."""
-    model = build(problem.network, 0, problem.activation)
-    params = [torch.empty(1, *p.shape, device="meta").requires_grad_() for p in model.parameters()]
+    model = build_for(problem, 0)
+    # A module of the user's may hold tensors that cannot meet those without memory.
+    where = "meta" if problem.network == "cnn" or not isinstance(problem.network, str) else "cpu"
+    params = [torch.zeros(1, *p.shape, device=where).requires_grad_() for p in model.parameters()]
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -182,7 +184,7 @@ def _general_size(problem: Problem, shape: Sequence[int]) -> tuple[int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        forward(model, params, torch.empty(1, *shape, device="meta"))
+        forward(model, params, torch.zeros(1, *shape, device=where))
     return sum(p.numel() for p in params), 2 * sum(kept.values())
 
 

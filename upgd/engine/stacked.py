@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from upgd.engine.feed import HeldOut
 from upgd.metrics import AT_A_TIME, effective_ranks_later
-from upgd.networks import build
+from upgd.networks import build_for
 from upgd.streams import Problem
 from upgd.threads import one_thread
 
@@ -32,7 +32,7 @@ class Networks:
     """
 
     def __init__(self, problem: Problem, stack: Any, together: int | None = None) -> None:
-        self._model = build(problem.network, 0, problem.activation)
+        self._model = build_for(problem, 0).eval()
         self._names = [name for name, _ in self._model.named_parameters()]
         self._shapes = [tuple(p.shape) for p in self._model.parameters()]
         self._counts = [math.prod(shape) for shape in self._shapes]
@@ -41,6 +41,7 @@ class Networks:
         self._order = [place[run] for run in range(self._runs)]
         self._columns: Tensor | None = None  # of the parameters, where the stack pads them
         device = self._weights().device
+        self._model.to(self._weights())
         if hasattr(stack, "layout"):
             self._columns = torch.from_numpy(stack.layout.places).to(device)
         self._together = together or (AT_A_TIME if device.type == "cuda" else 1)
@@ -68,6 +69,8 @@ class Networks:
         def ranks() -> list[float]:
             with one_thread():  # others have work to do
                 every = [zip(*[layer() for layer in group], strict=True) for group in waiting]
+            if not waiting[0]:  # no matrices
+                return [math.nan] * self._runs
             return [float(np.mean(one)) for group in every for one in group][: self._runs]
 
         return ranks

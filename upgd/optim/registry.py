@@ -1,7 +1,8 @@
 """Every method by name, with what there is to know about it.
 
 Tests, benchmarks, documentation and the command line go through this table: a method
-that has a row here is tested, timed, listed and documented.
+that has a row here is tested, timed, listed and documented. Users' methods join it by
+:func:`register`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from upgd.optim.ada_upgd import ADAMW, AdamW, AdaUPGD, ada_upgd_method
@@ -30,6 +33,13 @@ from upgd.optim.perturbed import (
 )
 from upgd.optim.upgd import UPGD, upgd_method
 from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter, Method
+from upgd.sources import digest
+
+HARMLESS = frozenset(
+    {"__init__", "__init_subclass__", "__repr__", "__getstate__", "__setstate__"}
+    | {"state_dict", "load_state_dict"}
+)
+"""What a class may override without changing its updates: stacks keep states themselves."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class Row:
         options: Constructor arguments that make it this method.
         aliases: Other names; each may change defaults (UPGD-W is UPGD with decay).
         unsupported: Features it lacks, each with the reason.
+        source: 16 digits that change with the code of a user's method; empty for the package's.
     """
 
     name: str
@@ -53,6 +64,7 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def hyper(self) -> dict[str, Hyperparameter]:
@@ -83,6 +95,77 @@ class Row:
         if "gates" in self.needs:
             arguments.setdefault("features", Features(model))
         return self.optimizer(model.parameters(), **{**self.options, **arguments})
+
+    @functools.cached_property
+    def eager_only(self) -> str:
+        """Why a stack, which executes `method` itself, would not do what the optimizer does.
+
+        Empty if it would. A class of the package is its method's by construction; what a class
+        outside of it overrides is not executed by a stack.
+        """
+        if type(self).make is not Row.make:
+            return f"{type(self).__name__} overrides make()"
+        name = self.optimizer.__name__
+        overridden = _overridden(self.optimizer)
+        if overridden:
+            return f"{name} overrides {', '.join(overridden)}"
+        return _differs(self)
+
+
+def _overridden(cls: type[RuleOptimizer]) -> list[str]:
+    """What classes below the package's override of it, apart from what is harmless."""
+    mro = cls.__mro__
+    first = next(i for i, each in enumerate(mro) if each.__module__.partition(".")[0] == "upgd")
+    base = mro[first]
+    names = {name for each in mro[:first] for name in vars(each)} - HARMLESS - _BOOKKEEPING
+    return sorted(
+        f"{name}()" if callable(getattr(base, name)) else name
+        for name in names
+        # PyTorch wraps step() of every class that is used, in the class itself.
+        if hasattr(base, name) and _bare(getattr(cls, name)) is not _bare(getattr(base, name))
+    )
+
+
+def _bare(value: Any) -> Any:
+    return inspect.unwrap(value) if callable(value) else value
+
+
+_BOOKKEEPING = {
+    "__module__",
+    "__doc__",
+    "__qualname__",
+    "__hash__",
+    "__parameters__",
+    "__annotations__",
+    "__dict__",
+    "__weakref__",
+    "__orig_bases__",
+}
+_BOOKKEEPING |= {"__static_attributes__", "__firstlineno__", "__annotate__", "__slots__"}
+
+
+def _differs(row: Row) -> str:
+    """What an optimizer made for a small network has that a stack would not know of."""
+    with torch.random.fork_rng(devices=[]):
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    opt = row.make(model, seed=0)
+    name, group = row.optimizer.__name__, opt.param_groups[0]
+    if opt.method != row.method:
+        return f"{name} runs another rule than its row says"
+    if any(key in vars(opt) for key in ("step", "_update", "backward")):
+        return f"{name} replaces its own methods"
+    if opt._optimizer_step_pre_hooks or opt._optimizer_step_post_hooks:
+        return f"{name} has hooks around step()"
+    if len(opt.param_groups) > 1:
+        return f"{name} splits the parameters into groups"
+    if group["maximize"]:
+        return f"{name} maximises"
+    if "curvature" in row.needs and opt.curvature != RuleOptimizer.curvature:
+        return f"{name} estimates curvature by {opt.curvature!r}"
+    for key, value in row.defaults.items():
+        if group[key] != value:
+            return f"{name} turns {key}={value} into {group[key]}"
+    return ""
 
 
 _UNKNOWN_SCALE = (
@@ -152,8 +235,47 @@ def _rows() -> Iterator[Row]:
         yield Row(f"s-{key}", titles[key], cls, cls.consolidation, aliases=aliases)
 
 
-METHODS: Mapping[str, Row] = {row.name: row for row in _rows()}
+METHODS: dict[str, Row] = {row.name: row for row in _rows()}
 """All methods by name."""
+_BUILT_IN = {name: row for row in METHODS.values() for name in (row.name, *row.aliases)}
+_NAME = re.compile(r"[a-z0-9][a-z0-9&+._-]*")
+_AnyRow = TypeVar("_AnyRow", bound=Row)
+
+
+def register(row: _AnyRow) -> _AnyRow:
+    """Add a user's method, in place of an earlier one of the user's with the same name.
+
+    Returns:
+        The row as it stands in :data:`METHODS`: its name in lower case, and with a `source`.
+
+    Raises:
+        ValueError: A name is the package's or another method's, or cannot be a name.
+
+    Example:
+        >>> from upgd import UPGD
+        >>> from upgd.optim.registry import METHODS, Row, register
+        >>> class Halting(UPGD):
+        ...     def step(self, closure=None):
+        ...         pass
+        >>> row = register(Row("halting", "Halting", Halting, METHODS["upgd"].method))
+        >>> row.eager_only
+        'Halting overrides step()'
+        >>> del METHODS["halting"]
+    """
+    row = replace(row, name=row.name.lower())
+    others = {n: r for r in METHODS.values() if r.name != row.name for n in (r.name, *r.aliases)}
+    for name in (row.name, *row.aliases):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a method's name is letters, digits and -_.+&; got {name!r}")
+        taken = _BUILT_IN.get(name) or others.get(name)
+        if taken is not None:
+            whose = "this package's" if taken.name in _BUILT_IN else "another method's"
+            raise ValueError(f"{name!r} is {whose} ({taken.title}); give the method another name")
+    if not row.source:
+        parts = (row.optimizer, row.method, row.options, row.aliases, row.defaults)
+        row = replace(row, source=digest(*parts))
+    METHODS[row.name] = row
+    return row
 
 
 def table() -> str:

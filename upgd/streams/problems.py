@@ -1,13 +1,16 @@
-"""The paper's problems, and two on embedded data, as rows of a table."""
+"""The paper's problems, two on embedded data, and users' own, as rows of a table."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from upgd.sources import digest
 from upgd.streams.datasets import load
 from upgd.streams.files import DATASETS
 from upgd.streams.stream import Loss, Permute, Stream, TaskStream, ToyKind, ToyStream
@@ -20,8 +23,8 @@ class Problem:
     Args:
         name: what ``upgd run`` calls it.
         dataset: name of the data for :func:`upgd.streams.load`; None if none are needed.
-        network: units of each layer from inputs to outputs, or ``"cnn"``, the paper's
-            convolutional network.
+        network: units of each layer from inputs to outputs, ``"cnn"``, the paper's
+            convolutional network, or the name of a network in :mod:`upgd.networks`.
         activation: of hidden layers.
         task_length: samples per task; None if nothing changes.
         steps: samples of a full run.
@@ -30,6 +33,11 @@ class Problem:
         loss: what is minimised.
         permute: what a task permutes.
         toy: which toy stream this is, if one.
+        shape: of one input, and
+        outputs: how many, where `network` does not say.
+        stream: makes the stream of a user's problem from the problem and a seed.
+        source: 16 digits that change with the code and data of a user's problem; empty for the
+            package's.
 
     Example:
         >>> stream = PROBLEMS["label-permuted-digits"].make(seed=0)
@@ -39,15 +47,38 @@ class Problem:
 
     name: str
     dataset: str | None
-    network: tuple[int, ...] | Literal["cnn"]
+    network: tuple[int, ...] | str
     task_length: int | None
     window: int
-    activation: Literal["relu", "linear"] = "relu"
+    activation: Literal["relu", "leaky_relu", "tanh", "linear"] = "relu"
     steps: int = 1_000_000
     runs: int = 20
     loss: Loss = "cross_entropy"
     permute: Permute | None = None
     toy: ToyKind | None = None
+    shape: tuple[int, ...] | None = None
+    outputs: int | None = None
+    stream: Callable[[Problem, int], Stream] | None = None
+    source: str = ""
+
+    @property
+    def interface(self) -> tuple[tuple[int, ...], int]:
+        """What a network meets: the shape of one input, and the number of outputs.
+
+        Example:
+            >>> PROBLEMS["stationary-mnist"].interface
+            ((784,), 10)
+        """
+        if self.shape is not None and self.outputs is not None:
+            return self.shape, self.outputs
+        if isinstance(self.network, str):
+            return (3, 32, 32), 10
+        return (self.network[0],), self.network[-1]
+
+    def with_network(self, network: tuple[int, ...] | str) -> Problem:
+        """The same problem with another network; inputs and outputs stay as they are."""
+        shape, outputs = self.interface
+        return replace(self, network=network, shape=shape, outputs=outputs)
 
     def make(
         self,
@@ -56,6 +87,8 @@ class Problem:
         download: bool = False,
     ) -> Stream:
         """The stream of one run. `data_dir` and `download` are those of :func:`load`."""
+        if self.stream is not None:
+            return self.stream(self, seed)
         if self.toy is not None:
             assert self.task_length is not None
             return ToyStream(self.toy, seed, self.task_length)
@@ -68,7 +101,7 @@ class Problem:
             test=partial(load, self.dataset, "test", data_dir, download)
             if self.dataset not in DATASETS or DATASETS[self.dataset].has_test
             else None,
-            flatten=self.network != "cnn",
+            flatten=len(self.interface[0]) == 1,
         )
 
 
@@ -117,6 +150,26 @@ def _rows() -> list[Problem]:
 
 
 PROBLEMS = {problem.name: problem for problem in _rows()}
+_BUILT_IN = frozenset(PROBLEMS)
+
+
+def register(problem: Problem) -> Problem:
+    """Add a user's problem, in place of an earlier one of the user's with the same name.
+
+    Returns:
+        The problem as it stands in :data:`PROBLEMS`, with a `source`.
+
+    Raises:
+        ValueError: The name is one of this package's problems, or cannot be a name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", problem.name):
+        raise ValueError(f"a problem's name is letters, digits and -_.+; got {problem.name!r}")
+    if problem.name in _BUILT_IN:
+        raise ValueError(f"{problem.name!r} is this package's; give the problem another name")
+    if not problem.source:
+        problem = replace(problem, source=digest(problem))
+    PROBLEMS[problem.name] = problem
+    return problem
 
 
 def get(name: str) -> Problem:

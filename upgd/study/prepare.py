@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from upgd import networks
 from upgd.engine import EagerRun, Setting
-from upgd.networks import build
 from upgd.optim.registry import get as get_method
 from upgd.streams import Problem
 from upgd.streams import get as get_problem
@@ -36,12 +37,7 @@ def prepare(
     problem, setting = plan(spec)
     stream = problem.make(spec.seed, data_dir)
     try:
-        return EagerRun(
-            stream,
-            lambda seed, task: build(problem.network, seed, problem.activation, task),
-            setting,
-            device,
-        )
+        return EagerRun(stream, partial(networks.build_for, problem), setting, device)
     except (ValueError, RuntimeError) as error:  # PyTorch has the latter for what is too large
         raise SpecError(f"{spec.label()}: {str(error).splitlines()[0]}") from error
 
@@ -66,11 +62,12 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
             held_out=_whole(options, "held_out", 0),
             stride=_whole(options, "stride", 0),
         )
+        networks.check(problem, setting.batch)
     except (ValueError, KeyError) as error:  # no such problem or method
         raise SpecError(str(error.args[0])) from error
     if options:
         raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
-    if "gates" in row.needs and len(problem.network) == 2:
+    if "gates" in row.needs and len(problem.network) == 2 and type(problem.network) is tuple:
         raise SpecError(f"{spec.method} needs hidden layers; {spec.label()} has none")
     return problem, setting
 
@@ -86,6 +83,7 @@ def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
     """The problem, with the tasks and the network that `options` ask for and which it takes out."""
     problem = get_problem(spec.problem)
     length, hidden = options.pop("task_length", None), options.pop("hidden", None)
+    network = options.pop("network", None)
     if length is not None:
         if problem.task_length is None:
             raise SpecError(f"{spec.problem} has no tasks; leave task_length out")
@@ -93,9 +91,14 @@ def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
             raise SpecError(f"task_length must be a whole number from 1 on, got {length!r}")
         window = problem.window // problem.task_length * length  # a point stays as many tasks
         problem = replace(problem, task_length=length, window=window)
+    if hidden is not None and network is not None:
+        raise SpecError(f"hidden={hidden} and network={network} exclude each other; leave one out")
+    if network is not None:
+        return problem.with_network(networks.get(str(network)).name)
     if hidden is not None:
         if isinstance(problem.network, str):
-            raise SpecError(f"{spec.problem} has a convolutional network; leave hidden out")
+            kind = "a convolutional" if problem.network == "cnn" else "its own"
+            raise SpecError(f"{spec.problem} has {kind} network; leave hidden out")
         units = (problem.network[0], *_units(hidden), problem.network[-1])
         problem = replace(problem, network=units)
     return problem
