@@ -26,7 +26,7 @@ from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
 from upgd.paper.sets import best
-from upgd.rules.vocabulary import HYPERPARAMETERS
+from upgd.rules.vocabulary import Hyperparameter
 
 Grid = dict[str, tuple[float, ...]]
 ALL = "all"
@@ -69,7 +69,10 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
             )
         common = {k: v for k, v in content.get(ALL, {}).items() if k in have}
         used |= common.keys()
-        given = {k: _values(f"{path}: {k}", k, v) for k, v in (common | own).items()}
+        given = {
+            k: _values(f"{path}: {k}", _hyperparameter(method, k), v)
+            for k, v in (common | own).items()
+        }
         found[method] = _single(have) | given
     unused = sorted(content.get(ALL, {}).keys() - used)
     if unused:
@@ -81,7 +84,7 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
 
 def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[str, Grid]:
     """Replace axes by what ``--set name=value,value`` says, in the grids that have them."""
-    given: dict[str, tuple[float, ...]] = {}
+    given: dict[str, list[float]] = {}
     check_once("--set", settings)
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -94,8 +97,16 @@ def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[st
             raise ValueError(
                 f"--set takes name=number,number, such as sigma=0.01,0.1; got {setting!r}"
             )
-        given[name] = _values(f"--set {name}", name, numbers)
-    changed = {m: grid | {k: v for k, v in given.items() if k in grid} for m, grid in found.items()}
+        given[name] = numbers
+    changed = {
+        method: grid
+        | {
+            k: _values(f"--set {k}", _hyperparameter(method, k), v)
+            for k, v in given.items()
+            if k in grid
+        }
+        for method, grid in found.items()
+    }
     unused = sorted(name for name in given if not any(name in grid for grid in found.values()))
     if unused:
         raise ValueError(
@@ -158,7 +169,13 @@ def _same(name: str, method: str) -> bool:
     return name != ALL and name.lower() in (method.lower(), get_method(method)[0].name)
 
 
-def _values(where: str, name: str, given: Any) -> tuple[float, ...]:
+def _hyperparameter(method: str, name: str) -> Hyperparameter:
+    """The range of one of a method's numbers: ``beta1`` and ``beta2`` have that of ``betas``."""
+    known = get_method(method)[0].hyper
+    return known["betas" if name in ("beta1", "beta2") and "betas" in known else name]
+
+
+def _values(where: str, known: Hyperparameter, given: Any) -> tuple[float, ...]:
     """Values of a hyperparameter, each once."""
     listed = given if isinstance(given, list) else [given]
     if not listed:
@@ -170,12 +187,7 @@ def _values(where: str, name: str, given: Any) -> tuple[float, ...]:
             or not math.isfinite(value)
         ):
             raise ValueError(f"{where} takes finite numbers, got {value!r}")
-        _check_range(where, name, float(value))
+        if not known.admits(float(value)):
+            admitted = known.range.removeprefix("two numbers ")
+            raise ValueError(f"{where} must be {admitted}, got {value:g}")
     return tuple(dict.fromkeys(float(value) + 0.0 for value in listed))
-
-
-def _check_range(where: str, name: str, value: float) -> None:
-    row = HYPERPARAMETERS.get("betas" if name in ("beta1", "beta2") else name)
-    if row is not None and not row.low <= value < row.high:
-        admitted = row.range.removeprefix("two numbers ")
-        raise ValueError(f"{where} must be {admitted}, got {value:g}")
