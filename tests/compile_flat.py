@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from upgd.kernels import flat
 from upgd.kernels import triton_flat as kernels
-from upgd.kernels.rules import HYPER, STATES
+from upgd.kernels.rules import STATES
 from upgd.kernels.triton_rules import compile_rules
 from upgd.optim.registry import METHODS
 from upgd.rules.vocabulary import Method
@@ -55,7 +55,7 @@ def build_method(method: Method) -> dict[str, str]:
     common = {"SECOND": "curvature" in method.needs, "KIND": tl.float32, "REAL": tl.float32}
     common["BLOCK"] = kernels.BLOCK
     names = [method.decays.get(state) for state in method.states]
-    decays = [-1 if name is None else HYPER.index(name) for name in names]
+    decays = [-1 if name is None else method.numbers.index(name) for name in names]
     decays += [-1] * (len(STATES) - len(decays))
     passes = {}
     first = {**common, "LIMIT": method.limit(torch.float32)}

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from upgd.engine.dense import Learner, in_groups
 from upgd.engine.dense_cuda import Tuning, scaling
 from upgd.kernels import triton_noise, triton_sample, triton_stored, triton_update
-from upgd.kernels.rules import divides
+from upgd.kernels.rules import fills_padding
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 from upgd.optim.registry import get
 
@@ -102,7 +102,7 @@ def main() -> None:
                 **{"RULE": rules.update, "BLOCK": 128, "STAGES": 2},
                 **{"SECOND": group.second and not group.features},
                 **{
-                    "DIVIDES": divides(group.row.method),
+                    "FILLS": fills_padding(group.row.method),
                     "GLOBAL": group.reduce == "max",
                     "FEATURES": scaling(group),
                 },

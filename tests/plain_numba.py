@@ -108,6 +108,8 @@ _VECTORS = _module(
     equal=np.equal,
     fused=lambda a, b, c: a * b + c,
     exp=np.exp,
+    log=np.log,
+    sign=np.sign,
     lanes=lambda: np.arange(LANES, dtype=np.uint32),
     largest=np.max,
     less=np.less,
@@ -153,8 +155,8 @@ def _normals(
 
 _MATH = {
     "OPTIONS": cpu_math.OPTIONS,
-    "fused": _VECTORS.fused,
     "maximum": np.maximum,
+    "minimum": np.minimum,
     "pointer": int,
     "take_ticket": _take_ticket,
     "near_sigmoid32": None,

@@ -76,7 +76,7 @@ def check_once(option: str, settings: Iterable[str]) -> None:
 
 def numbers(settings: Iterable[str]) -> dict[str, float]:
     """Hyperparameters as ``--set`` gives them: ``lr=0.01``."""
-    found = {name: values for name, values in axes(settings).items()}
+    found = axes(settings)
     for name, values in found.items():
         if len(values) != 1:
             raise ValueError(f"--set takes name=number, such as lr=0.01; got several of {name}")

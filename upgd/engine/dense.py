@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.layout import Layout
-from upgd.kernels.rules import HYPER, MOST_STATES, reduces
+from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
+from upgd.rules.vocabulary import as_numbers
 
 COLUMNS = (
     *("loss", "plasticity", "accuracy"),
@@ -56,9 +57,12 @@ class Learner:
         found = {**defaults, **self.hyper}
         for name, hyperparameter in self.row.hyper.items():
             hyperparameter.check(self.row.optimizer.__name__, found[name])
-        if "betas" in found:
-            found["beta1"], found["beta2"] = found.pop("betas")
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in as_numbers(found).items()}
+
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether it draws noise."""
+        return self.row.method.is_perturbed(self.values())
 
 
 @dataclass(frozen=True)
@@ -104,23 +108,22 @@ def in_groups(learners: Sequence[Learner]) -> tuple[list[int], list[Group]]:
     while position < len(order):
         row = learners[order[position]].row
         same = [i for i in order[position:] if learners[i].row is row]
-        noise = any(learners[i].values().get("sigma", 0.0) > 0 for i in same)
+        noise = any(learners[i].is_perturbed for i in same)
         groups.append(Group(row, position, len(same), noise))
         position += len(same)
     return order, groups
 
 
 def tables(learners: Sequence[Learner]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Hyperparameters [R, 10] in the kernels' order, and the decay [R, 5] of each state.
+    """Numbers [R, 16] in the order of each one's method, and the decay [R, 5] of each state.
 
     A state without bias correction has decay 0, which corrects by 1.
     """
-    hyper = np.zeros((len(learners), len(HYPER)))
+    hyper = np.zeros((len(learners), MOST_NUMBERS))
     decays = np.zeros((len(learners), MOST_STATES))
     for i, learner in enumerate(learners):
-        values = learner.values()
-        hyper[i] = [values.get(name, 0.0) for name in HYPER]
-        method = learner.row.method
+        values, method = learner.values(), learner.row.method
+        hyper[i, : len(method.numbers)] = method.number_values(values)
         for k, state in enumerate(method.states):
             if state in method.decays:
                 decays[i, k] = values[method.decays[state]]

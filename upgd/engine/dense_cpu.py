@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import ALIGN, Layout
+from upgd.kernels.rules import traces_utility
 
 
 def cores() -> int:
@@ -65,6 +66,7 @@ class CpuStack(DenseStack):
         self._allocate()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
         self._learn = kernels.learner()
+        self._bounded = [traces_utility(g.row.method) for g in self.groups]
         self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
 
     # ------------------------------------------------------------------------- memory
@@ -112,7 +114,8 @@ class CpuStack(DenseStack):
         local_features = group.features and group.row.method.phases[0].reduce == "row_norm"
         return (
             *self._rules[number],
-            *(reduce, group.features, local_features, group.second),
+            *(reduce, self._bounded[number], group.features, local_features, group.second),
+            self.learners[run].is_perturbed,
             *(self.activation, self.squared, self.layer_table, self.layout.activations),
             *(self.weights[run], states.reshape(-1), states.shape[1] * states.shape[2]),
             (mine if group.states else 0) * states.shape[2],

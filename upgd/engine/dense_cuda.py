@@ -22,7 +22,7 @@ from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
-from upgd.kernels.rules import divides
+from upgd.kernels.rules import fills_padding
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 
 GRAPH_STEPS = 50
@@ -126,7 +126,7 @@ class CudaStack(DenseStack):
         self.second = any(group.second for group in self.groups)
         real = str(dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in self.groups]
-        self._divides = [divides(group.row.method) for group in self.groups]
+        self._fills = [fills_padding(group.row.method) for group in self.groups]
         featured = [group for group in self.groups if group.features]
         self._trace, kinds = compile_traces([group.row.method for group in featured], real)
         self._kinds = {group.first: kind for group, kind in zip(featured, kinds, strict=True)}
@@ -315,7 +315,7 @@ class CudaStack(DenseStack):
         columns, warps = t.head(self.out_block)
         sample.head_kernel[(runs, 2 if forward else 1)](
             *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
-            *(self.kinds, self.hyper, self.pre, self.loss_before, self.series, self.diverged),
+            *(self.kinds, self.pre, self.loss_before, self.series, self.diverged),
             self.partial,
             *(self.corrections, self.decays, self.layer_table),
             *(self.data, self.index, self.labels, self.targets, self.permutations, self.slots),
@@ -343,7 +343,7 @@ class CudaStack(DenseStack):
         for layer in reversed(layout.layers[1:-1]):
             sample.backward_kernel[(-(-layer.inputs // t.back_columns), runs)](
                 *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
-                *(self.kinds, self.hyper, self.partial, self.diverged, self.clock, offset),
+                *(self.kinds, self.decays, self.partial, self.diverged, self.clock, offset),
                 *(layer.inputs, layer.outputs, layer.stride),
                 *(layer.base, layer.input_at, layer.row_at),
                 *(layout.size, layout.activations, layout.units),
@@ -369,7 +369,7 @@ class CudaStack(DenseStack):
     def _update(self, number: int, offset: int) -> None:
         """One group's passes over its weights."""
         group, states, rules = self.groups[number], self.states[number], self._rules[number]
-        runs, layout, divided = len(self.learners), self.layout, self._divides[number]
+        runs, layout, fills = len(self.learners), self.layout, self._fills[number]
         local = group.reduce == "row_norm"
         second = group.second and not group.features  # whose curvatures the backward pass has read
         common = {"SECOND": second, "LOCAL": local, **self.early}
@@ -398,7 +398,7 @@ class CudaStack(DenseStack):
                 GLOBAL=group.reduce == "max",
                 FEATURES=scaling(group),
                 PART=self.tuning.back_columns,
-                DIVIDES=divided,
+                FILLS=fills,
                 NOISE=group.noise,
                 LAYERS=len(layout.layers),
                 HIDDEN=number > 0,

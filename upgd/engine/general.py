@@ -23,8 +23,9 @@ from upgd.engine.dense import COLUMNS, Group, Learner, in_groups, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
-from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, HYPER, STATES, reduces, source
+from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, NUMBERS, STATES, reduces, source
 from upgd.optim.batch import tiny
+from upgd.rules.ops import FUNCTIONS
 from upgd.rules.vocabulary import Method, Phase
 
 GRAPH_STEPS = 10
@@ -299,7 +300,7 @@ class GeneralStack:
         rules = self._rules[group.row.name]
         given: dict[str, Any] = dict.fromkeys(ARGUMENTS)
         given |= {"w": self.weights[mine], "g": self.gradients[mine]}
-        given |= {name: self.hyper[mine, i : i + 1] for i, name in enumerate(HYPER)}
+        given |= {name: self.hyper[mine, i : i + 1] for i, name in enumerate(NUMBERS)}
         for k in range(len(method.states)):
             given[STATES[k]] = states[k]
             given[CORRECTIONS[k]] = self.corrections[mine, k : k + 1]
@@ -330,7 +331,7 @@ class GeneralStack:
 
 def _rules(method: Method) -> dict[str, Callable[..., Any]]:
     """A method's rules as the kernels have them, for tensors."""
-    found: dict[str, Any] = {"sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "absolute": torch.abs}
+    found: dict[str, Any] = dict(FUNCTIONS)
     for stage in ("reduce", "update") if reduces(method) else ("update",):
         exec(source(method, stage, "torch"), found)
     return found

@@ -168,7 +168,7 @@ def _general(setting: Setting, on_cuda: bool) -> int:
     # The rule's lines each leave a tensor until it returns; Philox has wide words.
     lines = source(learner.row.method, "update", "torch").splitlines()
     tensors = sum(" = " in line and ".to(" not in line for line in lines)
-    return tensors + (7 if learner.values().get("sigma", 0.0) > 0 else 5)
+    return tensors + (7 if learner.is_perturbed else 5)
 
 
 def _general_size(problem: Problem, shape: Sequence[int]) -> tuple[int, int]:

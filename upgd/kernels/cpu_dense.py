@@ -318,13 +318,15 @@ def _scale_features(trace, acts, dh, d2h, layers, utility, gates, beta, local, s
 
 @_compiled
 def _largest_trace(
-    reduce, w, s, offset, acts, layers, parity, delta, hess, beta, second, top, low, big, reach, out
-):
-    """The largest utility that any weight will have after this step; fills `reach`.
+    reduce, w, s, offset, acts, layers, parity, delta, hess, hyper, beta, bounded, second, top, low,
+    big, reach, out,
+):  # fmt: skip
+    """The largest trace that any weight will have after this step; fills `reach`.
 
-    With g and h a row's largest derivatives, its utilities will lie between ``β·low - c`` and
-    ``β·top + c``, where ``c = (1-β)·(½·h·big + g)·big``. Where that is less than what another row
-    has, the row need not be read. `reach` is how far from zero they may lie.
+    Where traces are those of utilities, they are `bounded`: with g and h a row's largest
+    derivatives, they will lie between ``β·low - c`` and ``β·top + c``, where
+    ``c = (1-β)·(½·h·big + g)·big``. Where that is less than what another row has, the row need not
+    be read. `reach` is how far from zero they may lie, infinite where nothing is known.
     """
     found = -math.inf
     lead = np.argmax(top)  # is likely to lead again
@@ -342,14 +344,16 @@ def _largest_trace(
                 row = row_at + i
                 if (turn == 0) != (row == lead):
                     continue
+                reach[row] = math.inf
                 c = abs(np.float64(delta[row])) * furthest
                 if second:
                     c += 0.5 * abs(np.float64(hess[row])) * furthest * furthest * big[row]
                 c *= (1 - beta) * big[row]
                 upper, lower = beta * np.float64(top[row]) + c, beta * np.float64(low[row]) - c
-                reach[row] = max(abs(upper), abs(lower)) * (1 + ROUNDING)
-                if upper + ROUNDING * (abs(upper) + 2 * c) < found:
-                    continue
+                if bounded:
+                    reach[row] = max(abs(upper), abs(lower)) * (1 + ROUNDING)
+                    if upper + ROUNDING * (abs(upper) + 2 * c) < found:
+                        continue
                 at = layers[layer, BASE] + i * pitch
                 call(
                     reduce,
@@ -359,7 +363,7 @@ def _largest_trace(
                     inputs,
                     delta[row],
                     hess[row],
-                    beta,
+                    address(hyper, 0),
                     address(out, 0),
                 )
                 if not out[0] <= found:  # NaN comes through
@@ -368,7 +372,9 @@ def _largest_trace(
 
 
 @_compiled
-def _row_norms(reduce, w, s, offset, acts, layers, parity, delta, hess, beta, etas, bias_etas, out):
+def _row_norms(
+    reduce, w, s, offset, acts, layers, parity, delta, hess, hyper, etas, bias_etas, out
+):
     """Each row's norm of what utilities will be after this step; a layer's biases are one row."""
     for layer in range(len(layers)):
         inputs, pitch = layers[layer, INPUTS], layers[layer, PITCH]
@@ -385,7 +391,7 @@ def _row_norms(reduce, w, s, offset, acts, layers, parity, delta, hess, beta, et
                 inputs,
                 delta[row],
                 hess[row],
-                beta,
+                address(hyper, 0),
                 address(out, 0),
             )
             etas[row] = max(out[0], _tiny(etas))
@@ -399,7 +405,6 @@ def _update(
     hyper, c, noisy, spare_last, key, step, z, bias_z, words, table, pre, top, low, big, out,
 ):  # fmt: skip
     """Update all weights of a learner, four rows of a layer at a time."""
-    sigma = hyper[2]
     k0, k1 = _U(key), _U(key >> np.uint64(32))
     for layer in range(len(layers)):
         inputs, pitch = layers[layer, INPUTS], layers[layer, PITCH]
@@ -410,7 +415,7 @@ def _update(
         drawn = noisy
         if spare_last and layer == len(layers) - 1:
             drawn = False
-            hyper[2] = 0.0
+            z[:] = 0
         if drawn:
             normals(
                 bias_z, words, table, len(bias_z) // 4, span, 0, _U(2 * layer + 1), step, k0, k1
@@ -450,13 +455,13 @@ def _update(
                     pre[0, unit] = out[0]
                     pre[1, unit] = out[1]
                 top[row], low[row], big[row] = out[2], out[3], out[4]
-    hyper[2] = sigma
 
 
 @_compiled
 def learn(
-    update, near, reduce, trace, eta_kind, features, local_features, second, activation, squared,
-    layers, activations, w, s, gap, offset, utility, hyper, decays, corrections, key,
+    update, near, reduce, trace, eta_kind, bounded, features, local_features, second, noisy,
+    activation, squared, layers, activations, w, s, gap, offset, utility, hyper, decays,
+    corrections, key,
     rows, index, permutation, slots, labels, targets,
     start, steps, window, stride, series, diverged,
 ):  # fmt: skip
@@ -464,9 +469,9 @@ def learn(
 
     Arguments, several to a line:
         update, near, reduce, trace: Of :func:`row_functions`.
-        eta_kind: NO_ETA, GLOBAL or LOCAL.
-        features, local_features, second: Whether utilities are features', whether those are scaled
-            layer by layer, whether curvature is read.
+        eta_kind, bounded: NO_ETA, GLOBAL or LOCAL; whether :func:`_largest_trace` knows bounds.
+        features, local_features, second, noisy: Whether utilities are features', whether those are
+            scaled layer by layer, whether curvature is read, whether weights are perturbed.
         activation, squared: Of the network and of the loss.
         layers: The layout's table, in numbers.
         activations: How many numbers hold layers' inputs.
@@ -515,9 +520,7 @@ def learn(
     words = np.zeros(4 * widest, np.uint32)
     table = COEFFICIENTS.copy()
     out = np.zeros(5, w.dtype)
-    hyper = hyper.copy()
     before = flush_subnormals()  # from here on nothing is allocated, so nothing raises
-    noisy = hyper[2] > 0
     first_pitch, first_begin = layers[0, PITCH], layers[0, BEGIN]
     if eta_kind == GLOBAL:
         _note(w, s, offset, layers, top, low, big)
@@ -570,19 +573,19 @@ def learn(
             _diagnose(acts, delta, layers, parity * first_pitch, sums)
         if features:
             _scale_features(
-                trace, acts, dh, d2h, layers, utility, etas, hyper[3], local_features, second
+                trace, acts, dh, d2h, layers, utility, etas, decays[0], local_features, second
             )
             etas[last[ROW_AT] :] = -np.inf  # the output layer is neither perturbed nor protected
         elif eta_kind == GLOBAL:
             found = _largest_trace(
                 reduce, w, s, offset, acts, layers, parity, delta, hess,
-                hyper[3], second, top, low, big, reach, out,
+                hyper, decays[0], bounded, second, top, low, big, reach, out,
             )  # fmt: skip
             etas[:] = max(_as(w, abs(found)), _tiny(w))
         elif eta_kind == LOCAL:
             _row_norms(
                 reduce, w, s, offset, acts, layers, parity, delta, hess,
-                hyper[3], etas, bias_etas, out,
+                hyper, etas, bias_etas, out,
             )  # fmt: skip
         _update(
             update, near, w, s, gap, offset, acts, layers, parity, delta, hess, etas, bias_etas,

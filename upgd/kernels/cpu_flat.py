@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from upgd.kernels import cpu_math, flat
-from upgd.kernels.rules import CORRECTIONS, HYPER, STATES, load_module, source
+from upgd.kernels.rules import CORRECTIONS, NUMBERS, STATES, gates_by_share, load_module, source
 from upgd.rules.vocabulary import Method
 
 MOST_QUADS, FEWEST_QUADS = 16384, 512
@@ -56,11 +56,11 @@ def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
     _, *lines, last = rule.splitlines() if rule else ("", "")
     words = set(re.findall(r"\w+", rule.partition(":")[2]))
     results = last.removeprefix("    return ").split(", ")
-    given = {"g": "factor * G[i]", "h": "sign * H[i]", "noise": "z[i]"}
+    given = {"g": "factor * G[i]", "h": "h_factor * H[i]", "noise": "z[i]"}
     given |= {name: f"{name.upper()}[i]" for name in ("w", *STATES)}
     read = [name for name in given if name in words and name in (*arrays, "noise")]
     size = int(real[-2:]) // 8
-    numbers = [(name, k) for k, name in enumerate((*HYPER, *CORRECTIONS)) if name in words]
+    numbers = [(name, k) for k, name in enumerate((*NUMBERS, *CORRECTIONS)) if name in words]
     indent = "\n    "
     return {
         "open": indent.join(
@@ -108,7 +108,7 @@ def _second(method: Method, reduction: str | None, second: bool, real: str) -> A
     texts = _texts(arrays, real, rule)
     parts = [_HEAD.format(**texts), _STRETCH.format(near="", **texts)]
     # A gate near ½ is a cheaper function, but in float64 not exact enough.
-    near = "sigmoid(" in rule and real == "float32"
+    near = "sigmoid(" in rule and real == "float32" and gates_by_share(method)
     if near:
         cheap = _texts(arrays, real, rule.replace("sigmoid", "near_sigmoid32"))
         parts.append(_STRETCH.format(near="near_", **cheap))
@@ -178,9 +178,10 @@ import numpy as np
 from numba import carray, njit
 
 from upgd.kernels.compiling import njit as kept
-from upgd.kernels.cpu_math import OPTIONS, fused, maximum, near_sigmoid32, pointer, take_ticket
+from upgd.kernels.cpu_math import OPTIONS, maximum, minimum, near_sigmoid32, pointer, take_ticket
 from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
 from upgd.kernels.subnormals import flush_subnormals, give_back
+from upgd.kernels.vectors import exp, fused, log, sign
 
 real = np.{real}
 zero = real(0)
@@ -195,7 +196,7 @@ _STRETCH = """
 def {near}stretch(t, m, first, n, z, eta):
     {open}
     {name}
-    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    factor, h_factor = real(m[FACTOR]), real(m[SIGN])
     for i in range(n):
     {body}
         {store}
@@ -278,7 +279,7 @@ _REDUCE = """
 def largest_trace(t, m, first, n):
     {open}
     {name}
-    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    factor, h_factor = real(m[FACTOR]), real(m[SIGN])
     largest, magnitude, read = real(-np.inf), zero, zero
     for i in range(n):
     {body}
@@ -315,7 +316,7 @@ _NORMS = """
 def largest_magnitude(t, m, first, n):
     {open}
     {name}
-    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    factor, h_factor = real(m[FACTOR]), real(m[SIGN])
     largest = real({tiny})
     for i in range(n):
     {body}
@@ -327,7 +328,7 @@ def largest_magnitude(t, m, first, n):
 def row_norm(t, m, first, n):
     {open}
     {name}
-    factor, sign = real(m[FACTOR]), real(m[SIGN])
+    factor, h_factor = real(m[FACTOR]), real(m[SIGN])
     # Squares of small utilities would underflow.
     scale = largest_magnitude(t, m, first, n) if DOUBLE else 1.0
     total = 0.0

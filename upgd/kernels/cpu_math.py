@@ -17,7 +17,6 @@ from numba.extending import intrinsic
 
 from upgd.kernels import philox, subnormals, vectors
 from upgd.kernels.rules import fingerprint
-from upgd.kernels.vectors import fused as fused
 
 FAST = {"contract", "nsz"}
 """Liberties for the compiler: fused multiply-adds, and no care for the sign of a zero."""

@@ -12,7 +12,15 @@ from functools import cache
 from numba import types
 
 from upgd.kernels import cpu_functions, philox, vectors
-from upgd.kernels.rules import ARGUMENTS, HYPER, fingerprint, load_module, reduces, source
+from upgd.kernels.rules import (
+    ARGUMENTS,
+    NUMBERS,
+    fingerprint,
+    gates_by_share,
+    load_module,
+    reduces,
+    source,
+)
 
 VERSION = fingerprint(__file__, cpu_functions.__file__, vectors.__file__, philox.__file__)
 """Generated modules mention it, so that none outlives its helpers."""
@@ -26,8 +34,8 @@ from upgd.kernels import cpu_rows
 from upgd.kernels.compiling import cfunc
 from upgd.kernels.cpu_functions import near_sigmoid, sigmoid
 from upgd.kernels.vectors import (
-    LANES, absolute, choose, equal, fused, largest, lanes, less, load, maximum, minimum,
-    smallest, spread, sqrt, store, total, widened,
+    LANES, absolute, choose, equal, exp, fused, largest, lanes, less, load, log, maximum, minimum,
+    sign, smallest, spread, sqrt, store, total, widened,
 )
 
 real = np.{real}
@@ -40,7 +48,7 @@ SIGNATURES = cpu_rows.signatures("{real}")
 _UPDATE = """
 @cfunc(SIGNATURES[0], error_model="numpy")
 def {function}(w, s, gap, x, v, z, inputs, d, q, eta, eta_bias, hyper, c, out):
-    {hyper} = {hyper_values}
+    {numbers}
     {corrections} = {correction_values}
     was = spread(ZERO)
     now = spread(ZERO)
@@ -64,10 +72,9 @@ def {function}(w, s, gap, x, v, z, inputs, d, q, eta, eta_bias, hyper, c, out):
 
 _REDUCE = """
 @cfunc(SIGNATURES[1], error_model="numpy")
-def reduce_row(w, s, x, inputs, d, q, beta, out):
-    {hyper} = {zeros}
+def reduce_row(w, s, x, inputs, d, q, hyper, out):
+    {numbers}
     {corrections} = {ones}
-    beta_utility = beta
     top = spread({start})
     whole = inputs - inputs % LANES
     for j in range(0, whole, LANES):
@@ -97,7 +104,7 @@ def signatures(real):
         *(numbers, numbers, size, numbers, numbers, numbers, size, dtype, dtype, dtype, dtype),
         *(wide, wide, numbers),
     )
-    reduce = types.void(numbers, numbers, numbers, size, dtype, dtype, types.float64, numbers)
+    reduce = types.void(numbers, numbers, numbers, size, dtype, dtype, wide, numbers)
     trace = types.void(numbers, numbers, numbers, numbers, size, types.float64)
     return update, reduce, trace
 
@@ -124,7 +131,7 @@ def row_functions(row, real):
 def _stand_ins(real):
     text = _HEAD.format(name="no method", real=real, version=VERSION) + (
         '\n\n@cfunc(SIGNATURES[1], error_model="numpy")\n'
-        "def reduce_row(w, s, x, inputs, d, q, beta, out):\n    out[0] = ZERO\n"
+        "def reduce_row(w, s, x, inputs, d, q, hyper, out):\n    out[0] = ZERO\n"
         '\n\n@cfunc(SIGNATURES[2], error_model="numpy")\n'
         "def trace_units(d, q, h, u, count, beta):\n    u[0] = ZERO\n"
     )
@@ -171,7 +178,8 @@ def _rows_source(row, real):
     corrections = [f"c{k}" for k in range(5)]
     noted = ["largest(top)", "smallest(low)", "largest(big)"] if reduce == "max" else []
     rule = source(method, "update", "numba")
-    for near in (False, True) if reduce is not None and real == "float32" else (False,):
+    numbers = "\n    ".join(f"{name} = hyper[{i}]" for i, name in enumerate(NUMBERS))
+    for near in (False, True) if gates_by_share(method) and real == "float32" else (False,):
         name = "update_near" if near else "update"
         text = rule.replace("def update(", f"def {name}(")
         text = text.replace(" sigmoid(", " near_sigmoid(") if near else text
@@ -180,8 +188,7 @@ def _rows_source(row, real):
             "\n"
             + _UPDATE.format(
                 function=name.replace("update", "update_row"),
-                hyper=", ".join(HYPER),
-                hyper_values=", ".join(f"hyper[{i}]" for i in range(len(HYPER))),
+                numbers=numbers,
                 corrections=", ".join(corrections),
                 correction_values=", ".join(f"c[{k}]" for k in range(5)),
                 main=block(name, 8, False, values),
@@ -208,8 +215,7 @@ def _rows_source(row, real):
         parts.append(
             "\n"
             + _REDUCE.format(
-                hyper=", ".join(HYPER),
-                zeros=", ".join(["0.0"] * len(HYPER)),
+                numbers=numbers,
                 corrections=", ".join(corrections),
                 ones=", ".join(["1.0"] * 5),
                 start="0.0" if wide else "LOWEST",

@@ -14,7 +14,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from upgd.kernels.rules import HYPER, MOST_STATES, source
+from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, source
 from upgd.rules.vocabulary import Method, Phase
 
 # Columns of a tensor's row: addresses first.
@@ -30,7 +30,7 @@ ALIGNED = ROW + 1  # whether four weights at a time may be loaded
 COLUMNS = ALIGNED + 1
 
 # Columns of a group's row.
-CORRECTION = len(HYPER)  # and the following
+CORRECTION = MOST_NUMBERS  # and the following; a method's numbers come first
 FACTOR = CORRECTION + MOST_STATES  # of the gradient
 SIGN = FACTOR + 1  # of the curvature
 ETA = SIGN + 1

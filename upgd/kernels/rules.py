@@ -3,13 +3,14 @@
 The rules of a method are evaluated once on symbols, phase after phase, and written out as Python
 source that numba and Triton compile::
 
-    def update(w, g, h, noise, s0, s1, s2, s3, s4, eta, c0, ..., lr, weight_decay, sigma, ...):
-        t0 = s0 * beta_utility
+    def update(w, g, h, noise, s0, s1, s2, s3, s4, eta, c0, ..., lr, sigma, p0, ..., p13):
+        t0 = s0 * p1
         ...
         return w_new, s0_new, s1, s2, s3, s4
 
 Every method has the same signature, so kernels know none: ``s0 … s4`` are the method's states in
-its own order, ``c0 … c4`` their bias corrections; what a method lacks goes through untouched.
+its own order, ``c0 … c4`` their bias corrections, ``p0 … p13`` its hyperparameters but ``lr`` and
+``sigma`` (:attr:`Method.numbers`); what a method lacks goes through untouched.
 Hyperparameters and corrections are float64: ``1 - beta`` keeps its digits, and a scalar is rounded
 to the kernel's type where it meets a weight.
 """
@@ -19,27 +20,31 @@ from __future__ import annotations
 import hashlib
 import linecache
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import torch
+
 from upgd.caches import cache_folder
+from upgd.rules.ops import FUNCTIONS
 from upgd.rules.symbols import Symbol
 from upgd.rules.vocabulary import Method
 
 MOST_STATES = 5
-HYPER = (
-    *("lr", "weight_decay", "sigma", "beta_utility", "kappa", "beta_importance", "beta_weight"),
-    *("beta1", "beta2", "eps"),
-)
-"""The order of a run's hyperparameters in memory."""
+MOST_NUMBERS = 16
+NUMBERS = ("lr", "sigma", *(f"p{i}" for i in range(MOST_NUMBERS - 2)))
+"""What kernels call a method's numbers, in the order of :attr:`Method.numbers`."""
+LR, SIGMA = 0, 1
+"""The places of those that kernels and optimizers know."""
 STATES = tuple(f"s{i}" for i in range(MOST_STATES))
 CORRECTIONS = tuple(f"c{i}" for i in range(MOST_STATES))
-ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, *HYPER)
+ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, *NUMBERS)
 
 Stage = Literal["reduce", "features", "update"]
 Target = Literal["triton", "numba", "torch"]
@@ -57,7 +62,7 @@ def source(method: Method, stage: Stage, target: Target) -> str:
     Args:
         method: Whose rules.
         stage: ``"reduce"`` gives the trace from which η is taken; ``"update"`` gives the new
-            weight and states; ``"features"`` gives ``trace(f, s, utility, beta_utility)``.
+            weight and states; ``"features"`` gives ``trace(f, s, utility, beta)``.
         target: ``"numba"`` wraps each number into the kernel's own type. Compiled targets are told
             which products are fused with a sum.
     """
@@ -67,29 +72,109 @@ def source(method: Method, stage: Stage, target: Target) -> str:
     return _function(name, _results(method, stage), target)
 
 
-def divides(method: Method) -> bool:
-    """Whether a rule divides by something that is each weight's own: of zeros that makes NaN."""
+def fills_padding(method: Method) -> bool:
+    """Whether weights and states that are zero, with a gradient of zero, may become something else.
 
-    def found(expression: Any) -> bool:
-        if not isinstance(expression, Symbol) or expression.op == "input":
-            return False
-        mine = expression.op == "/" and _full(expression.args[1])
-        return mine or any(found(argument) for argument in expression.args)
+    So it is where a rule divides by something that is each weight's own, which of zeros makes NaN.
+    """
+    divisors = [e.args[1] for e in _parts(_results(method, "update")) if e.op == "/"]
+    if any(map(_full, divisors)):
+        return True
+    generator = torch.Generator().manual_seed(0)
+    env = {name: torch.zeros(8, dtype=torch.float64) for name in ("w", "g", "h", *method.states)}
+    env |= {name: _random(generator, -1.0) for name in method.numbers}
+    env |= {f"c_{state}": torch.ones(8, dtype=torch.float64) for state in method.states}
+    env |= {"noise": _random(generator, -1.0), "sigma": torch.zeros(8), "eta": torch.ones(8)}
+    _evaluate(method, env, "update")
+    return any(bool((env[name] != 0).any()) for name in ("w", *method.states))
 
-    return any(found(result) for result in _results(method, "update"))
+
+def traces_utility(method: Method) -> bool:
+    """Whether the trace that makes η is that of ``-g·w`` or of ``½·h·w² - g·w``.
+
+    Then the next trace has bounds that need no weight (:mod:`upgd.kernels.cpu_dense`).
+    """
+    phase = method.phases[0]
+    decay = method.decays.get(phase.writes[0])
+    if reduces(method) is None or decay is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    env: dict[str, Any] = {name: _random(generator) for name in phase.reads}
+    found = phase.fn(*env.values())
+    found = found[0] if isinstance(found, tuple) else found
+    env = {name: env.get(name, 0.0) for name in ("w", "g", "h", phase.writes[0], decay)}
+    w, g, h, trace, beta = env.values()
+    expected = beta * trace + (1 - beta) * (0.5 * h * w - g) * w
+    return bool((abs(found - expected) <= 1e-12).all())
 
 
-def _results(method: Method, stage: Stage) -> list[Any]:
-    """A method's rules evaluated on symbols."""
+def gates_by_share(method: Method) -> bool:
+    """Whether every sigmoid is that of ``± trace / eta``, so of a number in [-1, 1]."""
+    if reduces(method) is None:
+        return False
+    env = _symbols(method)
+    trace = method.phases[0].writes[0]
+    _evaluate(method, env, "reduce")
+    share = env[trace], env["eta"]
+    results = _evaluate(method, env, "update", after=1)
+    gates = [e.args[0] for e in _parts(results) if e.op == "sigmoid"]
+    return all(_is_share(_unsigned(gate), *share) for gate in gates)
+
+
+def _is_share(expression: Any, trace: Symbol, eta: Symbol) -> bool:
+    if not isinstance(expression, Symbol) or expression.op != "/":
+        return False
+    return _unsigned(expression.args[0]) is trace and _unsigned(expression.args[1]) is eta
+
+
+def _unsigned(expression: Any) -> Any:
+    while isinstance(expression, Symbol) and expression.op == "neg":
+        expression = expression.args[0]
+    return expression
+
+
+def _random(generator: torch.Generator, low: float = 0.0) -> torch.Tensor:
+    return low + (1 - low) * torch.rand(8, generator=generator, dtype=torch.float64)
+
+
+def _parts(expressions: Iterable[Any]) -> Iterator[Symbol]:
+    """All expressions within these, each once."""
+    left = [e for e in expressions if isinstance(e, Symbol)]
+    seen: set[Symbol] = set()
+    while left:
+        expression = left.pop()
+        if expression not in seen:
+            seen.add(expression)
+            left += [e for e in expression.args if isinstance(e, Symbol)]
+            yield expression
+
+
+def inputs_of(expressions: Iterable[Any]) -> set[str]:
+    """The names of all that expressions depend on."""
+    return {str(e.args[0]) for e in _parts(expressions) if e.op == "input"}
+
+
+# ------------------------------------------------------------------------------ writing
+def _symbols(method: Method) -> dict[str, Any]:
+    """What the rules read, as kernels call it."""
     env: dict[str, Any] = {
         name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
     }
     env["eta"] = Symbol("input", "eta", is_list=True, full=False)
-    env |= {name: Symbol("input", name, is_list=False) for name in HYPER}
+    for name, slot in zip(method.numbers, NUMBERS, strict=False):
+        env[name] = Symbol("input", slot, is_list=False)
     for i, state in enumerate(method.states):
         env[state] = Symbol("input", STATES[i], is_list=True)
         env[f"c_{state}"] = Symbol("input", CORRECTIONS[i], is_list=False)
-    for phase in method.phases:
+    return env
+
+
+def _evaluate(method: Method, env: dict[str, Any], stage: Stage, after: int = 0) -> list[Any]:
+    """Run a method's phases, but for the first `after`, on `env`, which receives what they write.
+
+    Returns the new weight and states, or for ``"reduce"`` the trace.
+    """
+    for phase in method.phases[after:]:
         if phase.over == "features":  # the kernel brings the feature's scaled utility as state 0
             continue
         results = phase.fn(*[env[name] for name in phase.reads])
@@ -97,17 +182,23 @@ def _results(method: Method, stage: Stage) -> list[Any]:
         env.update(zip(phase.writes, results, strict=True))
         if stage == "reduce":
             return [env[phase.writes[0]]]
-    states = [env.get(s, s) for s in method.states]
-    return [env["w"], *states, *STATES[len(states) :]]
+    return [env["w"], *(env[state] for state in method.states)]
+
+
+def _results(method: Method, stage: Stage) -> list[Any]:
+    """A method's rules evaluated on symbols."""
+    results = _evaluate(method, _symbols(method), stage)
+    missing = STATES[len(method.states) :] if stage == "update" else ()
+    return [*results, *missing]
 
 
 def _feature_trace(method: Method, target: Target) -> str:
     env = {name: Symbol("input", name, is_list=True) for name in ("f", "s")}
     env["utility"] = Symbol("input", "w", is_list=True)
-    env["beta_utility"] = Symbol("input", "beta_utility", is_list=False)
+    env["beta_utility"] = Symbol("input", "beta", is_list=False)
     phase = method.phases[0]
     result = phase.fn(*[env[name] for name in phase.reads])
-    return _function("trace", [result], target, ("f", "s", "w", "beta_utility"))
+    return _function("trace", [result], target, ("f", "s", "w", "beta"))
 
 
 def _function(
@@ -133,7 +224,10 @@ def _function(
                 operands[1] = kept(f"{one} / {operands[1]}")
                 found = kept(_operation("*", operands))
             elif expression.op in ("+", "-") and operands[1] in factors:
-                found = kept(_fused(expression.op, operands[0], *factors[operands[1]]))
+                terms = [operands[0], *factors[operands[1]]]
+                found = kept(_fused(expression.op, *map(argument, terms)))
+            elif expression.op in FUNCTIONS:
+                found = kept(_operation(expression.op, [argument(o) for o in operands]))
             else:
                 found = kept(_operation(expression.op, operands))
                 if target != "torch" and expression.op == "*" and expression.is_list:
@@ -141,6 +235,10 @@ def _function(
         if for_weights and not expression.is_list:
             found = kept(f"real({found})" if target == "numba" else f"{found}.to(w.dtype)")
         return found
+
+    def argument(operand: str) -> str:  # in Triton, numbers have 32 bits outside of operators
+        is_number = target == "triton" and re.fullmatch(r"-?\d.*", operand)
+        return f"tl.full([], {operand}, w.dtype)" if is_number else operand
 
     def kept(value: str) -> str:  # two expressions that are written alike are one
         if value not in known:
@@ -171,7 +269,7 @@ def _operation(op: str, operands: list[str]) -> str:
         return f"-{operands[0]}"
     if op in "+-*/":
         return f"{operands[0]} {op} {operands[1]}"
-    return f"{ {'abs': 'absolute'}.get(op, op) }({operands[0]})"
+    return f"{op}({', '.join(operands)})"
 
 
 # --------------------------------------------------------------------------- modules

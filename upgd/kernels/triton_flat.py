@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from upgd.kernels import flat
+from upgd.kernels.triton_numbers import load_numbers
 from upgd.kernels.triton_random import four_normals
 
 _W, _G, _H, _STATE = (tl.constexpr(x) for x in (flat.W, flat.G, flat.H, flat.STATE))
@@ -93,10 +94,10 @@ def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.con
     h = g
     if SECOND:
         h = _read(row, _H, place, mask, KIND, REAL, aligned) * tl.load(m + _SIGN).to(REAL)
-    beta = tl.load(m + 3)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(m)
     t = RULE(
-        w, g, h, g, u, u, u, u, u, u, beta, beta, beta, beta, beta,
-        beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr,
+        lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     t = tl.where(t == t, t, float("inf"))  # so that it reaches no other weight through η
     t = tl.where(mask, t, float("-inf"))
@@ -225,10 +226,10 @@ def _row_trace(row, m, first, k, length, RULE: tl.constexpr, SECOND: tl.constexp
     h = g
     if SECOND:
         h = _read(row, _H, place, mask, KIND, REAL, False) * tl.load(m + _SIGN).to(REAL)
-    beta = tl.load(m + 3)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(m)
     t = RULE(
-        w, g, h, g, u, u, u, u, u, u, beta, beta, beta, beta, beta,
-        beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr,
+        lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     return tl.where(mask, t, 0.0), _magnitude(w, g, h, SECOND)
 
@@ -279,10 +280,9 @@ def _values(row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, lane: tl.c
 
 @triton.jit
 def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z, s0, s1, s2, s3,
-             s4, aw, a0, a1, a2, a3, a4, c0, c1, c2, c3, c4, lr, weight_decay, sigma, beta_utility,
-             kappa, beta_importance, beta_weight, beta1, beta2, eps, RULE: tl.constexpr,
-             STATES: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-             aligned: tl.constexpr):
+             s4, aw, a0, a1, a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6,
+             p7, p8, p9, p10, p11, p12, p13, RULE: tl.constexpr, STATES: tl.constexpr,
+             LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr, aligned: tl.constexpr):
     """Apply the rule to a lane, and write."""
     if LOCAL:
         length = tl.minimum(tl.load(row + _LENGTH), 0x7FFFFFFF).to(tl.int32)
@@ -290,8 +290,8 @@ def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z
         number = first + (start + tl.arange(0, place.shape[0])) // length
         eta = tl.load(norms + tl.load(row + _ROW) + number, mask=mask, other=1.0)
     w, s0, s1, s2, s3, s4 = RULE(
-        w, g, h, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, weight_decay, sigma,
-        beta_utility, kappa, beta_importance, beta_weight, beta1, beta2, eps,
+        w, g, h, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, sigma, p0, p1,
+        p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     tl.store(_at(aw, place, KIND, aligned), w.to(KIND), mask=mask)
     if STATES > 0:
@@ -316,20 +316,18 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
     a2, a3 = _address(row, _STATE + 2, STATES > 2), _address(row, _STATE + 3, STATES > 3)
     a4 = _address(row, _STATE + 4, STATES > 4)
     factor, sign = tl.load(m + _FACTOR).to(REAL), tl.load(m + _SIGN).to(REAL)
-    lr, decay, sigma, beta = tl.load(m), tl.load(m + 1), tl.load(m + 2), tl.load(m + 3)
-    kappa, beta_i, beta_w = tl.load(m + 4), tl.load(m + 5), tl.load(m + 6)
-    beta1, beta2, eps = tl.load(m + 7), tl.load(m + 8), tl.load(m + 9)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(m)
     # All lanes are read before one is written: so they are on their way together.
-    p0, k0, w0, g0, h0, x00, x01, x02, x03, x04 = _values(
+    i0, k0, w0, g0, h0, x00, x01, x02, x03, x04 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 0,
         STATES, SECOND, KIND, REAL, BLOCK, aligned)
-    p1, k1, w1, g1, h1, x10, x11, x12, x13, x14 = _values(
+    i1, k1, w1, g1, h1, x10, x11, x12, x13, x14 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 1,
         STATES, SECOND, KIND, REAL, BLOCK, aligned)
-    p2, k2, w2, g2, h2, x20, x21, x22, x23, x24 = _values(
+    i2, k2, w2, g2, h2, x20, x21, x22, x23, x24 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 2,
         STATES, SECOND, KIND, REAL, BLOCK, aligned)
-    p3, k3, w3, g3, h3, x30, x31, x32, x33, x34 = _values(
+    i3, k3, w3, g3, h3, x30, x31, x32, x33, x34 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 3,
         STATES, SECOND, KIND, REAL, BLOCK, aligned)
     z0, z1, z2, z3 = w0, w1, w2, w3
@@ -340,21 +338,21 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
         tensor = quad * 0 + tl.load(row + _NUMBER).to(tl.uint32)
         z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
     _advance(
-        row, start, 0, norms, eta, p0, k0, w0, g0, h0, z0, x00, x01, x02, x03, x04, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, decay, sigma, beta, kappa, beta_i, beta_w, beta1, beta2,
-        eps, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        row, start, 0, norms, eta, i0, k0, w0, g0, h0, z0, x00, x01, x02, x03, x04, aw, a0, a1,
+        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
     _advance(
-        row, start, 1, norms, eta, p1, k1, w1, g1, h1, z1, x10, x11, x12, x13, x14, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, decay, sigma, beta, kappa, beta_i, beta_w, beta1, beta2,
-        eps, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        row, start, 1, norms, eta, i1, k1, w1, g1, h1, z1, x10, x11, x12, x13, x14, aw, a0, a1,
+        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
     _advance(
-        row, start, 2, norms, eta, p2, k2, w2, g2, h2, z2, x20, x21, x22, x23, x24, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, decay, sigma, beta, kappa, beta_i, beta_w, beta1, beta2,
-        eps, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        row, start, 2, norms, eta, i2, k2, w2, g2, h2, z2, x20, x21, x22, x23, x24, aw, a0, a1,
+        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
     _advance(
-        row, start, 3, norms, eta, p3, k3, w3, g3, h3, z3, x30, x31, x32, x33, x34, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, decay, sigma, beta, kappa, beta_i, beta_w, beta1, beta2,
-        eps, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        row, start, 3, norms, eta, i3, k3, w3, g3, h3, z3, x30, x31, x32, x33, x34, aw, a0, a1,
+        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
 
 
 @triton.jit(do_not_specialize=["finishing"])

@@ -32,6 +32,31 @@ def absolute(x):
 
 
 @triton.jit
+def sign(x):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x)).to(x.dtype)
+
+
+@triton.jit
+def exp(x):
+    return tl.exp(x)
+
+
+@triton.jit
+def log(x):
+    return tl.log(x)
+
+
+@triton.jit
+def maximum(x, y):
+    return tl.where((x > y) | (x != x), x, y)  # NaN if either is
+
+
+@triton.jit
+def minimum(x, y):
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@triton.jit
 def fused(a, b, c):
     return tl.fma(a, b, c)
 """
@@ -52,7 +77,7 @@ def compile_rules(method: Method, real: str) -> ModuleType:
 
 
 def compile_traces(methods: Sequence[Method], real: str) -> tuple[Any, list[int]]:
-    """``trace(kind, f, s, utility, beta_utility)`` of features, and each method's kind.
+    """``trace(kind, f, s, utility, beta)`` of features, and each method's kind.
 
     Learners of several methods go back together, so the trace is chosen learner by learner.
     Methods whose traces are written alike have the same kind.
@@ -62,9 +87,9 @@ def compile_traces(methods: Sequence[Method], real: str) -> tuple[Any, list[int]
     sources = [source(method, "features", "triton") for method in methods]
     unique = list(dict.fromkeys(sources))
     parts = [text.replace("def trace(", f"def trace{i}(") for i, text in enumerate(unique)]
-    lines = ["def trace(kind, f, s, w, beta_utility):", "    u = trace0(f, s, w, beta_utility)"]
+    lines = ["def trace(kind, f, s, w, beta):", "    u = trace0(f, s, w, beta)"]
     for i in range(1, len(unique)):
-        lines.append(f"    u = tl.where(kind == {i}, trace{i}(f, s, w, beta_utility), u)")
+        lines.append(f"    u = tl.where(kind == {i}, trace{i}(f, s, w, beta), u)")
     parts.append("\n".join([*lines, "    return u", ""]))
     return _load(parts, real).trace, [unique.index(text) for text in sources]
 

@@ -133,7 +133,7 @@ def _tile(W, row, col, units, pitch):
     ]
 )
 def head_kernel(
-    W, acts, delta, hess, utility, squares, kinds, hyper, pre, loss_before, series, diverged,
+    W, acts, delta, hess, utility, squares, kinds, pre, loss_before, series, diverged,
     partial, corrections, decays, layer_table, data, index, labels, targets, permutations, slots,
     clock, offset, window, windows, runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin,
     inputs, outputs, pitch, base, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
@@ -156,7 +156,7 @@ def head_kernel(
         )
     else:
         _head(
-            W + run * P + base, delta, hess, utility, squares, kinds, hyper, pre, loss_before,
+            W + run * P + base, delta, hess, utility, squares, kinds, pre, loss_before,
             series, diverged, partial, corrections, decays, labels, targets, run, step, here,
             window, windows, runs, UNITS, LENGTH, inputs, outputs, pitch, LAYERS, BC, PART, OUT,
             ACTIVATION, SQUARED, SECOND, FEATURES, TRACE, FORWARD, EARLY,
@@ -181,7 +181,7 @@ def _keep_activations(
 
 @triton.jit
 def _head(
-    W, delta, hess, utility, squares, kinds, hyper, pre, loss_before, series, diverged, partial,
+    W, delta, hess, utility, squares, kinds, pre, loss_before, series, diverged, partial,
     corrections, decays, labels, targets, run, step, here, window, windows, runs, UNITS, LENGTH,
     inputs, outputs, pitch, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
     OUT: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, SECOND: tl.constexpr,
@@ -220,7 +220,7 @@ def _head(
         t, t_before = valid, valid  # nobody looks at them
     kind, beta = -1, 0.0
     if FEATURES:
-        kind, beta = tl.load(kinds + run), tl.load(hyper + run * 10 + 3)
+        kind, beta = tl.load(kinds + run), tl.load(decays + run * 5)
     first_tile = tl.zeros([OUT, BC], real)
     if LAYERS > 2:  # else the kernel before this one has updated the last layer
         first_tile = _tile(W, o, columns, outputs, pitch)
@@ -345,7 +345,7 @@ def _trace_features(
 
 @triton.jit(do_not_specialize=["offset", "UNITS", "inputs", "units", "row_at"])
 def backward_kernel(
-    W, acts, delta, hess, utility, squares, kinds, hyper, partial, diverged, clock, offset, inputs,
+    W, acts, delta, hess, utility, squares, kinds, decays, partial, diverged, clock, offset, inputs,
     units, pitch, base, begin, row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr,
     FEATURES: tl.constexpr, TRACE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     EARLY: tl.constexpr,
@@ -365,7 +365,7 @@ def backward_kernel(
     # Read before the head has finished: neither weights nor these utilities are its own.
     w = _tile(W, rows, col, units, pitch)
     if FEATURES:
-        kind, beta = tl.load(kinds + run), tl.load(hyper + run * 10 + 3)
+        kind, beta = tl.load(kinds + run), tl.load(decays + run * 5)
         place = utility + run * UNITS + before_at + col
         u = tl.load(place, mask=col < inputs, other=0.0, cache_modifier=".cg")
     if EARLY:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from upgd.kernels.triton_numbers import NUMBERS, load_numbers
 from upgd.kernels.triton_random import four_normals
 
 
@@ -27,7 +28,9 @@ def reduce_kernel(
     real: tl.constexpr = W.dtype.element_ty
     base, count, span = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     place = tl.load(item + 6) + tl.arange(0, BLOCK)
-    beta = tl.load(hyper + run * 10 + 3)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
+        hyper + run * NUMBERS
+    )
     largest = tl.full([BLOCK], float("-inf"), real)
     for lane in tl.static_range(4):
         e = lane * span + place
@@ -36,8 +39,8 @@ def reduce_kernel(
         g = tl.load(G + run * P + base + e, mask=mask, other=0.0)
         u = tl.load(S + own * P + base + e, mask=mask, other=0.0)
         u = RULE(
-            w, g, g, g, u, u, u, u, u, g, beta, beta, beta, beta, beta,
-            beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         largest = tl.maximum(largest, tl.where(mask, u, float("-inf")))
     top = tl.max(largest, 0) + 0.0  # not -0, which no integer comparison would place right
@@ -54,7 +57,9 @@ def norm_kernel(
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
     base, length = tl.load(rows + 2 * row), tl.load(rows + 2 * row + 1)
-    beta = tl.load(hyper + run * 10 + 3)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
+        hyper + run * NUMBERS
+    )
     squares = tl.zeros([BLOCK], tl.float64)
     for c in range(0, length, BLOCK):
         e = c + tl.arange(0, BLOCK)
@@ -63,8 +68,8 @@ def norm_kernel(
         g = tl.load(G + run * P + base + e, mask=mask, other=0.0)
         u = tl.load(S + own * P + base + e, mask=mask, other=0.0)
         u = RULE(
-            w, g, g, g, u, u, u, u, u, g, beta, beta, beta, beta, beta,
-            beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         wide = tl.where(mask, u, 0.0).to(tl.float64)
         squares += wide * wide
@@ -100,7 +105,9 @@ def update_kernel(
     G += run * P + base
     S += own * P + base
     norms += run * ROWS + row_at
-    hyper += run * 10
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
+        hyper + run * NUMBERS
+    )
     corrections += run * 5
     for lane in tl.static_range(4):
         z = z0
@@ -132,9 +139,7 @@ def update_kernel(
             w, g, g, z, s0, s1, s2, s3, s4, n,
             tl.load(corrections), tl.load(corrections + 1), tl.load(corrections + 2),
             tl.load(corrections + 3), tl.load(corrections + 4),
-            tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2), tl.load(hyper + 3),
-            tl.load(hyper + 4), tl.load(hyper + 5), tl.load(hyper + 6), tl.load(hyper + 7),
-            tl.load(hyper + 8), tl.load(hyper + 9),
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         tl.store(W + e, w, mask=mask)
         if STATES > 0:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from upgd.kernels.triton_numbers import NUMBERS, load_numbers
 from upgd.kernels.triton_random import four_normals
 from upgd.kernels.triton_sample import LARGEST, both_inputs, take_over
 
@@ -92,7 +93,9 @@ def reduce_kernel(
     if layer == 0:
         begin -= (step % 2).to(tl.int32) * pitch
     acts += run * A + begin
-    beta = tl.load(hyper + run * 10 + 3)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
+        hyper + run * NUMBERS
+    )
     columns = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), real)
     delta += run * UNITS + row_at
@@ -117,10 +120,22 @@ def reduce_kernel(
     for c in tl.range(0, pitch, BLOCK, num_stages=STAGES):
         col = c + columns
         x = tl.load(acts + col, mask=col < pitch, other=0.0)
-        u0 = _trace(W, S, base + r0 * pitch + col, col, pitch, r0, units, x, d0, q0, beta, RULE)
-        u1 = _trace(W, S, base + r1 * pitch + col, col, pitch, r1, units, x, d1, q1, beta, RULE)
-        u2 = _trace(W, S, base + r2 * pitch + col, col, pitch, r2, units, x, d2, q2, beta, RULE)
-        u3 = _trace(W, S, base + r3 * pitch + col, col, pitch, r3, units, x, d3, q3, beta, RULE)
+        u0 = _trace(
+            W, S, base + r0 * pitch + col, col, pitch, r0, units, x, d0, q0,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, RULE,
+        )
+        u1 = _trace(
+            W, S, base + r1 * pitch + col, col, pitch, r1, units, x, d1, q1,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, RULE,
+        )
+        u2 = _trace(
+            W, S, base + r2 * pitch + col, col, pitch, r2, units, x, d2, q2,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, RULE,
+        )
+        u3 = _trace(
+            W, S, base + r3 * pitch + col, col, pitch, r3, units, x, d3, q3,
+            lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, RULE,
+        )
         if LOCAL:
             squares0 += _square(u0, col < inputs)
             squares1 += _square(u1, col < inputs)
@@ -147,14 +162,17 @@ def reduce_kernel(
 
 
 @triton.jit
-def _trace(W, S, place, col, pitch, row, units, x, d, q, beta, RULE: tl.constexpr):
+def _trace(
+    W, S, place, col, pitch, row, units, x, d, q,
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, RULE: tl.constexpr,
+):
     """The utilities that these weights will have after this step."""
     mask = (col < pitch) & (row + col * 0 < units)
     w = tl.load(W + place, mask=mask, other=0.0)
     u = tl.load(S + place, mask=mask, other=0.0)
     return RULE(
-        w, d * x, q * x * x, x, u, u, u, u, u, x, beta, beta, beta, beta, beta,
-        beta, beta, beta, beta, beta, beta, beta, beta, beta, beta,
+        w, d * x, q * x * x, x, u, u, u, u, u, x, lr, lr, lr, lr, lr,
+        lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )  # fmt: skip
 
 
@@ -169,7 +187,7 @@ def update_kernel(
     W, S, acts, delta, hess, utility, squares, partial, norms, biases, pre, hyper, corrections,
     seeds, group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
     RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, PART: tl.constexpr, DIVIDES: tl.constexpr, SECOND: tl.constexpr,
+    FEATURES: tl.constexpr, PART: tl.constexpr, FILLS: tl.constexpr, SECOND: tl.constexpr,
     NOISE: tl.constexpr,
     LAYERS: tl.constexpr, HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
@@ -209,10 +227,9 @@ def update_kernel(
         begin = begin - parity * pitch
     acts += run * A
     columns = tl.arange(0, BLOCK)
-    h = hyper + run * 10
-    lr, weight_decay, sigma = tl.load(h), tl.load(h + 1), tl.load(h + 2)
-    beta_utility, kappa, beta_importance = tl.load(h + 3), tl.load(h + 4), tl.load(h + 5)
-    beta_weight, beta1, beta2, eps = tl.load(h + 6), tl.load(h + 7), tl.load(h + 8), tl.load(h + 9)
+    lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
+        hyper + run * NUMBERS
+    )
     seed = tl.load(seeds + run)
     c = corrections + run * 5
     c0, c1, c2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
@@ -294,37 +311,33 @@ def update_kernel(
             tensor = tl.where(here == inputs, 2 * layer + 1, 2 * layer).to(tl.uint32)
             z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, real)
             # Behind the bias weights, inputs and states are zero. Without noise they stay so, but
-            # for rules that divide by them.
+            # for rules that fill them (upgd.kernels.rules.fills_padding).
             amount = tl.where(here <= inputs, sigma.to(real), 0.0)
         w = _advance(
             W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
-            keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
+            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was0 += _fold(w * y)
         now0 += _fold(w * v)
         w = _advance(
             W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
-            keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
+            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was1 += _fold(w * y)
         now1 += _fold(w * v)
         w = _advance(
             W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
-            keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
+            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was2 += _fold(w * y)
         now2 += _fold(w * v)
         w = _advance(
             W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, weight_decay, amount, beta_utility, kappa,
-            beta_importance, beta_weight, beta1, beta2, eps, RULE, STATES, LOCAL, FEATURES, DIVIDES,
-            keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
+            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was3 += _fold(w * y)
         now3 += _fold(w * v)
@@ -360,9 +373,9 @@ def _fold(products):
 @triton.jit
 def _advance(
     W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
-    c3, c4, lr, weight_decay, sigma, beta_utility, kappa, beta_importance, beta_weight, beta1,
-    beta2, eps, RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, DIVIDES: tl.constexpr, KEEP: tl.constexpr,
+    c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
+    RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr, FEATURES: tl.constexpr,
+    FILLS: tl.constexpr, KEEP: tl.constexpr,
 ):
     """Read, apply the rule, write; returns the new weights."""
     mask = (col < pitch) & (row + col * 0 < units)
@@ -379,10 +392,10 @@ def _advance(
         s0 = n  # one number for the row, so its sigmoid is taken once
         eta = eta_bias
     w, s0, s1, s2, s3, s4 = RULE(
-        w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, weight_decay,
-        sigma, beta_utility, kappa, beta_importance, beta_weight, beta1, beta2, eps,
+        w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, sigma,
+        p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
-    if DIVIDES:
+    if FILLS:
         padding = col > inputs
         w = tl.where(padding, 0.0, w)
         s0, s1 = tl.where(padding, 0.0, s0), tl.where(padding, 0.0, s1)

@@ -311,6 +311,23 @@ def _call(name, result, *operands):
     return result(*operands), code
 
 
+def _spread_call(name, *kinds):
+    """As :func:`_call`, on operands of one type; where one is a vector, numbers become vectors."""
+    kind = next((each for each in kinds if isinstance(each, Vector)), kinds[0])
+    if not _known(kind) or any(each not in (kind, getattr(kind, "dtype", kind)) for each in kinds):
+        return None
+    _, inner = _call(name, kind, *[kind] * len(kinds))
+
+    def code(context, builder, sig, args):
+        full = [
+            value if own == kind else _spread(builder, value, own)
+            for own, value in zip(kinds, args, strict=True)
+        ]
+        return inner(context, builder, sig, full)
+
+    return kind(*kinds), code
+
+
 def _known(kind):
     return isinstance(kind, types.Float) or (isinstance(kind, Vector) and kind.real)
 
@@ -330,23 +347,7 @@ def absolute(typingctx, a):
 @intrinsic
 def fused(typingctx, a, b, c):
     """``a·b + c``, rounded once where the processor can; numbers or vectors."""
-    kinds = (a, b, c)
-    vectors = [kind for kind in kinds if isinstance(kind, Vector)]
-    kind = vectors[0] if vectors else a
-    if not _known(kind) or any(
-        other not in (kind, getattr(kind, "dtype", kind)) for other in kinds
-    ):
-        return None
-    _, inner = _call("fmuladd", kind, kind, kind, kind)
-
-    def code(context, builder, sig, args):
-        full = [
-            value if own == kind else _spread(builder, value, own)
-            for own, value in zip(kinds, args, strict=True)
-        ]
-        return inner(context, builder, sig, full)
-
-    return kind(*kinds), code
+    return _spread_call("fmuladd", a, b, c)
 
 
 @intrinsic
@@ -356,15 +357,39 @@ def exp(typingctx, a):
 
 
 @intrinsic
+def log(typingctx, a):
+    """Logarithms; of vectors, one after the other."""
+    return _call("log", a, a) if _known(a) else None
+
+
+@intrinsic
+def sign(typingctx, a):
+    """-1, 0 or 1; NaN stays."""
+    if not _known(a):
+        return None
+
+    def code(context, builder, sig, args):
+        one, zero = (ir.Constant(args[0].type, value) for value in _ones_and_zeros(a))
+        found = builder.select(builder.fcmp_ordered(">", args[0], zero), one, args[0])
+        return builder.select(builder.fcmp_ordered("<", args[0], zero), builder.fneg(one), found)
+
+    return a(a), code
+
+
+def _ones_and_zeros(kind):
+    return ([1.0] * LANES, [0.0] * LANES) if isinstance(kind, Vector) else (1.0, 0.0)
+
+
+@intrinsic
 def maximum(typingctx, a, b):
     """The larger; NaN if either is."""
-    return _call("maximum", a, a, b) if _known(a) else None
+    return _spread_call("maximum", a, b)
 
 
 @intrinsic
 def minimum(typingctx, a, b):
     """The smaller; NaN if either is."""
-    return _call("minimum", a, a, b) if _known(a) else None
+    return _spread_call("minimum", a, b)
 
 
 def _extreme(name, vector):

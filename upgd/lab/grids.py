@@ -1,7 +1,7 @@
 """The hyperparameters that runs and sweeps try: the paper's, those of a table or file, given ones.
 
-A grid file is TOML; in Python the same is a mapping. A table per method, or ``[all]`` for all of them, lists the values of its
-hyperparameters::
+A grid file is TOML; in Python the same is a mapping. A table per method, or ``[all]`` for all of
+them, lists the values of its hyperparameters::
 
     [all]
     lr = [0.1, 0.01]
@@ -25,7 +25,7 @@ from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
 from upgd.paper.sets import best
-from upgd.rules.vocabulary import HYPERPARAMETERS
+from upgd.rules.vocabulary import Hyperparameter
 
 Grid = dict[str, tuple[float, ...]]
 ALL = "all"
@@ -113,7 +113,10 @@ def table_grids(
             )
         common = {k: v for k, v in tables.get(ALL, {}).items() if k in have}
         used |= common.keys()
-        given = {k: _values(f"{where}{k}", k, v) for k, v in (common | own).items()}
+        given = {
+            k: _values(f"{where}{k}", _hyperparameter(method, k), v)
+            for k, v in (common | own).items()
+        }
         found[method] = _single(have) | given
     unused = sorted(tables.get(ALL, {}).keys() - used)
     if unused:
@@ -129,9 +132,12 @@ def change_axes(found: Mapping[str, Grid], given: Mapping[str, Any]) -> dict[str
     Raises:
         ValueError: None of the grids has one of the axes.
     """
-    axes = {name: _values(name, name, values) for name, values in given.items()}
-    changed = {m: grid | {k: v for k, v in axes.items() if k in grid} for m, grid in found.items()}
-    unused = sorted(name for name in axes if not any(name in grid for grid in found.values()))
+    changed = {
+        method: grid
+        | {k: _values(k, _hyperparameter(method, k), v) for k, v in given.items() if k in grid}
+        for method, grid in found.items()
+    }
+    unused = sorted(name for name in given if not any(name in grid for grid in found.values()))
     if unused:
         raise ValueError(
             f"none of {', '.join(found)} has a hyperparameter {', '.join(unused)}; "
@@ -193,7 +199,13 @@ def _same(name: str, method: str) -> bool:
     return name != ALL and name.lower() in (method.lower(), get_method(method)[0].name)
 
 
-def _values(where: str, name: str, given: Any) -> tuple[float, ...]:
+def _hyperparameter(method: str, name: str) -> Hyperparameter:
+    """The range of one of a method's numbers: ``beta1`` and ``beta2`` have that of ``betas``."""
+    known = get_method(method)[0].hyper
+    return known["betas" if name in ("beta1", "beta2") and "betas" in known else name]
+
+
+def _values(where: str, known: Hyperparameter, given: Any) -> tuple[float, ...]:
     """Values of a hyperparameter, each once."""
     listed = list(given) if isinstance(given, list | tuple | range) else [given]
     if not listed:
@@ -205,12 +217,7 @@ def _values(where: str, name: str, given: Any) -> tuple[float, ...]:
             or not math.isfinite(value)
         ):
             raise ValueError(f"{where} takes finite numbers, got {value!r}")
-        _check_range(where, name, float(value))
+        if not known.admits(float(value)):
+            admitted = known.range.removeprefix("two numbers ")
+            raise ValueError(f"{where} must be {admitted}, got {value:g}")
     return tuple(dict.fromkeys(float(value) + 0.0 for value in listed))
-
-
-def _check_range(where: str, name: str, value: float) -> None:
-    row = HYPERPARAMETERS.get("betas" if name in ("beta1", "beta2") else name)
-    if row is not None and not row.low <= value < row.high:
-        admitted = row.range.removeprefix("two numbers ")
-        raise ValueError(f"{where} must be {admitted}, got {value:g}")

@@ -73,9 +73,10 @@ def _narrowed(
             f"{', '.join(search.arms)}"
         )
     chosen = tuple(arm for arm in search.arms if not wanted or arm in wanted)
-    have: grids.Grid = {name: () for arm in chosen for name in scalars(learner(arm)[0])}
-    [changed_axes] = grids.change_axes({search.problem: have}, axes).values()
-    given = {name: values for name, values in changed_axes.items() if values}
+    methods = [learner(arm)[0] for arm in chosen]
+    have: dict[str, grids.Grid] = {m: {name: () for name in scalars(m)} for m in methods}
+    changed_axes = grids.change_axes(have, axes).values()
+    given = {name: values for grid in changed_axes for name, values in grid.items() if values}
     changed = replace(search, arms=chosen, seeds=seeds or search.seeds, axes=given)
     sizes = {arm: grids.size(changed.grid(arm)) for arm in chosen}
     grids.check_size(sizes, changed.seeds, MOST_RUNS, "or fewer --arms")

@@ -54,8 +54,8 @@ class Study:
         >>> import tempfile
         >>> from upgd import lab
         >>> study = lab.Study(tempfile.mkdtemp(), quiet=True)
-        >>> options = dict(steps=200, window=50, hidden="8")
-        >>> table = study.run("label-permuted-digits", ["upgd-w", "sgd"], seeds=2, lr=0.05, **options)
+        >>> small = dict(seeds=2, steps=200, window=50, hidden="8")
+        >>> table = study.run("label-permuted-digits", ["upgd-w", "sgd"], lr=0.05, **small)
         >>> [row["seeds"] for row in table.rows]
         [2, 2]
     """

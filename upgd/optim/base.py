@@ -31,7 +31,7 @@ from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
-from upgd.rules.vocabulary import Method, Phase
+from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
@@ -147,7 +147,7 @@ class RuleOptimizer(StatefulOptimizer):
             self.noise.describe([p.shape for g in self.param_groups for p in g["params"]])
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        place, hyper = len(self.param_groups) - 1, self.method.hyper
+        place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
         checks.check_group(type(self).__name__, group, place, hyper, self.nonfinite)
 
     def _refuse_own(self, group: Any) -> None:
@@ -447,12 +447,10 @@ class RuleOptimizer(StatefulOptimizer):
 
     # ------------------------------------------------------------- this step's values
     def _scalars(self, batch: Batch) -> dict[str, Any]:
-        scalars = {name: batch.group[name] for name in self.method.hyper}
+        scalars = as_numbers({name: batch.group[name] for name in self.method.hyper})
         lr = scalars["lr"]
         if isinstance(lr, Tensor):
             scalars["lr"] = lr.reshape(()).to(batch.device, batch.dtype, non_blocking=True)
-        if "betas" in scalars:
-            scalars["beta1"], scalars["beta2"] = scalars.pop("betas")
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
@@ -516,7 +514,7 @@ class RuleOptimizer(StatefulOptimizer):
         asking: dict[torch.device, list[Batch]] = defaultdict(list)
         for batch in batches:
             if batch.reads("noise"):
-                if batch.group["sigma"] == 0:
+                if not self.method.is_perturbed(batch.group):
                     batch.absent.add("noise")
                     batch.lists.pop("noise", None)
                 else:
@@ -577,8 +575,7 @@ class RuleOptimizer(StatefulOptimizer):
         if self._correction_cancels(batches, trace):
             eta = largest[0] if len(largest) == 1 else torch.stack(largest).amax()
             return [_guarded(eta, batch.dtype) for batch in batches]
-        place = list(self.method.decays).index(trace)
-        corrections = [batch.corrections()[place] for batch in batches]
+        corrections = [self._correction(batch, trace) for batch in batches]
         wide = wide_dtype(batches[0].device)
         hats = [
             (u / c).to(batches[0].device, wide) for u, c in zip(largest, corrections, strict=True)
@@ -589,16 +586,21 @@ class RuleOptimizer(StatefulOptimizer):
             for batch, c in zip(batches, corrections, strict=True)
         ]
 
+    def _correction(self, batch: Batch, trace: str) -> Tensor:
+        if trace not in self.method.decays:
+            return torch.ones((), dtype=batch.dtype, device=batch.device)
+        return batch.corrections()[list(self.method.decays).index(trace)]
+
     def _correction_cancels(self, batches: list[Batch], trace: str) -> bool:
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
         if type(self)._combine is not RuleOptimizer._combine:
             return False  # other shards may hold traces of another age
-        decay = self.method.decays[trace]
+        decay = self.method.decays.get(trace)
         first = batches[0]
         return all(
             b.step is first.step
             and b.dtype == first.dtype
-            and b.scalars[decay] == first.scalars[decay]
+            and (decay is None or b.scalars[decay] == first.scalars[decay])
             for b in batches
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from upgd.optim.batch import DTYPES
-from upgd.rules.vocabulary import HYPERPARAMETERS
+from upgd.rules.vocabulary import Hyperparameter
 
 Groups = Sequence[dict[str, Any]]
 CLOCK = ("step", "attempts")
@@ -47,15 +47,19 @@ def check_arguments(
 
 
 def check_group(
-    owner: str, group: dict[str, Any], place: int, hyper: Iterable[str], nonfinite: str | None
+    owner: str,
+    group: dict[str, Any],
+    place: int,
+    hyper: Iterable[Hyperparameter],
+    nonfinite: str | None,
 ) -> None:
     """Raise where a group's options or parameters will not do."""
     checked_seed(owner, group["seed"])
     draws = group["noise_step"]
     if isinstance(draws, bool) or not isinstance(draws, int) or not 0 <= draws < 2**63:
         raise ValueError(f"{owner}: noise_step must be an int in [0, 2**63), got {draws!r}")
-    for name in hyper:
-        HYPERPARAMETERS[name].check(owner, group[name])
+    for each in hyper:
+        each.check(owner, group[each.name])
     for name in ("maximize", "foreach", "capturable"):
         if not isinstance(group[name], bool) and not (name == "foreach" and group[name] is None):
             raise TypeError(f"{owner}: {name} must be True or False, got {group[name]!r}")

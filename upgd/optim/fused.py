@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.kernels import flat
-from upgd.kernels.rules import HYPER, STATES
+from upgd.kernels.rules import STATES
 from upgd.optim import checks
 from upgd.optim.batch import Member, compute_dtype
 from upgd.optim.checks import CLOCK
 from upgd.optim.noise import PhiloxNoise
-from upgd.rules.vocabulary import Method
+from upgd.rules.vocabulary import Method, as_numbers
 
 if TYPE_CHECKING:
     from upgd.optim.base import RuleOptimizer
@@ -102,7 +102,8 @@ class Part:
     def decays(self) -> list[int]:
         """For each state, the column of its decay, or -1."""
         found = [self.method.decays.get(state) for state in self.method.states]
-        places = [-1 if name is None else HYPER.index(name) for name in found]
+        numbers = self.method.numbers
+        places = [-1 if name is None else numbers.index(name) for name in found]
         return places + [-1] * (len(STATES) - len(places))
 
     @cached_property
@@ -174,7 +175,7 @@ class FusedStep:
         opt = self.opt
         params = [p for group in opt.param_groups for p in group["params"]]
         options = [
-            (id(g), g.get("sigma") == 0, g.get("protect"), g.get("beta_utility"))
+            (id(g), opt.method.is_perturbed(g), g.get("protect"), _decay(opt, g))
             for g in opt.param_groups
         ]
         # Kernels trust the tables, so all that these rest on is compared at every step.
@@ -237,7 +238,7 @@ class FusedStep:
                 plan.groups.append(opt.param_groups[m.group])
                 plan.ages.append(age)
             group = opt.param_groups[m.group]
-            quiet = "noise" in opt.method.needs and group["sigma"] == 0
+            quiet = not opt.method.is_perturbed(group)
             sets[m.param.dtype, opt._phases(group), quiet].append(m)
         for (dtype, phases, quiet), some in sets.items():
             method = replace(opt.method, phases=phases)
@@ -250,7 +251,7 @@ class FusedStep:
             plan.parts.append(_part(method, some, states, dtype, numbers, at))
         plan.cancels = (
             len(plan.clocks) == 1
-            and len({g.get("beta_utility") for g in plan.groups}) == 1
+            and len({_decay(opt, g) for g in plan.groups}) == 1
             and len({part.real for part in plan.parts}) == 1
             and not opt._overrides("_combine")
         )
@@ -398,17 +399,22 @@ ELSEWHERE = -1.0
 """Stands for a step size that lies on the device, in the host's copy of the numbers."""
 
 
-def hyper(group: dict[str, Any], wait: bool) -> list[float]:
-    """A group's hyperparameters in the order of the tables.
+def number_values(method: Method, group: dict[str, Any], wait: bool) -> list[float]:
+    """A group's hyperparameters in the order of the method's numbers.
 
     A step size on an accelerator is read if the caller may `wait`, else it is ELSEWHERE.
     """
-    first, second = group.get("betas", (0.0, 0.0))
-    values = [float(group.get(name, 0.0)) for name in HYPER[1:7]]
     lr = group["lr"]
     here = wait or not isinstance(lr, Tensor) or lr.device.type == "cpu"
-    lr = float(lr) if here else ELSEWHERE
-    return [lr, *values, float(first), float(second), float(group.get("eps", 0.0))]
+    given = {name: group[name] for name in method.hyper}
+    return method.number_values({**given, "lr": lr if here else ELSEWHERE})
+
+
+def _decay(opt: RuleOptimizer, group: dict[str, Any]) -> float | None:
+    """The decay of the trace that makes η, if one does."""
+    name = opt.method.decays.get(opt.method.phases[0].writes[0])
+    numbers = as_numbers({each: group[each] for each in opt.method.hyper})
+    return None if name is None else numbers[name]
 
 
 def first_draw(opt: RuleOptimizer) -> int:
@@ -455,10 +461,11 @@ class _Cpu:
         ages = [int(clock["step"]) + 1 for clock in plan.clocks]
         self.found_inf = found_inf is not None and bool(found_inf)
         for row, group, age in zip(plan.numbers, plan.groups, plan.ages, strict=True):
-            row[: len(HYPER)] = hyper(group, wait=True)
+            numbers = opt.method.numbers
+            row[: len(numbers)] = number_values(opt.method, group, wait=True)
             for k, state in enumerate(opt.method.states):
                 decay = opt.method.decays.get(state)
-                beta = row[HYPER.index(decay)] if decay else 0.0
+                beta = row[numbers.index(decay)] if decay else 0.0
                 row[flat.CORRECTION + k] = 1 - beta ** ages[age]
             row[flat.SIGN] = -1.0 if group["maximize"] else 1.0
             row[flat.FACTOR] = row[flat.SIGN] if scale is None else row[flat.SIGN] / float(scale)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.kernels import flat
-from upgd.kernels.rules import HYPER
+from upgd.kernels.rules import LR
 from upgd.optim.batch import compute_dtype
 
 if TYPE_CHECKING:
@@ -96,24 +96,24 @@ class Cuda:
         self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
     ) -> None:
         """Bring the tables up to date."""
-        from upgd.optim.fused import ELSEWHERE, first_draw, hyper
+        from upgd.optim.fused import ELSEWHERE, first_draw, number_values
 
         self.capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if moved:
             for part, mine in self.parts:
                 self._send(mine.table, part.table)
         signs = [-1.0 if group["maximize"] else 1.0 for group in plan.groups]
-        values = [hyper(group, wait=False) for group in plan.groups]
+        values = [number_values(opt.method, group, wait=False) for group in plan.groups]
         if [*values, signs] != self.values or scale is not None:
             table = np.zeros(self.numbers.shape)
-            table[:, : len(HYPER)] = values
+            table[:, : len(opt.method.numbers)] = values
             table[:, flat.FACTOR] = table[:, flat.SIGN] = signs
             table[:, flat.AGE] = plan.ages
             self._send(self.numbers, table)
             self.values = [*values, signs] if scale is None else []
         for row, group in enumerate(plan.groups):
-            if values[row][0] == ELSEWHERE:
-                self.numbers[row, 0].copy_(group["lr"].reshape(()), non_blocking=True)
+            if values[row][LR] == ELSEWHERE:
+                self.numbers[row, LR].copy_(group["lr"].reshape(()), non_blocking=True)
         if scale is not None:
             factor = self.numbers[:, flat.SIGN] / scale.to(self.device, torch.float64).reshape(())
             self.numbers[:, flat.FACTOR].copy_(factor)

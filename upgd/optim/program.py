@@ -69,6 +69,8 @@ class _Instruction:
     keyword: str = ""
 
 
+_CALLS = {"absolute": "abs", "maximum": "clamp_min", "minimum": "clamp_max"}
+"""PyTorch's names of functions that rules call otherwise."""
 _KEYWORDS = {"add": "alpha=", "addcmul": "value=", "addcdiv": "value="}
 
 
@@ -173,7 +175,15 @@ class Program:
             return [t.scaled(-1) for t in self._terms(e.args[0])]
         if e.op in ("*", "/"):
             return self._lower_product(e.op, *e.args)
-        return [_Term(1, self._emit(e.op, self._materialise(self._terms(e.args[0]))))]
+        return [_Term(1, self._lower_function(_CALLS.get(e.op, e.op), e.args))]
+
+    def _lower_function(self, call: str, args: Sequence[Any]) -> int:
+        """Emit a function of one or two operands, which is the same for either order."""
+        lists = [a for a in args if isinstance(a, Symbol) and a.is_list]
+        scalars = [a for a in args if not isinstance(a, Symbol) or not a.is_list]
+        operands = [self._materialise(self._terms(a)) for a in lists]
+        operands.sort(key=lambda register: not self._full[register])
+        return self._emit(call, *operands, coefficient=scalars[0] if scalars else None)
 
     def _lower_product(self, op: str, a: Any, b: Any) -> list[_Term]:
         a_is_list = isinstance(a, Symbol) and a.is_list
@@ -265,7 +275,7 @@ class Program:
             )
             arguments = [names[r] for r in c.operands]
             if c.coefficient is not None:
-                arguments.append(f"{c.keyword}{c.coefficient}")
+                arguments.append(f"{c.keyword}{self._written(c, arguments[0], packed)}")
             if in_place:
                 names[c.out] = names[target]
             else:
@@ -280,6 +290,14 @@ class Program:
                 lines.append(f"    {names[c.out]} = {prefix}{c.call}({', '.join(arguments)})")
         lines.append(f"    return ({', '.join(names[r] for r in outputs)},)")
         return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _written(c: _Instruction, first: str, packed: bool) -> str:
+        """A coefficient in source; lists are clamped by numbers or lists, not by a tensor."""
+        on_device = isinstance(c.coefficient, Symbol) and c.coefficient.on_device
+        if on_device and not packed and c.call in _CALLS.values():
+            return f"[{c.coefficient}] * len({first})"
+        return str(c.coefficient)
 
 
 def _count_uses(results: Sequence[Any]) -> Counter[Symbol]:

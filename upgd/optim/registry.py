@@ -32,7 +32,7 @@ from upgd.optim.perturbed import (
     ShrinkAndPerturb,
 )
 from upgd.optim.upgd import UPGD, upgd_method
-from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter, Method
+from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
 from upgd.sources import digest
 
 HARMLESS = frozenset(
@@ -69,7 +69,7 @@ class Row:
     @property
     def hyper(self) -> dict[str, Hyperparameter]:
         """Its hyperparameters with their ranges."""
-        return {name: HYPERPARAMETERS[name] for name in self.method.hyper}
+        return self.method.hyperparameters
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -324,8 +324,4 @@ def scalars(name: str) -> dict[str, float]:
         >>> list(scalars("adam"))
         ['lr', 'weight_decay', 'beta1', 'beta2', 'eps']
     """
-    found: dict[str, float] = {}
-    for key, value in get(name)[1].items():
-        pairs = zip(("beta1", "beta2"), value, strict=True) if key == "betas" else ((key, value),)
-        found.update((each, float(number)) for each, number in pairs)
-    return found
+    return {key: float(number) for key, number in as_numbers(get(name)[1]).items()}

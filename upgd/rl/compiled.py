@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
 from upgd.kernels import flat
-from upgd.kernels.rules import HYPER
+from upgd.kernels.rules import LR
 from upgd.metrics import sample_plasticity
 from upgd.rl.network import Network
 from upgd.rl.rollouts import Trajectory
@@ -40,7 +40,7 @@ class CompiledPPO:
         self.network, self.settings, self.seed = network, settings, learner.seed
         self.kernels, self.dtype = kernels, np.dtype(dtype)
         hyper, method = learner.values(), learner.row.method
-        if "noise" in method.needs and hyper["sigma"] == 0:
+        if not method.is_perturbed(hyper):
             method = flat.without_noise(method)
         self.method, self.lr, self.updates = method, hyper["lr"], 0
         self.decays = [hyper[d] if (d := method.decays.get(s)) else 0.0 for s in method.states]
@@ -51,7 +51,7 @@ class CompiledPPO:
             if name in method.starts_as_weight:
                 self.states[k] = self.weights
         self._numbers = np.zeros((1, flat.NUMBERS))
-        self._numbers[0, : len(HYPER)] = [hyper.get(name, 0.0) for name in HYPER]
+        self._numbers[0, : len(method.numbers)] = method.number_values(hyper)
         self._numbers[0, [flat.FACTOR, flat.SIGN]] = 1
         self._reduction = method.phases[0].reduce if flat.uses_eta(method) else None
         self._rule = cpu_flat.kernels(method, self.dtype.name)
@@ -104,7 +104,7 @@ class CompiledPPO:
             *(rewards, values, ends, settings.gamma, settings.gae_lambda),
             *(self.advantages, self.returns),
         )
-        self._numbers[0, 0] = self.lr * share
+        self._numbers[0, LR] = self.lr * share
         found = np.zeros(kernels.FOUND)
         plasticity = []
         for epoch in range(settings.epochs):

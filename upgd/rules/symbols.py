@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from numbers import Real
+from typing import Any, NoReturn
+
+MOST_POWER = 8
+"""Integer powers up to this one are written as products."""
+_WAY_OUT = (
+    "a rule is evaluated once for all weights, so {}; "
+    "use maximum, minimum, clip or sign of upgd.lab"
+)
 
 
 class Symbol:
@@ -21,6 +29,8 @@ class Symbol:
 
     @staticmethod
     def _apply(op: str, *args: Any) -> Any:
+        if not all(isinstance(a, Symbol | Real) for a in args):
+            return NotImplemented
         symbols = [a for a in args if isinstance(a, Symbol)]
         if op in "*+" and any(not isinstance(a, Symbol) and a == 0 for a in args):
             # An absent perturbation vanishes from the rule.
@@ -29,6 +39,17 @@ class Symbol:
         on_device = not lists and any(s.on_device for s in symbols)
         full = any(s.full for s in lists)
         return Symbol(op, *args, is_list=bool(lists), full=full, on_device=on_device)
+
+    def _function(self, op: str, *others: Any) -> Any:
+        found = self._apply(op, self, *others)
+        if found is NotImplemented:
+            raise TypeError(f"{op} takes values of the rule and numbers, got {others[0]!r}")
+        if not found.is_list:
+            raise TypeError(
+                f"{op} is taken of hyperparameters alone; a rule may take it of something that "
+                "varies with the weight"
+            )
+        return found
 
     def __add__(self, other: Any) -> Any:
         return self._apply("+", self, other)
@@ -57,14 +78,64 @@ class Symbol:
     def __neg__(self) -> Any:
         return self._apply("neg", self)
 
+    def __pow__(self, power: Any) -> Any:
+        if isinstance(power, bool) or not isinstance(power, int) or not 1 <= power <= MOST_POWER:
+            raise TypeError(
+                f"a rule may take whole powers from 1 to {MOST_POWER}, not {power!r}; "
+                "use sqrt, exp and log of upgd.lab"
+            )
+        found = self
+        for _ in range(power - 1):
+            found = found * self
+        return found
+
+    def __rpow__(self, base: Any) -> NoReturn:
+        raise TypeError(f"a rule may not take powers of {base!r}; use exp of upgd.lab")
+
+    def __abs__(self) -> Any:
+        return self._function("absolute")
+
     def sigmoid(self) -> Any:
-        return self._apply("sigmoid", self)
+        return self._function("sigmoid")
 
     def sqrt(self) -> Any:
-        return self._apply("sqrt", self)
+        return self._function("sqrt")
 
-    def abs(self) -> Any:
-        return self._apply("abs", self)
+    def sign(self) -> Any:
+        return self._function("sign")
+
+    def exp(self) -> Any:
+        return self._function("exp")
+
+    def log(self) -> Any:
+        return self._function("log")
+
+    def clamp_min(self, other: Any) -> Any:
+        return self._function("maximum", other)
+
+    def clamp_max(self, other: Any) -> Any:
+        return self._function("minimum", other)
+
+    # What Python or NumPy would need a value for.
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def _compared(self, other: Any) -> NoReturn:
+        raise TypeError(_WAY_OUT.format("values cannot be compared (if, max, min, <, ==)"))
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __eq__ = __ne__ = _compared  # type: ignore[assignment]
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(_WAY_OUT.format("a value cannot be a condition (if, and, or, not)"))
+
+    def __float__(self) -> NoReturn:
+        raise TypeError(
+            "a rule is evaluated once for all weights, so math and numpy cannot be used; use "
+            "sigmoid, sqrt, exp, log, absolute, sign, maximum, minimum or clip of upgd.lab"
+        )
+
+    __int__ = __index__ = __complex__ = __array__ = __float__
 
     def __str__(self) -> str:
         """Python source, for scalars."""
@@ -72,6 +143,4 @@ class Symbol:
             return str(self.args[0])
         if self.op == "neg":
             return f"(-{self.args[0]})"
-        if self.op in "+-*/":
-            return f"({self.args[0]} {self.op} {self.args[1]})"
-        raise TypeError(f"a rule may not take {self.op} of a scalar")
+        return f"({self.args[0]} {self.op} {self.args[1]})"

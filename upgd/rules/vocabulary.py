@@ -28,7 +28,8 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -53,9 +54,13 @@ class Hyperparameter:
     def range(self) -> str:
         """The admitted values, in words that fit an error message."""
         if self.high == math.inf:
-            return f"a finite number >= {self.low:g}"
+            return "a finite number" + (f" >= {self.low:g}" if self.low > -math.inf else "")
         text = f"in [{self.low:g}, {self.high:g})"
         return f"two numbers {text}" if self.pair else text
+
+    def admits(self, value: float) -> bool:
+        """Whether one number is within the range; no infinity is."""
+        return math.isfinite(value) and self.low <= value < self.high
 
     def check(self, owner: str, value: Any) -> None:
         """Raise ``ValueError``/``TypeError`` naming the argument unless `value` is admitted."""
@@ -71,7 +76,7 @@ class Hyperparameter:
                 item = item.item()  # stops the device, once
             if isinstance(item, bool) or not isinstance(item, numbers.Real):
                 raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
-            if not (self.low <= float(item) < self.high):  # NaN fails every comparison
+            if not self.admits(float(item)):
                 raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
 
 
@@ -91,7 +96,31 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("eps", "ε", "added to Adam's denominator"),
     )
 }
-"""One vocabulary for the whole project, by name."""
+"""The project's own words, by name; a rule may bring others (:func:`hyperparameter`)."""
+
+
+def hyperparameter(name: str, decay: bool = False) -> Hyperparameter:
+    """The range of the hyperparameter called `name`: any finite number if the name is a user's.
+
+    Args:
+        name: Of a method's hyperparameter.
+        decay: Whether a trace decays by it, so that it must be in [0, 1).
+    """
+    found = HYPERPARAMETERS.get(name)
+    if found is None:
+        found = Hyperparameter(name, name, "of a rule of one's own", low=-math.inf)
+    return replace(found, low=max(0.0, found.low), high=1.0) if decay else found
+
+
+def as_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters as rules read them: ``betas`` are ``beta1`` and ``beta2``."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "betas":
+            found["beta1"], found["beta2"] = value
+        else:
+            found[name] = value
+    return found
 
 
 @dataclass(frozen=True)
@@ -124,7 +153,7 @@ class Method:
     """An update rule with what it keeps and what it needs.
 
     Attributes:
-        hyper: Names from :data:`HYPERPARAMETERS`.
+        hyper: Names of its hyperparameters: those of :data:`HYPERPARAMETERS`, or its own.
         phases: Run in order, each over all parameters before the next begins.
         states: What is kept per element, besides the step count.
         decays: For each trace that is bias-corrected, its decay as the rules name it.
@@ -142,6 +171,31 @@ class Method:
     starts_as_weight: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
     power: int = 2
+
+    @cached_property
+    def hyperparameters(self) -> dict[str, Hyperparameter]:
+        """Its hyperparameters with their ranges."""
+        decays = set(self.decays.values())
+        return {name: hyperparameter(name, decay=name in decays) for name in self.hyper}
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of its numbers in the order in which kernels keep them.
+
+        Kernels know two by their place, ``lr`` and ``sigma``, which come first whether a method has
+        them or not. The others are in the method's own order.
+        """
+        own = as_numbers({name: (name, name) for name in self.hyper})
+        return ("lr", "sigma", *(name for name in own if name not in ("lr", "sigma")))
+
+    def number_values(self, values: Mapping[str, Any]) -> list[float]:
+        """Values of its numbers in their order, from those of its hyperparameters; or 0."""
+        given = as_numbers(values)
+        return [float(given.get(name, 0.0)) for name in self.numbers]
+
+    def is_perturbed(self, values: Mapping[str, Any]) -> bool:
+        """Whether these hyperparameters draw noise: all do but ``sigma = 0``."""
+        return "noise" in self.needs and ("sigma" not in self.hyper or values["sigma"] != 0)
 
     def limit(self, dtype: torch.dtype) -> float:
         """The largest weight or derivative that a step may read, so that it stays finite.
