@@ -23,8 +23,9 @@ from upgd.cli.arguments import seed_list
 from upgd.cli.demo import OPTIONS, PROBLEM, STEPS, hyper
 from upgd.report import tables
 from upgd.study import RULES_VERSION, Ledger, RunSpec, Scalar
-from upgd.study.stacks import work_stacks
-from upgd.study.work import Progress
+from upgd.study.execution import Progress
+from upgd.study.options import Options
+from upgd.study.runner import run_pending
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "demo_search.md"
 
@@ -79,7 +80,9 @@ def results(study: Path, specs: list[RunSpec]) -> list[Row]:
     keys = {spec.key for spec in specs}
     with Ledger.open(study) as ledger:
         ledger.add(specs)
-        tally = work_stacks(ledger, where={"key": sorted(keys)}, on_progress=tell)
+        tally = run_pending(
+            ledger, Options(engine="batched"), where={"key": sorted(keys)}, on_progress=tell
+        )
         assert not tally.errors, tally.errors
     with Ledger.open(study, read_only=True) as ledger:
         rows = tables.rows(tables.group(run for run in ledger.runs() if run.key in keys))

@@ -34,11 +34,11 @@ import torch
 
 from upgd.engine.dense_cpu import cores
 from upgd.study import Ledger, RunSpec, crash
-from upgd.study.driver import drive
 from upgd.study.files import write_atomically
-from upgd.study.jobs import TELL, Job
+from upgd.study.options import Options
 from upgd.study.pools import Pool, make_pool
-from upgd.study.stacks import work_stacks
+from upgd.study.runner import run_pending
+from upgd.study.worker import REPORT, Job
 
 sys.path.append(str(Path(__file__).parents[1]))  # python benchmarks/scheduler.py, from anywhere
 from tests.simulated import Fate, SimulatedPool
@@ -107,7 +107,7 @@ def fates(seed: int) -> Callable[[int, Job], Fate]:
 
 def simulate(runs: int, workers: int, folder: Path) -> Simulated:
     """Drive simulated workers through a study."""
-    pool = Timed(workers, lambda job: JOB, fates(0), pause=PAUSE, beat=TELL, points=400)
+    pool = Timed(workers, lambda job: JOB, fates(0), pause=PAUSE, beat=REPORT, points=400)
     commits: Counter[str] = Counter()
 
     def count(name: str) -> None:
@@ -124,7 +124,7 @@ def simulate(runs: int, workers: int, folder: Path) -> Simulated:
             commits.clear()
             read = _reading(ledger)
             begin, written = time.perf_counter(), _written()
-            tally = drive(ledger, pool, clock=pool.clock)
+            tally = run_pending(ledger, pool=pool, clock=pool.clock)
             wall = time.perf_counter() - begin
             written = _written() - written
             assert tally.done + tally.failed == runs, tally
@@ -210,14 +210,14 @@ def overhead(seconds: float, rounds: int) -> dict[str, list[Measured]]:
     """The same stack in this process, in a local pool and on Ray, in turns."""
     count = 8 * cores()
     torch.set_num_threads(cores())
-    pools: dict[str, Pool] = {on: make_pool(on, 1) for on in ("local", "ray")}
-    ways: dict[str, Callable[[Ledger], Any]] = {"this process": work_stacks}
+    pools: dict[str, Pool] = {on: make_pool(Options(on=on), 1) for on in ("local", "ray")}
+    ways: dict[str, Callable[[Ledger], Any]] = {"this process": in_this_process}
     ways |= {on: _by(pool) for on, pool in pools.items()}
     found: dict[str, list[Measured]] = {name: [] for name in ways}
     try:
         for do in ways.values():
             measure(specs(count, 500, 10_000), do)  # compile
-        pace = measure(specs(count, 2000, 20_000), work_stacks).inside / 2000
+        pace = measure(specs(count, 2000, 20_000), in_this_process).inside / 2000
         steps = 500 * max(1, round(seconds / pace / 500))
         for number in range(rounds):
             for name, do in ways.items():
@@ -228,8 +228,12 @@ def overhead(seconds: float, rounds: int) -> dict[str, list[Measured]]:
     return found
 
 
+def in_this_process(ledger: Ledger) -> Any:
+    return run_pending(ledger, Options(engine="batched"))
+
+
 def _by(pool: Pool) -> Callable[[Ledger], Any]:
-    return lambda ledger: drive(ledger, pool)
+    return lambda ledger: run_pending(ledger, pool=pool)
 
 
 # ------------------------------------------------------------------------------------ page
@@ -271,7 +275,8 @@ def describe(
         lines += _overhead_lines(found)
     lines += ["## Simulated workers", ""]
     lines += [
-        f"Stacks of 32 runs, {JOB:.0f} s each on the simulation's clock, reports every {TELL:g} s;",
+        f"Stacks of 32 runs, {JOB:.0f} s each on the simulation's clock, "
+        f"reports every {REPORT:g} s;",
         f"{DIES:.1%} of the jobs end with a dead worker, {HANGS:.1%} hang, {FULL:.1%} run out of "
         "memory, at a",
         f"random time; checkpoints every {PAUSE:.0f} s (of jobs that end badly; those of others "

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, say
-from upgd.cli.show import STUDY
+from upgd.cli.options import STUDY
 from upgd.study.checking import Findings, check_study
 from upgd.study.repairing import repair_study
 from upgd.text import count

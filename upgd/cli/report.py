@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, wrote
-from upgd.cli.show import PROBLEM, STUDY
+from upgd.cli.options import PROBLEM, STUDY
 from upgd.lab.study import Study
 
 

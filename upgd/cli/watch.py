@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from upgd.cli.app import app, mistakes_are_one_line, out
-from upgd.cli.show import STUDY
+from upgd.cli.options import STUDY
 from upgd.study import Ledger
 from upgd.study.watching import Row, View, look
 from upgd.text import clock, count, printable, short

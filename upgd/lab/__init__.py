@@ -9,7 +9,7 @@ PyTorch's kind, a network and a stream enter by :func:`optimizer`, :func:`networ
 :func:`problem`.
 """
 
-from upgd.lab.definitions import check, method, network, optimizer, problem
+from upgd.lab.definitions import method, network, optimizer, problem
 from upgd.lab.study import Study
 from upgd.lab.views import Picture, Rankings, Table
 from upgd.rules.ops import absolute, clip, exp, log, maximum, minimum, sigmoid, sign, sqrt

@@ -18,8 +18,8 @@ from torch import nn
 from upgd import networks
 from upgd.optim import registry
 from upgd.optim.custom import rule_row
-from upgd.streams import PROBLEMS, Problem, get, make_problem
-from upgd.streams import register as register_problem
+from upgd.streams import PROBLEMS, Problem, get
+make_problem=register_problem=None
 
 
 def method(

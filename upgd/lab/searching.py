@@ -74,7 +74,7 @@ def _narrowed(
         )
     chosen = tuple(arm for arm in search.arms if not wanted or arm in wanted)
     methods = [learner(arm)[0] for arm in chosen]
-    have: dict[str, grids.Grid] = {m: {name: () for name in scalars(m)} for m in methods}
+    have: dict[str, grids.Grid] = {m: dict.fromkeys(scalars(m), ()) for m in methods}
     changed_axes = grids.change_axes(have, axes).values()
     given = {name: values for grid in changed_axes for name, values in grid.items() if values}
     changed = replace(search, arms=chosen, seeds=seeds or search.seeds, axes=given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from upgd.report import figures, sections, tables
 from upgd.report.html import MARK, Report, render
 from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.study.execution import Tally
-from upgd.study.extensions import carried
 from upgd.study.files import check_generated, check_output
 from upgd.study.kinds import kind_of
 from upgd.study.ledger import NAME
@@ -324,7 +323,7 @@ class Study:
         for name in names:
             columns[name] = [row.get(name) for row in rows]
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError:
             return {name: _array(values) for name, values in columns.items()}
         return pandas.DataFrame(columns)
@@ -412,11 +411,8 @@ class Study:
         total = ledger.unfinished() if keys is None else len(keys)
         hooks: dict[str, Any] = {} if self.quiet else {"on_note": self.note}
         options = self.options
-        if self.quiet:
-            shown: Any = _no_progress()
-        else:
-            shown = display.progress(total, self.console)
-        with shown as on_progress, carried(options) as options:
+        shown: Any = nullcontext() if self.quiet else display.progress(total, self.console)
+        with shown as on_progress:
             if specs:
                 return run_specs(ledger, specs, options, on_progress=on_progress, **hooks)
             where = None if keys is None else {"key": list(keys)}
@@ -445,11 +441,6 @@ class Study:
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.note(text)
-
-
-@contextmanager
-def _no_progress() -> Any:
-    yield None
 
 
 def check_page(path: str | os.PathLike[str] | None, default: Path) -> Path:
@@ -518,7 +509,8 @@ def _series_rows(ledger: Ledger, metric: str) -> Iterable[dict[str, Any]]:
     for series in ledger.each_series([metric]):
         spec = specs[series.key]
         for number, value in enumerate(series.values.tolist(), 1):
-            row = {"key": series.key, "problem": spec.problem, "method": spec.method}
+            row: dict[str, Any] = {"key": series.key, "problem": spec.problem}
+            row |= {"method": spec.method}
             row |= {"seed": spec.seed, "samples": number * series.window, metric: value}
             yield row
 

@@ -33,7 +33,9 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The table as text, its header first."""
         found = [["problem", "method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]"]]
-        for row, differs in zip(self.rows, tables.varying(list(self.rows)), strict=True):
+        for row, differs in zip(
+            self.rows, tables.varying([dict(row) for row in self.rows]), strict=True
+        ):
             name = " ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())])
             seeds = f"{row['seeds']}"
             seeds += f" (+{row['diverged']} diverged)" if row["diverged"] else ""

@@ -6,6 +6,7 @@ without the studies that the tables were made of.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Table(NamedTuple):
         """Whether a run of an arm is in it, done or diverged, whatever was measured."""
         return spec.steps == self.told.steps and spec.seed in self.told.over.get(arm, ())
 
-    def unlike(self, experiment: Experiment, data_dir: Path | None) -> str:
+    def unlike(self, experiment: Experiment, data_dir: str | os.PathLike[str] | None) -> str:
         """In what it differs from what would be run here; nothing if it counts.
 
         It counts as a whole or not at all, since how much of its work was an arm's is not known.

@@ -19,7 +19,7 @@ from upgd.paper.found import Found, Sets, read
 from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
 from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best
 from upgd.rl.ppo import Settings
-from upgd.rl.runs import ITERATIONS, PREFIX, is_rl, specification
+from upgd.rl.runs import ITERATIONS, PREFIX, specification
 from upgd.streams import get as get_problem
 from upgd.study import RunSpec
 
@@ -106,7 +106,7 @@ class Experiment:
     @property
     def agents(self) -> bool:
         """Whether this is reinforcement learning."""
-        return is_rl(self.problem)
+        return self.problem.startswith(PREFIX)
 
     def length(self, scale: float) -> int:
         """How many samples a run has at this scale: whole windows, :data:`SHORTEST` at least."""

@@ -7,6 +7,7 @@ It names no host and no path.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -16,10 +17,11 @@ from typing import Any
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
-from upgd.rl.runs import PREFIX, is_rl, specification
+from upgd.rl.runs import PREFIX, specification
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
 from upgd.study import Run, write_atomically
+from upgd.study.kinds import kind_of
 from upgd.text import ranges
 
 NAME = "provenance.json"
@@ -266,13 +268,13 @@ def _where(parts: Sequence[Part]) -> list[str]:
     return [*device, *(["--engine eager"] if eager else [])]
 
 
-def data_facts(problem: str, data_dir: Path | None) -> dict[str, Any] | None:
+def data_facts(problem: str, data_dir: str | os.PathLike[str] | None) -> dict[str, Any] | None:
     """What a problem learns from, as the check of the data knows it; None if it needs no data.
 
     Raises:
         DataNotFoundError: They are not there.
     """
-    name = None if is_rl(problem) else get_problem(problem).dataset
+    name = kind_of(problem).dataset(problem)
     if name is None:
         return None
     facts = check(name, data_dir)
@@ -285,7 +287,7 @@ def data_facts(problem: str, data_dir: Path | None) -> dict[str, Any] | None:
 
 
 def known_data(
-    problem: str, data_dir: Path | None, before: Provenance | None
+    problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
 ) -> dict[str, Any] | None:
     """The same; where the data are not there any more, what was known before, or the name alone."""
     try:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
 from upgd.paper.searches import SEEDS_OF_SEARCHES
-from upgd.rl.runs import is_rl
 from upgd.study import Ledger, Run, RunSpec
 from upgd.study.files import write_atomically
+from upgd.study.kinds import kind_of
 from upgd.study.spec import MEASURING
 
 Array = NDArray[np.float64]
@@ -154,7 +154,9 @@ def _measures(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _counts(run: Run) -> bool:
     """Whether a run has results: it is done, or an agent, whose divergence is one."""
-    return run.state == "done" or (run.state == "diverged" and is_rl(run.spec.problem))
+    return run.state == "done" or (
+        run.state == "diverged" and kind_of(run.spec.problem).diverged_counts
+    )
 
 
 def collect(ledger: Ledger, experiment: Experiment) -> Results | None:

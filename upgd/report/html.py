@@ -35,8 +35,8 @@ from upgd.report.sections import (
     tally,
     thin,
 )
-from upgd.rl.runs import is_rl
 from upgd.study import Result, Run, StudyError
+from upgd.study.kinds import kind_of
 from upgd.text import duration, ranges
 
 MARK = '<meta name="generator" content="upgd">'
@@ -249,7 +249,7 @@ def _summary(report: Report) -> str:
 
 def _unit(section: Section) -> str:
     """What runs count."""
-    return "steps" if is_rl(section.problem) else "samples"
+    return kind_of(section.problem).unit
 
 
 def _heading(section: Section, among: Sequence[Section]) -> str:

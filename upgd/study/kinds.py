@@ -103,6 +103,10 @@ class Kind:
         """
         raise NotImplementedError
 
+    def dataset(self, problem: str) -> str | None:
+        """The name of a problem's data, if it has some."""
+        return None
+
     def check_data(self, problem: str, data_dir: str | os.PathLike[str] | None) -> None:
         """Find missing data, or a missing simulator, before anything is run."""
         raise NotImplementedError

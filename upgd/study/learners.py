@@ -52,8 +52,11 @@ class Learners(Kind):
                 "samples, so nothing would be measured; give more --steps or a smaller --window"
             )
 
+    def dataset(self, problem: str) -> str | None:
+        return get(problem).dataset
+
     def check_data(self, problem: str, data_dir: str | os.PathLike[str] | None) -> None:
-        dataset = get(problem).dataset
+        dataset = self.dataset(problem)
         if dataset is not None:
             check(dataset, data_dir)
 

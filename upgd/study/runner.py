@@ -33,6 +33,7 @@ from upgd.study.checkpoints import (
 )
 from upgd.study.errors import CheckpointError, LeaseLostError, StudyError
 from upgd.study.execution import Progress, Tally
+from upgd.study.extensions import carried
 from upgd.study.kinds import Group, Kind, Room, kind_of
 from upgd.study.learners import EAGER, together
 from upgd.study.ledger import SUSPECT, Ledger
@@ -181,14 +182,16 @@ def _steps(
     if pool is not None or kind.local_only:
         return [_Step(options)]
     if options.on != "local" or (options.workers or 0) > 1:
-        return [_Step(options, max(1, min(options.workers or 1, ledger.unfinished(where))))]
+        workers = max(1, min(options.workers or 1, ledger.unfinished(where)))
+        return [_Step(replace(options, extensions=carried()), workers)]
     if options.workers is None and options.engine == "auto" and options.device == "cpu":
         pending = Pending(ledger, where, kind, options)
         pending.read()
         alone = [spec for g in pending.groups() if g.engine == EAGER for spec in g.specs]
         workers = min(cores(), len(alone))
         if workers > 1 and sum(spec.steps for spec in alone) >= WORTH_PROCESSES:
-            return [_Step(replace(options, engine="batched")), _Step(options, workers)]
+            carrying = replace(options, extensions=carried())
+            return [_Step(replace(options, engine="batched")), _Step(carrying, workers)]
     return [_Step(options)]
 
 
