@@ -118,7 +118,9 @@ def test_stacks_refuse_what_they_would_ignore() -> None:
     register(row_of(Halting))
     problem = get_problem(PROBLEM)
     settings = [Setting("mine", {}, seed=0, window=10)]
-    with pytest.raises(ValueError, match=r"mine needs the eager engine: Halting overrides step\(\)"):
+    with pytest.raises(
+        ValueError, match=r"mine needs the eager engine: Halting overrides step\(\)"
+    ):
         BatchedRun(problem, settings, [problem.make(0)], steps=10)
     with pytest.raises(ValueError, match="Halting overrides step"):
         GeneralStack(
