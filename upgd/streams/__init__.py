@@ -33,7 +33,6 @@ from upgd.streams.problems import PROBLEMS, Problem, get, register
 from upgd.streams.readers import (
     DataError,
     read_cifar_binary,
-    read_cifar_python,
     read_idx,
 )
 from upgd.streams.schedules import Boundaries, Drift, Every, Recurring, Schedule, Span
@@ -68,7 +67,6 @@ __all__ = [
     "load",
     "make_problem",
     "read_cifar_binary",
-    "read_cifar_python",
     "read_idx",
     "read_image_folder",
     "read_npz",
