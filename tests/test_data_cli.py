@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import io
 import json
-import pickle
 import struct
 import sys
 import tarfile
@@ -79,16 +78,12 @@ def put_idx(
     return folder
 
 
-def put_cifar(folder: Path, binary: bool) -> Path:
+def put_cifar(folder: Path) -> Path:
     """Batches of one image each."""
     folder.mkdir(parents=True)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     for name, image, label in zip(names, COLOUR, LABELS, strict=True):
-        if binary:
-            (folder / f"{name}.bin").write_bytes(bytes([label]) + image.tobytes())
-        else:
-            batch = {b"data": image.reshape(1, -1), b"labels": [int(label)]}
-            (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+        (folder / f"{name}.bin").write_bytes(bytes([label]) + image.tobytes())
     return folder
 
 
@@ -150,7 +145,6 @@ def test_list_counts_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "images": {"train": 3, "test": 3},
         "sprites": {"train": 7, "test": 2},
         "binary": {"train": 5, "test": 1},
-        "python": {"train": 5, "test": 1},
         "npz": {"train": 2, "test": 1},
     }.items():
         folder = tmp_path / kind / "cifar10"
@@ -162,7 +156,7 @@ def test_list_counts_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             arrays = {"inputs": COLOUR[:2], "labels": LABELS[:2]}
             save_npz(folder / "cifar10.npz", arrays | {"test_labels": LABELS[:1]})
         else:
-            put_cifar(folder, kind == "binary")
+            put_cifar(folder)
         facts = done("list", "--data-dir", tmp_path / kind)["datasets"]["cifar10"]
         assert facts["samples"] == expected, kind
 
@@ -269,24 +263,19 @@ def test_other_idx_files(tmp_path: Path) -> None:
     assert "emnist-letters-" in said
 
 
-@pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("name", ["cifar10", "mine"])
-def test_cifar_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: bool, name: str
-) -> None:
+def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(files, "_CIFAR_RECORDS", 1)
-    put_cifar(tmp_path / "raw", binary)
+    put_cifar(tmp_path / "raw")
     done("convert", tmp_path / "raw", tmp_path / f"{name}.npz")
     train, test = (load(str(tmp_path / f"{name}.npz"), s) for s in ("train", "test"))  # type: ignore[arg-type]
     assert_array_equal(np.concatenate([train.inputs, test.inputs]), COLOUR)
     assert_array_equal(np.concatenate([train.labels, test.labels]), LABELS)
 
 
-def test_a_hostile_batch_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_CIFAR_RECORDS", 1)
-    folder = put_cifar(tmp_path / "raw", binary=False)
-    (folder / "test_batch").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    refused("refused", "convert", folder, tmp_path / "cifar10.npz")
+def test_python_batches_are_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "test_batch").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    refused("binary version", "convert", tmp_path, tmp_path / "cifar10.npz")
 
 
 @pytest.mark.parametrize(("suffix", "grey"), [(".png", True), (".png", False), (".webp", False)])
@@ -532,7 +521,7 @@ def test_an_archive_put_there_by_hand_is_unpacked(
     """With the real pooch: what the message of a failed download promises."""
     pytest.importorskip("pooch")
     monkeypatch.setattr(files, "_CIFAR_RECORDS", 1)
-    raw = put_cifar(tmp_path / "cifar-10-batches-bin", binary=True)
+    raw = put_cifar(tmp_path / "cifar-10-batches-bin")
     archive = tmp_path / "data" / "cifar10" / "cifar-10-binary.tar.gz"
     archive.parent.mkdir(parents=True)
     with tarfile.open(archive, "w:gz") as tar:

@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-import pickle
 import shutil
 import signal
 import sqlite3
@@ -55,7 +54,6 @@ from upgd.streams import (
     from_iterable,
     load,
     read_cifar_binary,
-    read_cifar_python,
     read_idx,
     read_image_folder,
 )
@@ -856,31 +854,6 @@ def _(folder: Path, case: tuple[Callable[[bytes], bytes], int | None]) -> None:
     if found is not None:
         assert found[0].shape[1:] == (3, 32, 32)
         assert found[1].max() < 10
-
-
-BATCH = pickle.dumps({b"labels": [9, 0], b"data": CIFAR}, protocol=2)
-OPCODES = st.sampled_from(
-    [o.encode("latin1") for o in pickle.__dict__.values() if isinstance(o, str) and len(o) == 1]
-)
-MARKS = st.sampled_from(
-    [value for name, value in vars(pickle).items() if name.isupper() and isinstance(value, bytes)]
-)
-GLOBALS = st.sampled_from(
-    [b"cos\nsystem\n", b"cbuiltins\nexec\n", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c\n\n"]
-)
-
-
-@fuzz(
-    "hostile pickles",
-    damage(7000).map(lambda harm: harm(BATCH))
-    | st.lists(MARKS | GLOBALS | raw, max_size=30).map(lambda p: b"\x80\x02" + b"".join(p) + b"."),
-)
-def _(folder: Path, content: bytes) -> None:
-    file = folder / "data_batch_1"
-    file.write_bytes(content)
-    found = refused(lambda: read_cifar_python([file]), DataError)
-    if found is not None:
-        assert found[0].shape[1:] == (3, 32, 32)
 
 
 DTYPES = st.sampled_from(["f4", "f8", "u1", "i8", "bool", "c16", "U3", "S2", "M8[s]", "f2", "O"])

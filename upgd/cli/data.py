@@ -194,13 +194,13 @@ def convert(
 ) -> None:
     """Write one compressed .npz, which loads wherever the originals would.
 
-    SOURCE may be a folder with idx files (MNIST, EMNIST; .gz or not), with CIFAR-10's binary or
-    python batches, with images in a sub-folder per class (directly, or below train and test), or
+    SOURCE may be a folder with idx files (MNIST, EMNIST; .gz or not), with CIFAR-10's binary
+    batches, with images in a sub-folder per class (directly, or below train and test), or
     with sprites: large images that are grids of small square ones, and a labels.npz with the
     labels of each under its name. Or an .npz with inputs, images, features or codes (uint8, with
     scale: a feature is (code * scale) ** 2) and labels.
 
-    Example: upgd data convert ~/cifar-10-batches-py ~/data/cifar10.npz
+    Example: upgd data convert ~/cifar-10-batches-bin ~/data/cifar10.npz
     """
     known = _target(target, name, force)
     with _bar(f"reading {source.name}", quiet or as_json) as on_progress:

@@ -147,7 +147,10 @@ class BatchedRun:
         self.stack: Any = self._make(learners, dtype)
         self._place = {run: place for place, run in enumerate(self.stack.order)}
         self._restarting = [self._place[run] for run in restarting]
-        self.feed = Feed(self.streams)
+        for stream in self.streams:
+            if hasattr(stream, "needed"):
+                stream.needed = steps
+        self.feed = Feed(self.streams, steps)
         self.offline: list[list[float]] = [[] for _ in settings]
         windows = -(-steps // self.window)
         self.weighed = np.full((len(settings), windows, 3), np.nan)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.streams.schedules import Every
-from upgd.streams.stream import TaskStream
+from upgd.streams.stream import Sample, TaskStream
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,16 +55,25 @@ class HeldOut(NamedTuple):
 
 def has_table(stream: Any) -> bool:
     """Whether a stream's inputs are rows of a dataset, which learners look up themselves."""
-    return isinstance(stream, TaskStream) and isinstance(stream.schedule, Every)
+    return (
+        isinstance(stream, TaskStream)
+        and isinstance(stream.schedule, Every)
+        and stream.loss == "cross_entropy"
+    )
 
 
 class Feed:
     """Chunks from the streams of R learners on one problem.
 
     Streams of one seed are the same, so their samples are made once.
+
+    Args:
+        streams: One per learner.
+        total: Samples that each learner takes; a stream need not have more.
     """
 
-    def __init__(self, streams: Sequence[Any]) -> None:
+    def __init__(self, streams: Sequence[Any], total: int | None = None) -> None:
+        self._total = total
         own = {getattr(stream, "seed", id(stream)): stream for stream in streams}
         place = {seed: i for i, seed in enumerate(own)}
         self._own = list(own.values())
@@ -83,7 +92,7 @@ class Feed:
     def chunk(self, start: int, steps: int) -> Chunk:
         """Samples ``start … start + steps``."""
         if self._table is None:
-            samples = [s.samples(start, steps + 1) for s in self._own]
+            samples = [self._samples(s, start, steps + 1) for s in self._own]
             table = np.concatenate([s.x.reshape(steps + 1, -1) for s in samples])
             index = (self._of[:, None] * (steps + 1) + np.arange(steps + 1)).astype(np.int32)
             y = self._each([s.y for s in samples])
@@ -107,6 +116,18 @@ class Feed:
         return Chunk(
             steps, self._table, index, labels=labels, permutations=permutations, slots=slots
         )
+
+    def _samples(self, stream: Any, start: int, count: int) -> Sample:
+        """Of one stream; where the run ends with the last but one, that one comes twice."""
+        here = count if self._total is None else min(count, self._total - start)
+        if hasattr(stream, "samples"):
+            found = stream.samples(start, here)
+        else:  # the least that a stream has
+            each = [stream.at(step) for step in range(start, start + here)]
+            found = Sample(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
+        if here == count:
+            return Sample(*found)
+        return Sample(*(np.concatenate([part, part[-1:]]) for part in found))
 
     def held_out(self, task: int, count: int) -> HeldOut:
         """Samples of the test split, for measuring."""

@@ -37,8 +37,9 @@ def pack(
 
     Example:
         >>> arrays = {}
-        >>> pack({"step": 3, "betas": (0.9, torch.ones(2))}, "opt", arrays)["step"], list(arrays)
-        (3, ['opt/betas/1'])
+        >>> packed = pack({"step": 3, "betas": (0.9, torch.ones(2))}, "opt", arrays)
+        >>> list(arrays), unpack(packed, arrays)["step"]
+        (['opt/betas/1'], 3)
     """
     if value is None or type(value) in (bool, int, str):
         return value

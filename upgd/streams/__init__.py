@@ -13,6 +13,7 @@ Any dataset combines with any schedule (:class:`TaskStream`, :class:`Recurring`,
 :class:`Drift`), and :func:`from_iterable` takes data of your own.
 """
 
+from upgd.streams.custom import make_problem
 from upgd.streams.datasets import (
     DataNotFoundError,
     Dataset,
@@ -25,23 +26,23 @@ from upgd.streams.datasets import (
 )
 from upgd.streams.files import DATASETS
 from upgd.streams.images import read_image_folder, read_sprites
-from upgd.streams.iterables import IterableStream, StreamEndedError, from_iterable
+from upgd.streams.iterables import IterableStream, StreamEndedError, StreamError, from_iterable
 from upgd.streams.keyed import Purpose
 from upgd.streams.npz import read_npz
-from upgd.streams.problems import PROBLEMS, Problem, get
+from upgd.streams.problems import PROBLEMS, Problem, get, register
 from upgd.streams.readers import (
     DataError,
     read_cifar_binary,
-    read_cifar_python,
     read_idx,
 )
-from upgd.streams.schedules import Drift, Every, Recurring, Schedule, Span
+from upgd.streams.schedules import Boundaries, Drift, Every, Recurring, Schedule, Span
 from upgd.streams.stream import Block, Sample, Stream, TaskStream, ToyStream
 
 __all__ = [
     "DATASETS",
     "PROBLEMS",
     "Block",
+    "Boundaries",
     "DataError",
     "DataNotFoundError",
     "Dataset",
@@ -57,18 +58,20 @@ __all__ = [
     "Span",
     "Stream",
     "StreamEndedError",
+    "StreamError",
     "TaskStream",
     "ToyStream",
     "check",
     "from_iterable",
     "get",
     "load",
+    "make_problem",
     "read_cifar_binary",
-    "read_cifar_python",
     "read_idx",
     "read_image_folder",
     "read_npz",
     "read_sprites",
+    "register",
     "search_path",
     "user_cache",
     "write_npz",

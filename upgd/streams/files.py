@@ -26,7 +26,6 @@ from upgd.streams.readers import (
     Labels,
     check_labels,
     read_cifar_binary,
-    read_cifar_python,
     read_idx,
 )
 
@@ -34,6 +33,7 @@ Arrays = tuple[Inputs, Labels, int]
 """Inputs, labels, the brightest value of images."""
 
 _CIFAR_RECORDS = 10_000  # in each original batch
+_FETCH_CIFAR = "upgd data fetch cifar10"
 
 
 class Source(NamedTuple):
@@ -252,25 +252,28 @@ def images_source(folder: Path, split: str, known: Known | None = None) -> Sourc
 
 
 def find_cifar(split: str, folder: Path) -> Source | None:
-    """CIFAR-10's batches, binary or pickled, or None.
+    """CIFAR-10's binary batches, or None.
+
+    Raises:
+        DataError: Some are missing, or there are Python batches only.
 
     Example:
         >>> find_cifar("test", Path("nowhere")) is None
         True
     """
     stems = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-    for sub, end, read in (
-        ("cifar-10-batches-bin", ".bin", read_cifar_binary),
-        ("cifar-10-batches-py", "", read_cifar_python),
-    ):
-        for place in (folder / sub, folder):
-            paths = tuple(place / (stem + end) for stem in stems)
-            absent = [path for path in paths if not path.is_file()]
-            if absent and len(absent) < len(paths):
-                raise DataError(absent[0], "is missing, and other batches are there", "add it")
-            if not absent:
-                count = _CIFAR_RECORDS * len(paths)
-                return Source(paths, partial(_read_cifar, read, paths), partial(int, count))
+    for place in (folder / "cifar-10-batches-bin", folder):
+        paths = tuple(place / f"{stem}.bin" for stem in stems)
+        absent = [path for path in paths if not path.is_file()]
+        if absent and len(absent) < len(paths):
+            raise DataError(absent[0], "is missing, and other batches are there", "add it")
+        if not absent:
+            count = _CIFAR_RECORDS * len(paths)
+            return Source(paths, partial(_read_cifar, paths), partial(int, count))
+    for place in (folder / "cifar-10-batches-py", folder):
+        if (place / stems[0]).is_file():
+            wrong = "is a batch of CIFAR-10's Python version, a pickle, which is not read"
+            raise DataError(place / stems[0], wrong, f"get the binary version: {_FETCH_CIFAR}")
     return None
 
 
@@ -317,10 +320,8 @@ def _read_idx(known: Known | None, images: Path, labels: Path, transposed: bool)
     return inputs, targets, 255
 
 
-def _read_cifar(
-    read: Callable[[Sequence[Path], int], tuple[Inputs, Labels]], paths: tuple[Path, ...]
-) -> Arrays:
-    return (*read(paths, _CIFAR_RECORDS), 255)
+def _read_cifar(paths: tuple[Path, ...]) -> Arrays:
+    return (*read_cifar_binary(paths, _CIFAR_RECORDS), 255)
 
 
 def _read_images(known: Known | None, folder: Path, split: str) -> Arrays:
@@ -379,7 +380,6 @@ def _accepted(name: str, split: str) -> list[str]:
         batch = "data_batch_1" if split == "train" else "test_batch"
         more = " … data_batch_5" if split == "train" else ""
         kinds.append(f"cifar-10-batches-bin/{batch}.bin{more}{'.bin' if more else ''}")
-        kinds.append(f"cifar-10-batches-py/{batch}{more}")
     kinds.append(f"{name}.npz")
     if known.is_images:
         kinds.append(f"{name}/{split}/<class>/<image>.png")

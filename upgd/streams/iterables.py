@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
@@ -11,7 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from upgd.streams.stream import Loss, Sample
 
 
-class StreamEndedError(RuntimeError):
+class StreamError(RuntimeError):
+    """An iterable of the user's raised something."""
+
+
+class StreamEndedError(StreamError):
     """An iterable had fewer samples than were asked for.
 
     Example:
@@ -24,6 +29,11 @@ class StreamEndedError(RuntimeError):
 class IterableStream:
     """What :func:`from_iterable` makes: a stream that reads forward.
 
+    It keeps the samples that were asked for last, and no others.
+
+    Attributes:
+        needed: How many samples the run takes, for the message where there are fewer.
+
     Example:
         >>> IterableStream([([1.0], 0)], (1,), 2, "cross_entropy").task(5)
         0
@@ -35,29 +45,41 @@ class IterableStream:
         shape: tuple[int, ...],
         outputs: int,
         loss: Loss,
+        name: str = "the iterable",
     ) -> None:
         if loss not in get_args(Loss):
             raise ValueError(f"loss must be one of {get_args(Loss)}, got {loss!r}")
-        self.shape, self.outputs, self.loss = tuple(shape), outputs, loss
+        self.shape, self.outputs, self.loss, self.name = tuple(shape), outputs, loss, name
         self.task_length: int | None = None
+        self.needed: int | None = None
         self._iterable = iterable
         self._iterator: Iterator[tuple[ArrayLike, ArrayLike]] | None = None
         self._next = 0
-        self._last: tuple[tuple[int, int], Sample] | None = None
+        self._kept: list[tuple[NDArray[np.float32], NDArray[Any]]] = []  # up to the next
+        self._lock = threading.Lock()  # an engine reads ahead in another thread
 
     def at(self, step: int, batch: int = 1) -> Sample:
         """Samples ``step·batch … (step+1)·batch - 1``; skips those before, one by one."""
-        if self._last is not None and self._last[0] == (step, batch):
-            return self._last[1]
-        first = step * batch
-        if self._iterator is None or first < self._next:
-            self._rewind(first)
-        while self._next < first:
+        return self.samples(step * batch, batch)
+
+    def samples(self, start: int, count: int) -> Sample:
+        """Samples ``start … start+count-1``; skips those before, one by one."""
+        with self._lock:
+            pairs = self._read(start, count)
+        return Sample(np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs]))
+
+    def _read(self, start: int, count: int) -> list[tuple[NDArray[np.float32], NDArray[Any]]]:
+        first = self._next - len(self._kept)
+        if self._iterator is None or start < first:
+            self._kept = []
+            self._rewind(start)
+            first = 0
+        self._kept = self._kept[start - first :]
+        while self._next < start:
             self._draw()
-        pairs = [self._check(self._draw()) for _ in range(batch)]
-        sample = Sample(np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs]))
-        self._last = ((step, batch), sample)
-        return sample
+        while self._next < start + count:
+            self._kept.append(self._check(self._draw()))
+        return self._kept[:count]
 
     def task(self, step: int) -> int:
         """Always 0: an iterable does not say."""
@@ -67,7 +89,7 @@ class IterableStream:
         iterator = iter(self._iterable)
         if self._iterator is not None and iterator is self._iterator:
             raise ValueError(
-                f"sample {first} was asked for and the iterator is at {self._next}; "
+                f"sample {first} was asked for and {self.name} is at {self._next}; "
                 "give a list or an object whose __iter__ starts anew"
             )
         self._iterator, self._next = iterator, 0
@@ -77,14 +99,21 @@ class IterableStream:
         try:
             pair = next(self._iterator)
         except StopIteration:
-            raise StreamEndedError(
-                f"sample {self._next} was asked for, the iterable has {self._next}"
-            ) from None
+            if self.needed is None:
+                message = f"sample {self._next} was asked for, {self.name} has {self._next}"
+            else:
+                message = f"{self.name} ended after {self._next} samples; {self.needed} are needed"
+            raise StreamEndedError(message) from None
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise StreamError(
+                f"{self.name}: {type(error).__name__} at sample {self._next}: {line}"
+            ) from error
         self._next += 1
         return pair
 
     def _check(self, pair: Any) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        place = f"sample {self._next - 1} of the iterable"
+        place = f"sample {self._next - 1} of {self.name}"
         try:
             x, y = pair
         except (TypeError, ValueError):

@@ -16,8 +16,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.streams.unpickle import read_batch
-
 Inputs = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 OnProgress = Callable[[int, int], None]
@@ -130,40 +128,6 @@ def read_cifar_binary(
         check_labels(path, rows[-1][:, 0].astype(np.int64), classes=10)
     table = np.concatenate(rows)
     return table[:, 1:].reshape(-1, *_CIFAR_SHAPE), table[:, 0].astype(np.int64)
-
-
-def read_cifar_python(
-    paths: Sequence[Path], records: int | None = None
-) -> tuple[NDArray[np.uint8], Labels]:
-    """CIFAR-10's python batches, without running anything that they might contain.
-
-    Arguments and return value are those of :func:`read_cifar_binary`.
-
-    Example:
-        >>> import pickle, tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "test_batch"
-        >>> batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [4]}
-        >>> _ = file.write_bytes(pickle.dumps(batch, protocol=2))
-        >>> images, labels = read_cifar_python([file])
-        >>> images.shape, labels
-        ((1, 3, 32, 32), array([4]))
-    """
-    images, labels = [], []
-    for path in paths:
-        try:
-            data, found = read_batch(path.read_bytes())
-        except Exception as error:  # a hostile pickle may raise anything
-            raise DataError(path, f"is not a CIFAR-10 batch ({error})") from error
-        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _CIFAR_RECORD - 1:
-            raise DataError(path, f"holds {data.dtype} data of shape {data.shape}")
-        if len(found) != len(data) or len(data) == 0:
-            raise DataError(path, f"has {len(data)} images and {len(found)} labels")
-        if records not in (None, len(data)):
-            raise DataError(path, f"has {len(data)} images, {records} expected")
-        check_labels(path, found, classes=10)
-        images.append(data.reshape(-1, *_CIFAR_SHAPE))
-        labels.append(found)
-    return np.concatenate(images), np.concatenate(labels)
 
 
 def check_labels(path: Path | str, labels: Labels, classes: int) -> None:

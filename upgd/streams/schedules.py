@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 
@@ -124,3 +126,26 @@ class Drift:
 
     def span(self, step: int) -> Span:
         return Every(self.length).span(step)._replace(drift=self.over)
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """A new task at each of the samples `at`; the last one stays.
+
+    Example:
+        >>> [Boundaries((500, 1200)).span(step).task for step in (0, 499, 500, 1199, 1200, 9999)]
+        [0, 0, 1, 1, 2, 2]
+    """
+
+    at: tuple[int, ...]
+    length = None
+
+    def __post_init__(self) -> None:
+        if not self.at or self.at[0] < 1 or any(a >= b for a, b in pairwise(self.at)):
+            raise ValueError(f"boundaries are sample numbers from 1 on, increasing; got {self.at}")
+
+    def span(self, step: int) -> Span:
+        number = bisect_right(self.at, step)
+        start = self.at[number - 1] if number else 0
+        stop = self.at[number] if number < len(self.at) else None
+        return Span(number, start, stop, number, number + 1)

@@ -85,7 +85,118 @@ class Stream(Protocol):
         ...
 
 
-class TaskStream:
+class Changing:
+    """What streams share whose inputs or labels are permuted anew at each change of task.
+
+    Args:
+        seed: decides everything random.
+        shape: of one input.
+        outputs: classes, or values of a target.
+        permute: ``"inputs"`` (all values of an input, over its whole shape), ``"labels"``, None.
+        schedule: when the task changes.
+        flatten: give inputs as vectors, for networks of linear layers.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        shape: tuple[int, ...],
+        outputs: int,
+        permute: Permute | None,
+        schedule: Schedule,
+        flatten: bool,
+    ) -> None:
+        if permute is not None and permute not in get_args(Permute):
+            raise ValueError(f"permute must be 'inputs', 'labels' or None, got {permute!r}")
+        self.seed, self.permute, self.schedule, self.outputs = seed, permute, schedule, outputs
+        self.task_length = schedule.length
+        self._features = int(np.prod(shape))
+        self.shape = (self._features,) if flatten else shape
+        self._recent: dict[str, dict[Any, Any]] = {}
+
+    def at(self, step: int, batch: int = 1) -> Sample:
+        """Samples ``step·batch … (step+1)·batch - 1``."""
+        return self.samples(step * batch, batch)
+
+    def samples(self, start: int, count: int) -> Sample:
+        """Samples ``start … start+count-1``."""
+        raise NotImplementedError
+
+    def task(self, step: int) -> int:
+        """The task of sample `step`: where tasks drift, the one that this sample is of."""
+        span = self.schedule.span(step)
+        return int(self._tasks(span, step, step + 1)[0]) if span.drift else span.task
+
+    def input_permutation(self, task: int) -> NDArray[np.int64]:
+        """`p` of a task: value ``i`` of a permuted input is value ``p[i]`` of the original."""
+        if self.permute != "inputs":
+            return np.arange(self._features)
+        return self._recall(
+            "inputs",
+            task,
+            lambda: keyed.permutation(self._features, self.seed, Purpose.INPUT_PERMUTATION, task),
+        )
+
+    def label_permutation(self, task: int) -> NDArray[np.int64]:
+        """`p` of a task: class ``c`` is called ``p[c]``."""
+        if self.permute != "labels":
+            return np.arange(self.outputs)
+        return self._recall(
+            "labels",
+            task,
+            lambda: keyed.permutation(self.outputs, self.seed, Purpose.LABEL_PERMUTATION, task),
+        )
+
+    def _tasks(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
+        tasks = np.full(stop - start, span.task, dtype=np.int64)
+        if span.drift and span.stop is not None:
+            begins = max(start, span.stop - span.drift)
+            if begins < stop:
+                i = np.arange(begins, stop) - (span.stop - span.drift) + 1
+                u = keyed.uniform(stop - begins, self.seed, Purpose.DRIFT, start=begins)
+                tasks[begins - start :][u * (span.drift + 1) < i] = span.following
+        return tasks
+
+    def _permuted_labels(
+        self, labels: NDArray[np.int64], task: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Labels under the permutation of each one's task; changes them in place."""
+        if self.permute == "labels":
+            for one, here in _groups(task):
+                labels[here] = self.label_permutation(one)[labels[here]]
+        return labels
+
+    def _permuted_inputs(
+        self, inputs: NDArray[np.float32], task: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Inputs in the stream's shape, under the permutation of each one's task."""
+        x = inputs.reshape(len(inputs), self._features)
+        if self.permute == "inputs":
+            for one, here in _groups(task):
+                x[here] = x[here][:, self.input_permutation(one)]
+        return x.reshape(len(x), *self.shape)
+
+    def _all_tasks(self, start: int, count: int) -> NDArray[np.int64]:
+        """The task of each of some consecutive samples."""
+        found, stop = [], start + count
+        while start < stop:
+            span = self.schedule.span(start)
+            end = stop if span.stop is None else min(stop, span.stop)
+            found.append(self._tasks(span, start, end))
+            start = end
+        return np.concatenate(found)
+
+    def _recall(self, kind: str, key: Any, make: Callable[[], _Value]) -> _Value:
+        store = self._recent.setdefault(kind, {})
+        if key not in store:
+            if len(store) >= _RECENT:
+                del store[next(iter(store))]
+            store[key] = make()
+        found: _Value = store[key]
+        return found
+
+
+class TaskStream(Changing):
     """Samples of a dataset whose inputs or labels are permuted anew at each change of task.
 
     Task 0 is permuted too. Each span between changes shuffles the data afresh; no sample repeats
@@ -122,48 +233,34 @@ class TaskStream:
         test: Dataset | Callable[[], Dataset] | None = None,
         flatten: bool = False,
     ) -> None:
-        if permute is not None and permute not in get_args(Permute):
-            raise ValueError(f"permute must be 'inputs', 'labels' or None, got {permute!r}")
         if schedule is not None and task_length not in (None, schedule.length):
             raise ValueError(
                 f"task_length {task_length} is not the schedule's {schedule.length}; leave it out"
             )
-        self.dataset, self.seed, self.permute = dataset, seed, permute
-        self.schedule: Schedule = Every(task_length) if schedule is None else schedule
-        self.task_length = self.schedule.length
-        self.outputs = dataset.classes
-        self._features = int(np.prod(dataset.shape))
-        self.shape = (self._features,) if flatten else dataset.shape
+        when = Every(task_length) if schedule is None else schedule
+        super().__init__(seed, dataset.shape, dataset.classes, permute, when, flatten)
+        self.dataset = dataset
         self._test = test
-        self._recent: dict[str, dict[Any, Any]] = {}
-
-    def at(self, step: int, batch: int = 1) -> Sample:
-        """Samples ``step·batch … (step+1)·batch - 1``."""
-        return self.samples(step * batch, batch)
 
     def samples(self, start: int, count: int) -> Sample:
         """Samples ``start … start+count-1``."""
         block = self.block(start, count)
-        return Sample(self._inputs(self.dataset, block.index, block.task), block.label)
-
-    def task(self, step: int) -> int:
-        """The task of sample `step`: where tasks drift, the one that this sample is of."""
-        span = self.schedule.span(step)
-        return int(self._tasks(span, step, step + 1)[0]) if span.drift else span.task
+        return Sample(
+            self._permuted_inputs(self.dataset.scaled(block.index), block.task), block.label
+        )
 
     def block(self, start: int, count: int) -> Block:
         """Samples ``start … start+count-1`` as indices, for engines that gather on a device."""
         if start < 0 or count < 1:
             raise ValueError(f"a block needs start >= 0 and count >= 1, got {start} and {count}")
-        indices, tasks, stop = [], [], start + count
+        indices, task, stop = [], self._all_tasks(start, count), start + count
         while start < stop:
             span = self.schedule.span(start)
             end = stop if span.stop is None else min(stop, span.stop)
             indices.append(self._indices(span, start, end))
-            tasks.append(self._tasks(span, start, end))
             start = end
-        index, task = np.concatenate(indices), np.concatenate(tasks)
-        return Block(index, task, self._labels(self.dataset, index, task))
+        index = np.concatenate(indices)
+        return Block(index, task, self._permuted_labels(self.dataset.labels[index], task))
 
     def order(self, span: int, again: int = 0) -> NDArray[np.int64]:
         """The order of samples in span number `span` (without recurrence: in that task).
@@ -171,26 +268,6 @@ class TaskStream:
         `again` counts how often the data have ended within the span.
         """
         return keyed.permutation(len(self.dataset), self.seed, Purpose.ORDER, span, again)
-
-    def input_permutation(self, task: int) -> NDArray[np.int64]:
-        """`p` of a task: value ``i`` of a permuted input is value ``p[i]`` of the original."""
-        if self.permute != "inputs":
-            return np.arange(self._features)
-        return self._recall(
-            "inputs",
-            task,
-            lambda: keyed.permutation(self._features, self.seed, Purpose.INPUT_PERMUTATION, task),
-        )
-
-    def label_permutation(self, task: int) -> NDArray[np.int64]:
-        """`p` of a task: class ``c`` is called ``p[c]``."""
-        if self.permute != "labels":
-            return np.arange(self.outputs)
-        return self._recall(
-            "labels",
-            task,
-            lambda: keyed.permutation(self.outputs, self.seed, Purpose.LABEL_PERMUTATION, task),
-        )
 
     def held_out(self, task: int, count: int) -> Sample:
         """`count` samples of the test split, other ones for each task, under its permutation."""
@@ -202,7 +279,10 @@ class TaskStream:
             raise ValueError(f"count must be from 1 to {len(test)} test samples, got {count}")
         index = keyed.permutation(len(test), self.seed, Purpose.HELD_OUT, task, first=count)
         tasks = np.full(count, task)
-        return Sample(self._inputs(test, index, tasks), self._labels(test, index, tasks))
+        return Sample(
+            self._permuted_inputs(test.scaled(index), tasks),
+            self._permuted_labels(test.labels[index], tasks),
+        )
 
     def _indices(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
         n = len(self.dataset)
@@ -223,43 +303,6 @@ class TaskStream:
             (span.number, again),
             lambda: keyed.permutation(n, self.seed, Purpose.ORDER, span.number, again, first=used),
         )
-
-    def _tasks(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
-        tasks = np.full(stop - start, span.task, dtype=np.int64)
-        if span.drift and span.stop is not None:
-            begins = max(start, span.stop - span.drift)
-            if begins < stop:
-                i = np.arange(begins, stop) - (span.stop - span.drift) + 1
-                u = keyed.uniform(stop - begins, self.seed, Purpose.DRIFT, start=begins)
-                tasks[begins - start :][u * (span.drift + 1) < i] = span.following
-        return tasks
-
-    def _labels(
-        self, data: Dataset, index: NDArray[np.int64], task: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        labels = data.labels[index]
-        if self.permute == "labels":
-            for one, here in _groups(task):
-                labels[here] = self.label_permutation(one)[labels[here]]
-        return labels
-
-    def _inputs(
-        self, data: Dataset, index: NDArray[np.int64], task: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        x = data.scaled(index).reshape(len(index), self._features)
-        if self.permute == "inputs":
-            for one, here in _groups(task):
-                x[here] = x[here][:, self.input_permutation(one)]
-        return x.reshape(len(index), *self.shape)
-
-    def _recall(self, kind: str, key: Any, make: Callable[[], _Value]) -> _Value:
-        store = self._recent.setdefault(kind, {})
-        if key not in store:
-            if len(store) >= _RECENT:
-                del store[next(iter(store))]
-            store[key] = make()
-        found: _Value = store[key]
-        return found
 
 
 def _groups(task: NDArray[np.int64]) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:

@@ -11,7 +11,7 @@ from typing import Any
 from upgd import networks
 from upgd.engine import EagerRun, Setting
 from upgd.optim.registry import get as get_method
-from upgd.streams import Problem
+from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
 from upgd.study.errors import SpecError
 from upgd.study.spec import RunSpec, Scalar
@@ -35,9 +35,13 @@ def prepare(
         >>> prepare(spec).advance(10)
     """
     problem, setting = plan(spec)
-    stream = problem.make(spec.seed, data_dir)
     try:
+        stream = problem.make(spec.seed, data_dir)
+        if hasattr(stream, "needed"):  # it may have fewer samples
+            stream.needed = spec.steps * setting.batch
         return EagerRun(stream, partial(networks.build_for, problem), setting, device)
+    except DataError:
+        raise
     except (ValueError, RuntimeError) as error:  # PyTorch has the latter for what is too large
         raise SpecError(f"{spec.label()}: {str(error).splitlines()[0]}") from error
 
