@@ -142,7 +142,7 @@ def _narrowed(
         )
     chosen = tuple(arm for arm in search.arms if not wanted or arm in wanted)
     methods = [learner(arm)[0] for arm in chosen]
-    have: dict[str, grids.Grid] = {m: {name: () for name in scalars(m)} for m in methods}
+    have: dict[str, grids.Grid] = {m: dict.fromkeys(scalars(m), ()) for m in methods}
     axes = grids.change_axes(have, settings).values()
     given = {name: values for grid in axes for name, values in grid.items() if values}
     changed = replace(search, arms=chosen, seeds=seeds or search.seeds, axes=given)

@@ -44,6 +44,7 @@ class Row:
         options: Constructor arguments that make it this method.
         aliases: Other names; each may change defaults (UPGD-W is UPGD with decay).
         unsupported: Features it lacks, each with the reason.
+        source: Digits that change with what it computes, for a user's own; "" for those here.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def hyper(self) -> dict[str, Hyperparameter]:
