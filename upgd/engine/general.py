@@ -314,9 +314,14 @@ class GeneralStack:
             given["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
         if group.reduce is not None:
             given["eta"] = self._eta(method.phases[0], rules["reduce"](**given))
-        weights, *new = rules["update"](**given)
-        for k in range(len(method.states)):
-            states[k].copy_(new[k])
+        old = [given[name] for name in STATES[: len(method.states)]]
+        weights, *new = (
+            # A rule may return another state's old value, which will be overwritten.
+            t.clone() if t is not own and any(t is each for each in old) else t
+            for own, t in zip((None, *old), rules["update"](**given), strict=False)
+        )
+        for state, value in zip(states, new, strict=True):
+            state.copy_(value)
         self.weights[mine] = weights
 
     def _eta(self, phase: Phase, trace: Tensor) -> Tensor:

@@ -72,6 +72,18 @@ def source(method: Method, stage: Stage, target: Target) -> str:
     return _function(name, _results(method, stage), target)
 
 
+def describe(method: Method) -> str:
+    """What a method computes, in its own names: the same however it is laid out in memory."""
+    names = {
+        **dict(zip(NUMBERS, method.numbers, strict=False)),
+        **dict(zip(STATES, method.states, strict=False)),
+        **{CORRECTIONS[k]: f"c_{state}" for k, state in enumerate(method.states)},
+    }
+    stages: list[Stage] = ["reduce", "update"] if reduces(method) else ["update"]
+    bodies = [source(method, stage, "torch").split("\n", 1)[1] for stage in stages]
+    return re.sub(r"\b[a-z]\w*\b", lambda word: names.get(word[0], word[0]), "".join(bodies))
+
+
 def fills_padding(method: Method) -> bool:
     """Whether weights and states that are zero, with a gradient of zero, may become something else.
 

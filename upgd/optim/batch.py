@@ -268,7 +268,7 @@ class Batch:
         if ok is None:
             self._store(results, self.targets)
         else:
-            for name, new in _weights_last(results):
+            for name, new in _weights_last(_apart(results, self.lists)):
                 self._store_if(ok, name, new)
 
     def _blocks(self, phase: Phase) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -297,7 +297,7 @@ class Batch:
 
     @staticmethod
     def _store(results: list[tuple[str, Any]], targets: dict[str, Any]) -> None:
-        for name, new in _weights_last(results):
+        for name, new in _weights_last(_apart(results, targets)):
             if new is not targets[name]:
                 torch._foreach_copy_(targets[name], new)
 
@@ -362,6 +362,26 @@ class Batch:
         derivatives = ("derivatives",) if "derivatives" in self.lists else ("g", "h", "f", "s")
         names = [name for name in ("w", *derivatives) if name in self.lists]
         return [_largest_magnitude(self.lists[name]) for name in names]
+
+
+def _apart(results: list[tuple[str, Any]], held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Results, with a copy of each that is the old value of another state: that is overwritten."""
+    states = [name for name, _ in results if name != "w"]
+    return [
+        (name, _copied(new))
+        if any(_is_one(new, held[other]) for other in states if other != name)
+        else (name, new)
+        for name, new in results
+    ]
+
+
+def _is_one(new: Any, old: Any) -> bool:
+    """Whether two lists, or packed tensors, are the same memory."""
+    return new is old or (isinstance(new, list) and bool(new) and new[0] is old[0])
+
+
+def _copied(new: Any) -> Any:
+    return new.clone() if isinstance(new, Tensor) else [t.clone() for t in new]
 
 
 def _weights_last(results: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -1,0 +1,423 @@
+"""A method from a plain function: what a user writes becomes a row like those of the registry.
+
+:func:`rule_row` checks a rule where it is defined, so that what is wrong with it is said there in
+one line and not by an executor later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+import keyword
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, describe, inputs_of
+from upgd.optim.base import Common, RuleOptimizer
+from upgd.optim.checks import CLOCK
+from upgd.optim.program import Program
+from upgd.optim.registry import Row
+from upgd.rules.ops import FUNCTIONS
+from upgd.rules.symbols import Symbol
+from upgd.rules.vocabulary import Method, Phase, Reduce, as_numbers
+
+Rule = Callable[..., Any]
+_READ = ("w", "g", "h", "noise")
+_RESERVED = {*_READ, "f", "s", "eta", *CLOCK, *Common.__annotations__}
+_RESERVED |= {"self", "params", "param_names", "method", "hyper", "options", "noise_step"}
+_RESERVED |= {"torch", "len", *keyword.kwlist}
+_TAKEN = re.compile(r"c_.*|r\d+")  # bias corrections, and what programs call their registers
+
+
+def rule_row(
+    name: str,
+    rule: Rule | tuple[Rule, Rule],
+    *,
+    title: str | None = None,
+    states: Mapping[str, Any] | Sequence[str] = (),
+    decays: Mapping[str, str] | None = None,
+    reduce: Reduce | None = None,
+    writes: Sequence[Any] | None = None,
+    power: int = 2,
+    **defaults: Any,
+) -> Row:
+    """The method called `name` whose update is `rule`.
+
+    A rule is a function of scalars (:mod:`upgd.rules.vocabulary`): its argument names say what it
+    reads, it uses ``+ - * /``, small whole powers and the functions of :mod:`upgd.rules.ops`, and
+    it returns the new weight, or that and all new states in the order of `states`. States that
+    start as the weight may be left out altogether: they stay what they were.
+
+    Args:
+        name: On the command line and in results: lower-case letters, digits and ``-``.
+        rule: The function; or two, of which the first returns the trace, the first of `states`
+            (and may return those that follow), and the second reads ``eta``.
+        title: In tables and figures; by default `name`.
+        states: What is kept per weight: names, with ``"weight"`` for a state that starts as a copy
+            of the weight and ``"zero"`` for others; or names alone.
+        decays: For each trace whose bias correction ``c_<trace>`` is read, or that makes ``eta``,
+            the hyperparameter by which it decays.
+        reduce: How ``eta`` comes from the trace: its ``"max"`` over all weights, or its
+            ``"row_norm"`` (:class:`~upgd.rules.vocabulary.Phase`).
+        writes: What the rule returns, where it is not the above; of two, a pair of such lists.
+        power: How many weights and derivatives it multiplies with each other at most.
+        defaults: Its hyperparameters, under any names. ``lr`` must be among them. ``sigma``, if it
+            is there, scales the noise: none is drawn where it is 0.
+
+    Raises:
+        TypeError, ValueError: In one line, what is wrong with the rule.
+
+    Example:
+        >>> def l2_init(w, g, start, lr, kappa):
+        ...     return w - lr * (g + kappa * (w - start))
+        >>> row = rule_row("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01)
+        >>> row.optimizer.__name__, row.defaults
+        ('L2Init', {'lr': 0.01, 'kappa': 0.01})
+    """
+    _check_name(name)
+    rules = _rules(name, rule, reduce)
+    starts = _starts(name, states)
+    _check_names(name, starts, defaults)
+    decays = _checked_decays(name, decays or {}, starts, defaults)
+    for each in rules:
+        _check_reads(name, each, _readable(starts, decays, defaults, eta=each is not rules[0]))
+    written = _writes(name, rules, starts, decays, defaults, writes)
+    _check_use(name, rules, written, starts, decays, defaults)
+    phases = [Phase(fn, names) for fn, names in zip(rules, written, strict=True)]
+    if reduce is not None:
+        phases[0] = Phase(rules[0], written[0], reduce)
+    trace = written[0][0]
+    method = Method(
+        hyper=tuple(defaults),
+        phases=tuple(phases),
+        states=tuple(sorted(starts, key=lambda state: state != trace)),  # kernels read it first
+        decays=decays,
+        starts_as_weight=frozenset(state for state, start in starts.items() if start == "weight"),
+        power=_checked_power(name, power),
+    )
+    _check_sizes(name, method)
+    for each, hyperparameter in method.hyperparameters.items():
+        hyperparameter.check(name, defaults[each])
+    _check_programs(name, method)
+    return Row(
+        name, title or name, _optimizer(name, method, defaults), method, source=_digest(method)
+    )
+
+
+# ------------------------------------------------------------------------------- arguments
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", name):
+        raise ValueError(
+            f"a method's name must be lower-case letters and digits, with '-' between words, such "
+            f"as 'l2-init'; got {name!r}"
+        )
+
+
+def _rules(name: str, rule: Any, reduce: Any) -> tuple[Rule, ...]:
+    rules = tuple(rule) if isinstance(rule, tuple | list) else (rule,)
+    for each in rules:
+        if not callable(each):
+            raise TypeError(f"{name}: a rule must be a function, got {each!r}")
+    if len(rules) > 2:
+        raise ValueError(f"{name}: a method is one rule or two, got {len(rules)}")
+    if len(rules) == 2 and reduce not in ("max", "row_norm"):
+        raise ValueError(f"{name}: two rules need reduce='max' or 'row_norm', got {reduce!r}")
+    if len(rules) == 1 and reduce is not None:
+        raise ValueError(f"{name}: reduce={reduce!r} needs two rules, (trace, update)")
+    return rules
+
+
+def _starts(name: str, states: Any) -> dict[str, str]:
+    """For each state, ``"weight"`` or ``"zero"``."""
+    given = dict(states) if isinstance(states, Mapping) else None
+    if given is None:
+        if isinstance(states, str) or not all(isinstance(state, str) for state in states):
+            raise TypeError(f"{name}: states must be names, such as ('momentum',); got {states!r}")
+        given = dict.fromkeys(states, "zero")
+    for state, start in given.items():
+        if start not in ("weight", "zero") and (isinstance(start, bool) or start != 0):
+            raise ValueError(
+                f"{name}: the state {state!r} must start as 'weight' or 'zero', got {start!r}"
+            )
+    return {state: "weight" if start == "weight" else "zero" for state, start in given.items()}
+
+
+def _check_names(name: str, starts: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    if "lr" not in defaults:
+        raise ValueError(
+            f"{name}: no hyperparameter is called lr; schedulers look for it, so give the step "
+            "size that name and a default, such as lr=0.01"
+        )
+    pair = defaults.get("betas", (0.0, 0.0))
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"{name}: betas must be two numbers, got {pair!r}; call one number beta")
+    twice = (starts.keys() & as_numbers(defaults).keys()) | (
+        {"beta1", "beta2"} & defaults.keys() if "betas" in defaults else set()
+    )
+    for each in sorted(twice):
+        raise ValueError(f"{name}: {each!r} is the name of two things; rename one")
+    for each in (*starts, *defaults):
+        if not each.isidentifier() or each in _RESERVED or _TAKEN.fullmatch(each):
+            raise ValueError(f"{name}: {each!r} has a meaning of its own or is no name; rename it")
+
+
+def _checked_decays(
+    name: str, decays: Any, starts: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, str]:
+    if not isinstance(decays, Mapping):
+        raise TypeError(f"{name}: decays must be a mapping from states to names, got {decays!r}")
+    numbers = as_numbers(defaults)
+    for state, decay in decays.items():
+        if state not in starts:
+            raise ValueError(
+                f"{name}: decays names {state!r}, which is no state{_hint(state, starts)}"
+            )
+        if decay not in numbers:
+            raise ValueError(
+                f"{name}: {state} decays by {decay!r}, which is no hyperparameter"
+                f"{_hint(decay, numbers)}"
+            )
+    return dict(decays)
+
+
+def _checked_power(name: str, power: Any) -> int:
+    if isinstance(power, bool) or not isinstance(power, int) or power < 2:
+        raise ValueError(f"{name}: power must be a whole number, 2 or more, got {power!r}")
+    return power
+
+
+def _hint(word: Any, known: Any) -> str:
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# ---------------------------------------------------------------------------------- reading
+def _readable(
+    starts: Mapping[str, str], decays: Mapping[str, str], defaults: Mapping[str, Any], eta: bool
+) -> list[str]:
+    """What a rule's arguments may be called."""
+    corrections = [f"c_{state}" for state in decays]
+    return [*_READ, *["eta"] * eta, *starts, *corrections, *as_numbers(defaults)]
+
+
+def _check_reads(name: str, rule: Rule, readable: Sequence[str]) -> None:
+    for each, parameter in inspect.signature(rule).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(
+                f"{name}: {_called(rule)} must name its arguments one by one, without * and **; "
+                f"got {parameter}"
+            )
+        if each not in readable:
+            raise ValueError(
+                f"{name}: {_called(rule)} reads {each!r}; it may read {', '.join(readable)}"
+                f"{_hint(each, readable) or f'. A hyperparameter needs a default, {each}=0.1'}"
+            )
+
+
+def _called(rule: Rule) -> str:
+    return str(getattr(rule, "__name__", rule))
+
+
+def _symbols(
+    starts: Mapping[str, str], decays: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    lists = {each: Symbol("input", each, is_list=True) for each in (*_READ, *starts)}
+    others = ("eta", *(f"c_{state}" for state in decays), *as_numbers(defaults))
+    return {**lists, **{each: Symbol("input", each, is_list=False) for each in others}}
+
+
+def _evaluated(name: str, rule: Rule, env: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a rule returns for symbols.
+
+    Raises:
+        TypeError: It uses something that a rule may not.
+    """
+    reads = inspect.signature(rule).parameters
+    try:
+        found = rule(*[env[each] for each in reads])
+    except Exception as error:  # whatever a user's function may raise
+        code = getattr(rule, "__code__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f.lineno for f in frames if code is not None and f.filename == code.co_filename]
+        where = f", line {own[-1]}" if own else ""
+        what = str(error).splitlines()[0] if str(error) else ""
+        raise TypeError(
+            f"{name}: {_called(rule)}{where} cannot be a rule: {type(error).__name__}: {what}. A "
+            f"rule uses + - * / and {', '.join(FUNCTIONS)} or clip of upgd.lab"
+        ) from None
+    return found if isinstance(found, tuple) else (found,)
+
+
+# ---------------------------------------------------------------------------------- writing
+def _writes(
+    name: str,
+    rules: tuple[Rule, ...],
+    starts: Mapping[str, str],
+    decays: Mapping[str, str],
+    defaults: Mapping[str, Any],
+    given: Sequence[Any] | None,
+) -> list[tuple[str, ...]]:
+    """For each rule the names of what it returns, checked against what it does return."""
+    env = _symbols(starts, decays, defaults)
+    asked = _asked(name, len(rules), starts, given)
+    left = list(starts)
+    found: list[tuple[str, ...]] = []
+    for place, rule in enumerate(rules):
+        results = _evaluated(name, rule, env)
+        last = place == len(rules) - 1
+        names = asked[place] if asked else _named(len(results), left, starts, last)
+        if len(names) != len(results):
+            few = "few" if len(results) < len(names) else "many"
+            raise ValueError(
+                f"{name}: {_called(rule)} returns too {few} values, {len(results)} where "
+                f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} written"
+            )
+        for each, result in zip(names, results, strict=True):
+            if not isinstance(result, Symbol) or not result.is_list:
+                kind = "a hyperparameter" if isinstance(result, Symbol) else repr(result)
+                raise TypeError(
+                    f"{name}: {_called(rule)} returns {kind} for {each}; it must be something "
+                    "that varies with the weight"
+                )
+        if not last:
+            _check_trace(name, rule, results[0], names[0], defaults)
+            env |= {each: Symbol("input", each, is_list=True) for each in names}
+        left = [state for state in left if state not in names]
+        found.append(names)
+    return found
+
+
+def _named(count: int, left: list[str], starts: Mapping[str, str], last: bool) -> tuple[str, ...]:
+    """What `count` values are, of all the states that no rule before has written."""
+    if not last:
+        return tuple(left[: max(1, count)]) or ("a state",)
+    constant = all(starts[state] == "weight" for state in left)
+    return ("w",) if constant and count == 1 else ("w", *left)
+
+
+def _asked(
+    name: str, rules: int, starts: Mapping[str, str], given: Sequence[Any] | None
+) -> list[tuple[str, ...]]:
+    if given is None:
+        return []
+    lists = [tuple(each) for each in given] if rules == 2 else [tuple(given)]
+    names = [each for part in lists for each in part]
+    if isinstance(given, str) or len(lists) != rules or "w" not in lists[-1] or not all(lists):
+        raise ValueError(
+            f"{name}: writes must be names with 'w' among them, such as ('w', 'momentum'); of two "
+            f"rules, a pair of such lists; got {given!r}"
+        )
+    for each in names:
+        if each != "w" and each not in starts:
+            known = ["w", *starts]
+            raise ValueError(
+                f"{name}: writes names {each!r}; there are {', '.join(known)}{_hint(each, known)}"
+            )
+        if names.count(each) > 1:
+            raise ValueError(f"{name}: writes names {each!r} twice")
+    if rules == 2 and "w" in lists[0]:
+        raise ValueError(f"{name}: the first of two rules makes eta; the second writes w")
+    return lists
+
+
+def _check_trace(
+    name: str, rule: Rule, result: Any, trace: str, defaults: Mapping[str, Any]
+) -> None:
+    allowed = {"w", "g", "h", trace, *as_numbers(defaults)}
+    for each in sorted(inputs_of([result]) - allowed):
+        raise ValueError(
+            f"{name}: {_called(rule)} makes eta from {each!r}; the trace {trace} may depend on "
+            f"w, g, h, itself and hyperparameters"
+        )
+
+
+def _check_use(
+    name: str,
+    rules: tuple[Rule, ...],
+    written: list[tuple[str, ...]],
+    starts: Mapping[str, str],
+    decays: Mapping[str, str],
+    defaults: Mapping[str, Any],
+) -> None:
+    """Raise where a state is never written, or a name never read."""
+    reads = {each for rule in rules for each in inspect.signature(rule).parameters}
+    writes = {each for names in written for each in names}
+    for state, start in starts.items():
+        if start == "zero" and state not in writes:
+            raise ValueError(
+                f"{name}: {_called(rules[-1])} returns too few values: the state {state} starts at "
+                "zero and is never written; return it too, or let it start as 'weight'"
+            )
+        if start == "weight" and state not in reads | writes:
+            raise ValueError(f"{name}: no rule reads the state {state}; leave it out")
+    for each in as_numbers(defaults):
+        if each not in reads | set(decays.values()):
+            raise ValueError(
+                f"{name}: no rule reads the hyperparameter {each}; leave it out"
+                f"{_hint(each, reads - {each})}"
+            )
+
+
+# ---------------------------------------------------------------------------------- building
+def _check_sizes(name: str, method: Method) -> None:
+    for what, names, most in (
+        ("states", method.states, MOST_STATES),
+        ("hyperparameters", method.numbers, MOST_NUMBERS),
+    ):
+        if len(names) > most:
+            raise ValueError(
+                f"{name}: it has {len(names)} {what}, {', '.join(names)}; kernels have room for "
+                f"{most}"
+            )
+
+
+def _check_programs(name: str, method: Method) -> None:
+    """Raise where no program can be written for lists of tensors."""
+    lists = frozenset({*_READ, *method.states})
+    for phase in method.phases:
+        on_device = frozenset(n for n in phase.reads if n == "eta" or n.startswith("c_"))
+        try:
+            Program(phase.fn, phase.reads, phase.writes, lists=lists, on_device=on_device)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: {_called(phase.fn)} cannot be a rule: {error}") from None
+
+
+def _optimizer(name: str, method: Method, defaults: Mapping[str, Any]) -> type[RuleOptimizer]:
+    kinds = inspect.Parameter
+    named = [kinds(each, kinds.POSITIONAL_OR_KEYWORD) for each in ("self", "params")]
+    hyper = [kinds(n, kinds.POSITIONAL_OR_KEYWORD, default=value) for n, value in defaults.items()]
+    signature = inspect.Signature([*named, *hyper, kinds("common", kinds.VAR_KEYWORD)])
+
+    def make(self: RuleOptimizer, params: Any, *values: Any, **given: Any) -> None:
+        bound = signature.bind(self, params, *values, **given)
+        bound.apply_defaults()
+        hyper = {each: bound.arguments[each] for each in defaults}
+        RuleOptimizer.__init__(self, params, method, hyper, **bound.arguments["common"])
+
+    make.__signature__ = signature  # type: ignore[attr-defined]
+    last = method.phases[-1].fn
+    content = {
+        "__init__": make,
+        "__doc__": inspect.getdoc(last) or f"The method {name}.",
+        "__module__": getattr(last, "__module__", __name__),
+    }
+    title = "".join(part[:1].upper() + part[1:] for part in re.split(r"[-_.]", name))
+    return type(title, (RuleOptimizer,), content)
+
+
+def _digest(method: Method) -> str:
+    """16 hex digits of what a method computes: not of comments, layout or default values."""
+    facts = {
+        "rules": describe(method),
+        "states": sorted(method.states),
+        "decays": dict(method.decays),
+        "starts": sorted(method.starts_as_weight),
+        "reduce": [phase.reduce for phase in method.phases],
+        "hyper": sorted(method.hyper),
+        "power": method.power,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
