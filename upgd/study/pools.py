@@ -15,7 +15,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
-from upgd.processes import deaf, ignore, tied
+from upgd.processes import dies_with_parent, ignore_interrupts, interrupts_blocked
 from upgd.study.jobs import Alive, Died, Ended, Event, Job, Ready, Servant
 
 STOP, OVER = "stop", "over"
@@ -226,7 +226,10 @@ class LocalPool:
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         worker, self._next = self._next, self._next + 1
-        with deaf(), tied():  # until it is known, or nobody would end it
+        with (
+            interrupts_blocked(),
+            dies_with_parent(),
+        ):  # until it is registered, nobody would stop it
             process.start()
             theirs.close()
             hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
@@ -273,7 +276,7 @@ def _serve(
     at_start: Callable[[], None] | None,
 ) -> None:
     """What a worker's process does."""
-    ignore()
+    ignore_interrupts()
     if at_start is not None:
         at_start()
     servant = Servant(threads, device, share)
