@@ -397,7 +397,7 @@ def test_tables_keep_what_they_are_given(tmp_path: Path) -> None:
     assert (folder / "series.csv.gz").read_bytes() == first
     assert load([tmp_path]).keys() == {"input-permuted-mnist"}
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"a,b\n"))
-    with pytest.raises(ValueError, match="no table of results"):
+    with pytest.raises(ValueError, match="not a table of results"):
         read(tmp_path / "x.gz", "x")
     header = gzip.compress(b"arm,seed,samples,accuracy\n")
     broken = {"half": first[: len(first) // 2], "plain": b"arm,seed", "empty": gzip.compress(b"")}

@@ -1439,7 +1439,7 @@ def test_checkpointed_blocks(method: Any) -> None:
     found = curvature.diagonal(F.mse_loss(last(h.tanh()), y), params, method=method)
     assert off(found, plain) < 1e-12
     loss = F.mse_loss(last(checkpoint(block, x, use_reentrant=False).tanh()), y)
-    with pytest.raises(RuntimeError, match="give out their activations once"):
+    with pytest.raises(RuntimeError, match="provide their activations once"):
         curvature.backward(loss, method=method)
 
 

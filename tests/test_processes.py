@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from tests.waiting import PATIENCE, wait_for
-from upgd.processes import PARENT, TO_END, _is_alive, deaf, ignore, tied
+from upgd.processes import (
+    PARENT,
+    TO_END,
+    _is_alive,
+    dies_with_parent,
+    ignore_interrupts,
+    interrupts_blocked,
+)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, to send a signal is to end a process")
@@ -24,7 +31,7 @@ def test_what_comes_meanwhile_is_heard_afterwards(number: signal.Signals) -> Non
     heard: list[int] = []
     before = signal.signal(number, lambda number, frame: heard.append(number))
     try:
-        with deaf():
+        with interrupts_blocked():
             os.kill(os.getpid(), number)
             assert heard == []
         wait_for(lambda: heard == [number])  # it may come by way of another thread
@@ -36,7 +43,7 @@ def test_what_comes_meanwhile_is_heard_afterwards(number: signal.Signals) -> Non
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be blocked here")
 def test_nothing_stays_blocked() -> None:
-    with deaf():
+    with interrupts_blocked():
         pass
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(TO_END)
 
@@ -46,7 +53,7 @@ def test_in_a_thread_it_does_nothing() -> None:
 
     def begin() -> None:
         try:
-            with deaf():
+            with interrupts_blocked():
                 pass
         except Exception as error:
             errors.append(error)
@@ -60,7 +67,7 @@ def test_in_a_thread_it_does_nothing() -> None:
 def _wait_then_ignore(pipe: Any) -> None:
     pipe.send("here")
     pipe.recv()
-    ignore()
+    ignore_interrupts()
     pipe.send("still here")
     pipe.recv()
 
@@ -81,7 +88,7 @@ def _survive() -> None:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_wait_then_ignore, args=(theirs,), daemon=True)
-    with deaf():
+    with interrupts_blocked():
         process.start()
     heard: list[int] = []
     for number in TO_END:
@@ -169,11 +176,11 @@ import multiprocessing, sys, time
 if __name__ != "__main__":
     import upgd
     time.sleep(600)
-from upgd.processes import deaf, tied
+from upgd.processes import interrupts_blocked, dies_with_parent
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=print, daemon=True)
-    with deaf(), tied():
+    with interrupts_blocked(), dies_with_parent():
         process.start()
     print(process.pid, flush=True)
     time.sleep(600)
@@ -219,7 +226,7 @@ def test_a_thread_that_ends_takes_no_worker_along() -> None:
     seen: list[str | None] = []
 
     def begin() -> None:
-        with tied():
+        with dies_with_parent():
             seen.append(os.environ.get(PARENT))
 
     thread = threading.Thread(target=begin)

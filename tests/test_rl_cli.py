@@ -481,7 +481,7 @@ def test_the_page_s_longer_runs_are_figure_8_s_arms(monkeypatch: pytest.MonkeyPa
         ([], "name an environment"),
         (["Hopper", "--optimizers", "adm"], "unknown method 'adm'"),
         (["Hopper", "--optimizers", "adam:sigma=1"], "adam has no hyperparameter 'sigma'"),
-        (["Hopper", "--optimizers", "upgd-2nd"], "nothing but gradients"),
+        (["Hopper", "--optimizers", "upgd-2nd"], "only gradients"),
         (["Hopper", "--optimizers", ","], "name an optimizer"),
         (["Hopper", "--set", "sgd:lr=1"], "--set sgd:lr=1 fits none of adam, ada-upgd"),
         (["Hopper", "--set", "lr"], "name=number"),

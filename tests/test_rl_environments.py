@@ -328,7 +328,7 @@ def test_the_newest_version_is_taken() -> None:
     ("arguments", "words"),
     [
         (("adamm", 0), "unknown method 'adamm'; did you mean 'adam'?"),
-        (("upgd-2nd", 0), "nothing but gradients, and upgd-2nd needs curvature"),
+        (("upgd-2nd", 0), "only gradients, and upgd-2nd needs curvature"),
         (("feature-upgd", 0), "feature-upgd needs gates"),
         (("adam", -1), "a seed is an integer in [0, 2**63), got -1"),
         (("adam", 0.5), "a seed is an integer"),

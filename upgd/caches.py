@@ -1,6 +1,6 @@
-"""Folders for caches: the user's own, or where that cannot be written a temporary one.
+"""Cache folders: the user's own, or a temporary one where that is not writable.
 
-Caches hold code that is run, so a folder counts only where nobody else can write.
+Caches hold code that is executed, so a folder that others can write to is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The user's home; the root for a user who has none, as in containers."""
+    """The user's home folder; the root folder for a user without one, as in containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -23,13 +23,13 @@ def home() -> Path:
 
 
 def cache_folder(name: str) -> Path | None:
-    """A folder of this name in which files can be kept, or None where there is none.
+    """A writable folder for a cache, or None if there is none.
 
-    The first that works of ``$UPGD_CACHE``, ``$XDG_CACHE_HOME/upgd`` or ``~/.cache/upgd``, and
-    ``upgd-UID`` among the temporary files.
+    Tries ``$UPGD_CACHE``, ``$XDG_CACHE_HOME/upgd`` or ``~/.cache/upgd``, then ``upgd-UID`` in the
+    folder for temporary files.
 
     Args:
-        name: Of the cache, such as ``"kernels"``.
+        name: The cache, such as ``"kernels"``.
     """
     for base, private in _bases():
         folder = base / name
@@ -45,7 +45,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be written to a folder that exists: by writing one."""
+    """Whether files can be written to an existing folder; tries it."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:
@@ -54,12 +54,12 @@ def is_writable(folder: Path) -> bool:
 
 
 def use_cache(variable: str, name: str, *usual: Path) -> None:
-    """Point another library to a folder of ours where its usual ones cannot be written.
+    """Point another library to one of our cache folders if its own is not writable.
 
     Args:
-        variable: Of the environment, which tells the library; if it is set it stays.
-        name: Of our folder.
-        usual: Folders that the library would write to.
+        variable: The library's environment variable; kept if it is set.
+        name: Our folder.
+        usual: Folders that the library writes to by default.
     """
     if os.environ.get(variable):
         return
@@ -76,15 +76,15 @@ def use_cache(variable: str, name: str, *usual: Path) -> None:
 
 
 def use_triton_cache() -> None:
-    """See to it that Triton can keep what it compiles; otherwise it raises."""
+    """Give Triton a writable cache; without one it raises."""
     base = os.environ.get("TRITON_HOME")
     usual = (Path(base) if base else home()) / ".triton" / "cache"
     use_cache("TRITON_CACHE_DIR", "triton", usual)
 
 
 def use_matplotlib_cache() -> None:
-    """See to it that matplotlib can keep its list of fonts; otherwise it warns at length."""
-    if "matplotlib" in sys.modules:  # too late
+    """Give matplotlib a writable cache; without one it warns at length."""
+    if "matplotlib" in sys.modules:  # already configured
         return
     if sys.platform.startswith(("linux", "freebsd")):
         bases = {"XDG_CONFIG_HOME": ".config", "XDG_CACHE_HOME": ".cache"}
@@ -95,7 +95,7 @@ def use_matplotlib_cache() -> None:
 
 
 def _bases() -> Iterator[tuple[Path, bool]]:
-    """Folders to try, and whether they must be private to be used."""
+    """Folders to try, and whether each must be private."""
     chosen, base = os.environ.get("UPGD_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if chosen:
         yield Path(chosen), False
@@ -103,25 +103,25 @@ def _bases() -> Iterator[tuple[Path, bool]]:
     try:
         user = os.geteuid() if hasattr(os, "geteuid") else "user"
         yield Path(tempfile.gettempdir()) / f"upgd-{user}", True
-    except OSError:  # there is no place for temporary files either
+    except OSError:  # there is no folder for temporary files
         pass
 
 
 def _make_private(folder: Path) -> bool:
-    """Make a folder among everybody's files; whether it is there, and nobody else can enter."""
+    """Create a folder in a shared one; whether it is private to this user."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    if os.name == "nt":  # temporary files are the user's own there
+    if os.name == "nt":  # the temporary folder is the user's own
         return True
     mine, around = folder.lstat(), folder.parent.stat()
-    # Without the sticky bit anybody who can write there could put another folder in its place.
+    # Without the sticky bit other users could replace the folder.
     kept = around.st_mode & stat.S_ISVTX or not around.st_mode & 0o022
     private = stat.S_ISDIR(mine.st_mode) and not mine.st_mode & 0o077
     return bool(kept and private and mine.st_uid == os.geteuid())
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder is the user's, and no stranger can write to it."""
+    """Whether a folder belongs to this user and others cannot write to it."""
     if os.name == "nt":
         return True
     found = folder.stat()

@@ -1,4 +1,4 @@
-"""Files that take another one's place: where they lie, and who may read them."""
+"""Replacing files: links, special files and permissions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|(?P<process>\d+)))/f
 
 
 def open_through(path: str | os.PathLike[str]) -> BinaryIO | None:
-    """Open what is no regular file (a pipe, a terminal, ``/dev/null``); None for all others.
+    """Open a pipe, a terminal or ``/dev/null`` for writing; None for regular files.
 
-    Such a thing is written to and cannot be replaced. A name of this process's own descriptors,
-    such as ``/dev/stdout``, is that descriptor even where it leads to a regular file: opening the
-    file again would overwrite its beginning.
+    Such a file cannot be replaced. A name of one of this process's descriptors, such as
+    ``/dev/stdout``, means that descriptor even if it is a regular file: opening the file again
+    would overwrite its beginning.
 
     Raises:
         OSError: It cannot be opened for writing, or is a disk.
@@ -28,7 +28,7 @@ def open_through(path: str | os.PathLike[str]) -> BinaryIO | None:
     descriptor = _descriptor(os.fspath(path))
     if descriptor is not None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # what was printed before comes before
+            stream.flush()  # keep the order of what was printed
         return os.fdopen(os.dup(descriptor), "wb")
     try:
         mode = os.stat(path).st_mode
@@ -42,7 +42,7 @@ def open_through(path: str | os.PathLike[str]) -> BinaryIO | None:
 
 
 def _descriptor(path: str) -> int | None:
-    """The descriptor that a name of ``/dev`` or ``/proc`` stands for, also through links."""
+    """The descriptor that a path in ``/dev`` or ``/proc`` stands for; follows links."""
     for _ in range(_MOST_LINKS):
         path = os.path.abspath(path)
         found = _DESCRIPTOR.fullmatch(path)
@@ -57,31 +57,31 @@ def _descriptor(path: str) -> int | None:
 
 
 def follow(path: str | os.PathLike[str]) -> Path:
-    """The file that a name leads to through links, whether it is there or not.
+    """The file that a path leads to through links; it need not exist.
 
     Raises:
-        OSError: The links lead in a circle.
+        OSError: The links form a loop.
     """
     with contextlib.suppress(FileNotFoundError):
-        os.stat(path)  # raises for a circle; realpath does not
+        os.stat(path)  # raises for a loop; realpath does not
     return Path(os.path.realpath(path))
 
 
 def open_replacement(partial: Path, target: Path) -> BinaryIO:
-    """Open the new file `partial`, which will replace `target`, with the permissions of that.
+    """Create `partial`, which will replace `target`, with the permissions of `target`.
 
-    Owner and group are kept where that is permitted. Without a `target` the umask decides.
+    Keeps owner and group where permitted. If `target` does not exist the umask decides.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: `partial` cannot be created.
     """
     try:
         old = os.stat(target)
     except FileNotFoundError:
         return open(partial, "xb")
-    if os.name == "nt":  # permissions are those of the folder
+    if os.name == "nt":  # files inherit the folder's permissions
         return open(partial, "xb")
-    # Nobody else may look into it before it has the right permissions.
+    # Unreadable for others until it has its final permissions.
     file = os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
     try:
         mode = old.st_mode & 0o777
@@ -92,7 +92,7 @@ def open_replacement(partial: Path, target: Path) -> BinaryIO:
         if new.st_gid != old.st_gid:
             try:
                 os.fchown(file.fileno(), -1, old.st_gid)
-            except PermissionError:  # another group may do what everybody may
+            except PermissionError:  # give the wrong group no more than others have
                 mode = mode & 0o707 | (mode & 0o007) << 3
         os.fchmod(file.fileno(), mode)
     except BaseException:

@@ -1,8 +1,7 @@
-"""What is measured of a learner on a stream, and over seeds.
+"""Metrics of a learner on a stream, and statistics over seeds.
 
-Everything online is a mean over a window, kept as a running sum: constant memory per window.
-Windows are one task long unless a problem says otherwise; forgetting and loss of plasticity are
-taken over windows of two tasks, which are means of pairs.
+Online metrics are means over a window, kept as a running sum. A window is one task long unless a
+problem sets another length. Forgetting and loss of plasticity use windows of two tasks.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
 AT_A_TIME = 32
-"""Matrices, or networks, that a GPU works on together."""
+"""Matrices, or networks, per batch on a GPU."""
 
 
 # ------------------------------------------------------------------------- per sample
 def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
-    """``clip(1 - L(W†)/max(L(W), 1e-8), 0, 1)``: the progress one update made on its sample.
+    """``clip(1 - L(W†)/max(L(W), 1e-8), 0, 1)``: the progress of one update on its sample.
 
     Args:
         before: The sample's loss before the update.
@@ -46,8 +45,8 @@ def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
 class Meter:
     """Means over consecutive windows of `length` samples, of any number of metrics.
 
-    Metrics that are measured at a stride are averaged over the samples that have them; a
-    window without any has NaN.
+    A metric that is measured at a stride is averaged over its own samples; a window without any
+    is NaN.
 
     Example:
         >>> from upgd.metrics import Meter
@@ -70,7 +69,7 @@ class Meter:
             raise ValueError(f"Meter: a window has at least one sample, got {self.length}")
 
     def add(self, samples: int = 1, **values: float) -> bool:
-        """Add the metrics' sums over `samples` samples of one window; True if it is full."""
+        """Add sums over `samples` samples of one window; True if the window is full."""
         if self.count + samples > self.length:
             raise ValueError(
                 f"Meter: {samples} samples do not fit into what is left of the window, "
@@ -96,13 +95,13 @@ class Meter:
         self.counts.clear()
 
     def series(self, name: str) -> Series:
-        """The closed windows' means."""
+        """The means of the closed windows."""
         return np.array(self.closed.get(name, [float("nan")] * self.windows))
 
 
 # --------------------------------------------------------------------------- per run
 def rewindow(series: ArrayLike, factor: int = 2) -> Series:
-    """Means of `factor` consecutive windows; what is left over at the end is dropped.
+    """Means of `factor` consecutive windows; drops an incomplete last one.
 
     Example:
         >>> from upgd.metrics import rewindow
@@ -116,7 +115,7 @@ def rewindow(series: ArrayLike, factor: int = 2) -> Series:
 
 
 def forgetting(accuracy: ArrayLike) -> float:
-    """``A_1 - A_T`` over windows of two tasks, from the first sample on; negative is learning.
+    """``A_1 - A_T`` over windows of two tasks, from the first sample; negative means learning.
 
     Args:
         accuracy: Online accuracy, a value per task.
@@ -132,7 +131,7 @@ def forgetting(accuracy: ArrayLike) -> float:
 def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
     """``p̄_1 - p̄_T`` over windows of two tasks, from sample 0.5 M on.
 
-    Where half the run comes before that, from half the run on.
+    In runs of less than 1 M samples, from the middle of the run on.
 
     Args:
         plasticity: Mean sample plasticity, a value per task.
@@ -145,7 +144,7 @@ def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
     """
     values = np.asarray(plasticity, np.float64)
     start = min(PLASTICITY_FROM, len(values) * window // 2)
-    first = -(-start // window)  # the first window that lies behind it as a whole
+    first = -(-start // window)  # the first whole window after it
     return _first_minus_last(rewindow(values[first:]), "loss of plasticity")
 
 
@@ -160,7 +159,7 @@ def _first_minus_last(windows: Series, what: str) -> float:
 
 # ------------------------------------------------------------------------ diagnostics
 class Norms(NamedTuple):
-    """Of all tensors stacked: the share of non-zero elements, and two norms."""
+    """Norms of stacked tensors; ``l0`` is the fraction of non-zero elements."""
 
     l0: float
     l1: float
@@ -169,7 +168,7 @@ class Norms(NamedTuple):
 
 @torch.no_grad()
 def norms(tensors: Iterable[Tensor]) -> Norms:
-    """ℓ0 (as a share), ℓ1 and ℓ2 of all tensors stacked into one vector.
+    """ℓ0 (as a fraction), ℓ1 and ℓ2 norms of all tensors stacked into one vector.
 
     Example:
         >>> import torch
@@ -187,7 +186,7 @@ def norms(tensors: Iterable[Tensor]) -> Norms:
 def effective_rank(matrix: Tensor) -> float:
     """The exponential of the entropy of the normalised singular values.
 
-    A matrix of more dimensions is taken with one row per output unit.
+    A tensor of more dimensions is reshaped to one row per output unit.
 
     Example:
         >>> import torch
@@ -200,11 +199,11 @@ def effective_rank(matrix: Tensor) -> float:
 
 
 def effective_ranks(matrices: Tensor) -> list[float]:
-    """:func:`effective_rank` of each of R matrices [R, ...], none of which affects another's.
+    """:func:`effective_rank` of each of R matrices [R, ...], independent of each other.
 
-    On CPU they are the same numbers. Of matrices on CUDA it is the products of rows that are copied
-    to the CPU, whose singular values follow from; the ranks agree to 1e-5 of their size. A matrix
-    that is not finite has rank NaN.
+    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
+    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
+    has rank NaN.
 
     Example:
         >>> import torch
@@ -217,9 +216,9 @@ def effective_ranks(matrices: Tensor) -> list[float]:
 
 @torch.no_grad()
 def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
-    """What is left of :func:`effective_ranks` when the matrices are not needed any more.
+    """:func:`effective_ranks` as a function to call later; the matrices may change meanwhile.
 
-    It needs the CPU alone, so that a device can go on meanwhile, and may run in another thread.
+    The function uses only the CPU and may run in another thread, while the device continues.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):
@@ -240,8 +239,8 @@ def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
 
 
 def _products(rows: Tensor) -> Tensor:
-    """Of each matrix's rows with each other, or columns if they are fewer."""
-    # Always of as many, since the way they are computed depends on their number.
+    """The products of each matrix's rows, or of its columns if they are fewer."""
+    # A fixed batch size: the algorithm, and so the rounding, depends on it.
     filled = torch.cat([rows, rows[-1:].expand(AT_A_TIME - len(rows), -1, -1)])
     if filled.shape[1] > filled.shape[2]:
         filled = filled.mT
@@ -249,10 +248,7 @@ def _products(rows: Tensor) -> Tensor:
 
 
 def _from_products(products: Tensor) -> Tensor:
-    """Singular values.
-
-    Those below 1e-8 of the greatest are lost in rounding; they hardly count in an entropy.
-    """
+    """Singular values; those below 1e-8 of the largest are lost in rounding."""
     values: Tensor = torch.linalg.eigvalsh(products).clamp(min=0).sqrt().flip(-1)
     return values
 
@@ -296,7 +292,7 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """The mean over seeds with Student's 95% interval; of one value, it is not a number.
+    """The mean over seeds with Student's 95% interval; NaN bounds for one value.
 
     Example:
         >>> from upgd.metrics import mean_interval
@@ -308,14 +304,14 @@ def mean_interval(values: ArrayLike) -> Interval:
     mean, freedom = float(array.mean()), len(array) - 1
     if freedom < 1:
         return Interval(mean, math.nan, math.nan)
-    # Beyond the table, Cornish and Fisher's expansion is right to three digits.
+    # Beyond the table, the Cornish-Fisher expansion has three correct digits.
     t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
     half = t * float(standard_error(array))
     return Interval(mean, mean - half, mean + half)
 
 
 def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
-    """The mean of the middle half; where quarters are not whole, ends count in part.
+    """The mean of the middle half; fractional quarters weight the values at the ends.
 
     Example:
         >>> from upgd.metrics import interquartile_mean
@@ -338,9 +334,9 @@ def bootstrap(
 
     Args:
         groups: Values of all seeds; or, for several problems, values by problem: seeds are
-            drawn anew within each, and all are pooled.
-        resamples: How many times.
-        seed: Determines the draws.
+            resampled within each problem, then pooled.
+        resamples: The number of resamples.
+        seed: Seed of the resampling.
 
     Example:
         >>> from upgd.metrics import bootstrap

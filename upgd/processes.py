@@ -1,7 +1,7 @@
-"""Processes that this one starts.
+"""Child processes: signals, and exiting with their parent.
 
-They end with it, however it ends. One that works notices that its pipe is closed; this module sees
-to the time before, when it imports (torch takes seconds). It is the first that ``upgd`` imports.
+A working child notices that its pipe is closed. This module covers the seconds before, while the
+child imports torch; so ``upgd`` imports it first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 TO_END = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal or a scheduler sends to all processes of a group."""
+"""Signals that a terminal or a scheduler sends to a whole process group."""
 _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 PARENT = "UPGD_PARENT"
-"""The variable of the environment by which a process that is started knows by whom."""
-SECONDS_BETWEEN_LOOKS = 1.0
+"""Environment variable that holds the parent's process id."""
+SECONDS_BETWEEN_POLLS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Processes that begin here hear nothing of Ctrl-C and SIGTERM from the first moment on.
+def interrupts_blocked() -> Iterator[None]:
+    """Start children with SIGINT and SIGTERM blocked.
 
-    This one sees to both, and to those that come meanwhile when this is over. In a thread, where
-    handlers cannot be changed, it does nothing; without masks of signals (Windows) new processes
-    hear until they :func:`ignore`.
+    This process handles both; signals that arrive meanwhile are raised at the end. Does nothing in
+    a thread, where handlers cannot be changed. Without signal masks (Windows) children receive
+    signals until they call :func:`ignore_interrupts`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -50,15 +50,15 @@ def deaf() -> Iterator[None]:
                 for number, handler in before.items():
                     signal.signal(number, handler)
     finally:
-        for each in came:  # by way of another thread
+        for each in came:  # through another thread
             signal.raise_signal(each)
 
 
 @contextmanager
-def tied() -> Iterator[None]:
-    """Processes that begin here end with this one, from when they import ``upgd`` on.
+def dies_with_parent() -> Iterator[None]:
+    """Start children that exit with this process, from the moment they import ``upgd``.
 
-    In a thread it does nothing: Linux would end them with the thread.
+    Does nothing in a thread: Linux would kill the children when the thread ends.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,11 +71,11 @@ def tied() -> Iterator[None]:
 
 
 def _follow_parent() -> None:
-    """End with the process that started this one, if it was started by :func:`tied`."""
+    """Exit with the parent, if it started this process under :func:`dies_with_parent`."""
     with suppress(ValueError):
         parent = int(os.environ.pop(PARENT, ""))
         _end_with(parent)
-        if hasattr(os, "register_at_fork"):  # a server of forks: so do those that it starts
+        if hasattr(os, "register_at_fork"):  # a fork server: its children, too
             forking = [os.getpid()]
             os.register_at_fork(
                 before=lambda: forking.append(os.getpid()),
@@ -85,13 +85,13 @@ def _follow_parent() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let the system end this process when its parent ends, or look at times whether it has."""
+    """Let the system kill this process when its parent ends, or poll where it cannot."""
     by_system = _set_death_signal(signal.SIGKILL) if sys.platform == "linux" else False
     if os.getppid() != parent:
         if os.getppid() == 1 or not _is_alive(parent):
             os._exit(1)
-        _set_death_signal(0)  # somebody else's process, which has the variable by chance
-    elif not by_system and sys.platform != "win32":  # there, a parent's number never changes
+        _set_death_signal(0)  # not our parent: the variable was inherited
+    elif not by_system and sys.platform != "win32":  # Windows keeps the parent's id
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
@@ -105,12 +105,12 @@ def _set_death_signal(number: int) -> bool:
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_POLLS)
     os._exit(1)
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process is there and has not ended without its parent having noticed."""
+    """Whether a process exists and is not a zombie."""
     with suppress(OSError, IndexError):
         if sys.platform == "linux":
             with open(f"/proc/{process}/stat", errors="replace") as file:
@@ -118,19 +118,19 @@ def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's is there
+        return not isinstance(error, ProcessLookupError)  # it belongs to another user
     return True
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Block both signals, which processes inherit; handlers they do not."""
+    """Block both signals; children inherit the mask, but not handlers."""
     if not _HAS_MASKS:
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # beginning later, it would unblock them
+    resource_tracker.ensure_running()  # started later, it would unblock them
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TO_END)
     try:
         yield
@@ -138,8 +138,8 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def ignore() -> None:
-    """Hear nothing of Ctrl-C and SIGTERM: whoever started this process sees to them."""
+def ignore_interrupts() -> None:
+    """Ignore SIGINT and SIGTERM: the parent handles them."""
     for number in TO_END:
         signal.signal(number, signal.SIG_IGN)
     if _HAS_MASKS:

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for PyTorch: the order of its sums, and its time, depend on how many there are.
+    """Run PyTorch on one thread: the order of its sums depends on the number of threads.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How long calls take: side by side, in rounds, so that a slow moment slows down all of them."""
+"""Time calls in alternating rounds, so that a slow moment affects all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 def seconds(
     call: Call, repeats: int, device: str, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds per call; on CUDA until its work is done.
+    """Seconds per call, with the device synchronised.
 
     Example:
         >>> seconds(lambda: None, 3, "cpu") >= 0
@@ -39,15 +39,15 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each in each round; compare within a round.
+    """Seconds per call, for each call and round; compare within a round.
 
     Args:
         calls: By name.
-        device: Where their work is done.
-        rounds: How many times all of them take turns.
-        target: Seconds for each in each round.
-        clock: What is read.
-        on_round: Told how many rounds are over.
+        device: The device they use.
+        rounds: The number of rounds.
+        target: Seconds per call and round.
+        clock: The clock, in seconds.
+        on_round: Called with the number of finished rounds.
     """
     repeats = {}
     for name, call in calls.items():

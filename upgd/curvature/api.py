@@ -1,4 +1,4 @@
-"""What users call: gradients and Hessian diagonals of a loss in one go."""
+"""The public functions: gradients and Hessian diagonals of a loss in one pass."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def backward(
     samples: int = 1,
     seed: int | None = None,
 ) -> None:
-    """Do what ``loss.backward()`` does, and leave a Hessian diagonal on the parameters too.
+    """Do what ``loss.backward()`` does, and also store a Hessian diagonal on the parameters.
 
     Every parameter that gets a ``.grad`` gets a ``.curvature`` of its shape, which
-    second-order optimizers read once. Like gradients, curvatures of several calls add up
+    second-order optimizers read once. Like gradients, curvatures of several calls accumulate
     until the optimizer's ``step()`` or ``zero_grad()``; a curvature whose gradient has been
     reset by other means is replaced.
 
     Args:
         loss: A one-element tensor.
-        params: Leave curvature on these only (gradients go everywhere); default: on all leaves
-            of the graph.
+        params: Store curvature on these only (all leaves get gradients); by default on all
+            leaves of the graph.
         method: ``"hesscale"``, an approximation that is exact wherever Hessians with respect
             to activations are diagonal; ``"ggn"``, the same recursion without the second
-            derivatives of the network (Gauss-Newton; the loss is what bends first on the way
-            down), never negative; ``"hutchinson"``, unbiased and noisy, for graphs with any
-            operations.
+            derivatives of the network (Gauss-Newton; the first nonlinear operation below the
+            loss counts as part of it), never negative; ``"hutchinson"``, unbiased and noisy, for
+            graphs with any operations.
         features: A :class:`~upgd.Features`: fill ``first`` and ``second`` of its layers.
         scaler: A ``GradScaler``: gradients are those of the scaled loss, as its ``step``
             expects, and curvature that of the loss itself.
@@ -94,7 +94,7 @@ def backward(
         if p.grad is not None:
             if h is None:
                 h = torch.zeros_like(p)
-            elif h.data_ptr() in seen or 0 in h.stride():  # it must be the parameter's own
+            elif h.data_ptr() in seen or 0 in h.stride():  # parameters must not share memory
                 h = h.clone()
             seen.add(h.data_ptr())
             _leave(p, h, factor)
@@ -110,10 +110,10 @@ def diagonal(
     samples: int = 1,
     seed: int | None = None,
 ) -> list[Tensor]:
-    """The Hessian diagonal of `loss` with respect to `tensors`, leaving everything as it is.
+    """The Hessian diagonal of `loss` with respect to `tensors`, without side effects.
 
-    The counterpart of ``torch.autograd.grad``: `tensors` may be parameters or anything in
-    between them and the loss. The graph is kept, and (but for ``"hutchinson"``) no hooks run.
+    The counterpart of ``torch.autograd.grad``: `tensors` may be parameters or intermediate
+    results. The graph is kept, and no hooks run (except with ``"hutchinson"``).
     Arguments as in :func:`backward`.
 
     Example:
@@ -148,7 +148,7 @@ def unsupported(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[s
     """Which modules of `model` use operations that have no curvature rule.
 
     Runs ``model(*args, **kwargs)`` once. The keys are the modules' names and classes, the
-    values the operations that :func:`register` would have to be told about.
+    values the operations that need a rule (:func:`register`).
 
     Example:
         >>> import torch
@@ -193,8 +193,8 @@ def _explained() -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise RuntimeError(
-            "checkpointed blocks give out their activations once, and curvature needs them too; "
-            "take curvature.diagonal(loss, params) first, which does not free them, put the "
+            "checkpointed blocks provide their activations once, and curvature needs them again; "
+            "call curvature.diagonal(loss, params) first, which does not free them, store the "
             "results on the parameters as p.curvature, and call loss.backward()"
         ) from error
 
@@ -215,7 +215,7 @@ def _drop_stale(p: Tensor) -> None:
 
 
 def _leave(p: Tensor, h: Tensor, factor: Tensor | None) -> None:
-    """Put `h` on `p`, adding to what an earlier call of the same step left."""
+    """Store `h` on `p`, adding to the result of an earlier call in the same step."""
     if factor is not None:
         h = h * factor.to(h.device, h.dtype)
     before: Tensor | None = p.__dict__.get("curvature")
@@ -232,10 +232,10 @@ def _hutchinson_backward(
     factor: Tensor | None,
     **options: Any,
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Gradients onto all leaves, curvature into the taps; returns that of the leaves."""
+    """Store gradients on all leaves and curvature in the taps; return that of the leaves."""
     nodes = list(reachable(loss.grad_fn))
     leaves = [node for node in nodes if hasattr(node, "variable")]
-    if wanted is not None:  # the others, which only get a gradient, come last
+    if wanted is not None:  # leaves that only get a gradient come last
         chosen = {id(p) for p in wanted}
         leaves.sort(key=lambda node: id(node.variable) not in chosen)
         count = sum(id(node.variable) in chosen for node in leaves)
@@ -282,7 +282,7 @@ class _Census:
         self._stack = [f"({type(model).__name__})"]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output; meanwhile every node gets its innermost module for an owner."""
+        """Run the model and record the innermost module of every node."""
         handles = []
         for name, module in self._model.named_modules():
             if module is not self._model:
@@ -298,7 +298,7 @@ class _Census:
         return output
 
     def _enter(self, label: str, module: nn.Module, args: Any) -> None:
-        self._claim(args)  # what was done to the inputs, outer modules did
+        self._claim(args)  # operations on the inputs belong to outer modules
         self._stack.append(label)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -1,8 +1,8 @@
-"""Whether a derivative that is kept beside a gradient still belongs to it.
+"""Whether a stored derivative still belongs to the gradient beside it.
 
 Curvatures and the derivatives of gates are summed over backward passes, as ``.grad`` is. Users
 reset ``.grad`` in many ways: by an optimizer's or a model's ``zero_grad()``, by assigning None,
-by zeroing it in place. What is kept beside it must go with it.
+by zeroing it in place. What is stored beside it must be dropped with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def stamp(curvature: Tensor, p: Tensor) -> None:
 
 
 def stale(p: Tensor, curvature: Tensor | None = None) -> str | None:
-    """Why a curvature is not that of `p`'s gradient; None if nothing speaks against it.
+    """Why a curvature does not belong to `p`'s gradient; None if it may.
 
     Args:
         p: A parameter.
@@ -35,7 +35,7 @@ def stale(p: Tensor, curvature: Tensor | None = None) -> str | None:
     """
     curvature = getattr(p, "curvature", None) if curvature is None else curvature
     mark: Stamp | None = getattr(curvature, "_upgd_stamp", None)
-    if mark is None:  # somebody else's: it is theirs to know
+    if mark is None:  # set by the user, who is responsible for it
         return None
     if mark.version != p._version:
         return "was computed for other weights: they have changed since"
@@ -45,7 +45,7 @@ def stale(p: Tensor, curvature: Tensor | None = None) -> str | None:
 
 
 def is_reset(params: Iterable[Tensor]) -> bool | Tensor:
-    """Whether there is no gradient, or only zeros; the latter as a flag that stays on the device.
+    """Whether there is no gradient, or only zeros; the latter as a flag on the device.
 
     >>> p = torch.ones(2, requires_grad=True)
     >>> is_reset([p])
@@ -61,7 +61,7 @@ def is_reset(params: Iterable[Tensor]) -> bool | Tensor:
 
 
 def drop_reset(values: Tensor | None, reset: bool | Tensor) -> Tensor | None:
-    """What is left of `values` if the gradient beside them was reset; NaN does not stay.
+    """`values`, or zeros if the gradient beside them was reset; NaN becomes zero, too.
 
     >>> drop_reset(torch.tensor([1.0, torch.nan]), torch.tensor(True))
     tensor([0., 0.])

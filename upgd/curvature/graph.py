@@ -1,4 +1,4 @@
-"""PyTorch's autograd graph, as the curvature rules use it."""
+"""Helpers for PyTorch's autograd graph."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _zeros(meta: Any) -> Tensor:
 
 
 def as_expected(t: Tensor, edge: Edge) -> Tensor:
-    """As the engine does: summed over what was broadcast, moved and cast."""
+    """Sum over broadcast dimensions, move and cast, as the autograd engine does."""
     meta = edge[0]._input_metadata[edge[1]]
     t = t if list(t.shape) == meta.shape else t.sum_to_size(meta.shape)
     return t.to(meta.device, meta.dtype)
@@ -60,8 +60,8 @@ def as_expected(t: Tensor, edge: Edge) -> Tensor:
 def derivative(of: Tensor, edge: Edge, stops: Sequence[Edge]) -> Tensor | None:
     """The gradient of ``of.sum()`` at `edge`, with everything else at `stops` held fixed.
 
-    A small engine of its own for the few nodes between: it runs no hooks, enters no other
-    part of the graph, and may be used inside a backward pass.
+    A small engine for the few nodes in between: it runs no hooks, visits no other part of the
+    graph, and may be used inside a backward pass.
     """
     if of.grad_fn is None:
         return None

@@ -1,4 +1,4 @@
-"""Hutchinson's estimate of a Hessian diagonal: unbiased, for all that differentiates twice."""
+"""Hutchinson's estimate of a Hessian diagonal: unbiased, for twice differentiable graphs."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def batch_norm(op: Op) -> Curvatures:
     node = op.node
     if not _is_fixed(node):
         return _batch_norm_training(op)
-    # The gradient's own kernel, told other numbers: with mean 0 and variance 1
+    # The gradient's own kernel with other arguments: with mean 0 and variance 1
     # it forms h·weight and Σ h·input.
     x, weight = node._saved_input, node._saved_weight
     mean, variance = node._saved_running_mean, node._saved_running_var
@@ -255,7 +255,7 @@ def _per_channel(*tensors: Tensor | None) -> list[Any]:
 def attention(op: Op) -> Curvatures:
     """Fused attention, as the two products and the softmax that it stands for.
 
-    The attention weights are formed anew, so memory grows with the square of the length.
+    The attention weights are recomputed, so memory grows with the square of the length.
     """
     node = op.node
     q, k, v = node._saved_query, node._saved_key, node._saved_value
@@ -272,7 +272,7 @@ def attention(op: Op) -> Curvatures:
     if node._saved_is_causal:
         blocked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(blocked, -torch.inf)
-    p = scores.softmax(-1).nan_to_num()  # 0 for a query that may look nowhere
+    p = scores.softmax(-1).nan_to_num()  # 0 for a query whose keys are all masked
     g_p = None if op.g is None else op.g @ v.transpose(-1, -2)
     h_p = None if op.h is None else op.h @ (v * v).transpose(-1, -2)
     h_scores = softmax(Op(_Softmax(p), [g_p], [h_p], (True,), ()))
@@ -284,7 +284,7 @@ def attention(op: Op) -> Curvatures:
 
 
 class _Softmax:
-    """Stands for the node that fused attention does not have."""
+    """A substitute for the node that fused attention does not have."""
 
     _saved_dim = -1
 

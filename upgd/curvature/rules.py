@@ -1,4 +1,4 @@
-"""Rules that serve many operations, and the list of what they serve.
+"""Rules that serve many operations, and the operations they serve.
 
 An operation ``y = f(x)`` passes curvature on as
 
@@ -64,7 +64,7 @@ def elementwise(op: Op) -> Curvatures:
 
 
 def _check_elementwise(node: Node) -> None:
-    """Raise where the shapes tell that an operation is not elementwise."""
+    """Raise if the shapes show that an operation is not elementwise."""
     output = tuple(node._input_metadata[0].shape)
     edges = [(below, i) for below, i in node.next_functions if below is not None]
     shapes = [tuple(below._input_metadata[i].shape) for below, i in edges]
@@ -163,7 +163,7 @@ def _two_inputs(node: Node) -> bool:
 
 @register("Add", linear=True)
 def add(op: Op) -> Curvatures:
-    """A sum hands its curvature to every term; x + x is one term."""
+    """A sum passes its curvature to every term; x + x is one term."""
     if not _two_inputs(op.node):
         return elementwise(op)
     return (op.h, op.h) if getattr(op.node, "_saved_alpha", 1) == 1 else scaling(op)

@@ -1,7 +1,7 @@
-"""One walk through the autograd graph beside the gradient's, carrying second derivatives.
+"""One pass through the autograd graph beside the gradient's, propagating second derivatives.
 
-PyTorch's graph of a loss already knows every operation, branch and saved tensor, whatever
-modules or functions made it. :class:`Walk` goes down that graph with the curvature `h` of each
+PyTorch's graph of a loss contains every operation, branch and saved tensor, whatever modules or
+functions made it. :class:`Walk` goes down that graph with the curvature `h` of each
 operation's output: once all consumers of the output have sent theirs, the operation's rule turns
 it into the curvature of its inputs, which is sent on. An operation that bends its inputs also
 needs the gradient `g`: it waits for a hook that the engine calls on reaching it. Every
@@ -31,7 +31,7 @@ TAPS = "upgd.taps"
 
 @dataclass(slots=True)
 class Op:
-    """What a rule sees of one operation ``y = f(x, ...)``.
+    """One operation ``y = f(x, ...)``, as a rule sees it.
 
     Attributes:
         node: The operation's autograd node. ``node(v)`` is its vector-Jacobian product, and
@@ -68,7 +68,7 @@ def _never(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How curvature passes an operation.
+    """How an operation propagates curvature.
 
     Attributes:
         fn: From an :class:`Op` to the curvature of each of its inputs.
@@ -87,7 +87,7 @@ RULES: dict[str, Rule] = {}
 """Rules by operation, e.g. ``"Addmm"`` for the nodes ``AddmmBackward0``."""
 
 CHECKS: dict[Callable[[Op], Curvatures], Callable[[Node], None]] = {}
-"""For rules that do not serve every node, what raises where one does not fit."""
+"""For rules that do not serve every node, a check that raises."""
 
 
 def register(
@@ -95,7 +95,7 @@ def register(
     linear: bool | Callable[[Node], bool] = False,
     shaped: bool = False,
 ) -> Callable[[Callable[[Op], Curvatures]], Callable[[Op], Curvatures]]:
-    """Tell how curvature passes an operation; see :class:`Op` for what a rule sees.
+    """Register a rule for an operation; :class:`Op` is what a rule receives.
 
     Args:
         names: Operations as the error for an unsupported one names them: ``"Sinc"``, or
@@ -134,12 +134,12 @@ class UnsupportedOperationError(NotImplementedError):
 
 @dataclass(eq=False)
 class Tap:
-    """Somebody waiting for the curvature of factors, fixed at 1, on the features of a tensor.
+    """A request for the curvature of factors, fixed at 1, on the features of a tensor.
 
-    It lives in the metadata of the tensor's autograd node, and goes when the graph goes.
+    It is kept in the metadata of the tensor's autograd node, and freed with the graph.
 
     Attributes:
-        owner: Who waits.
+        owner: The object that made the request.
         value: The tensor, detached.
         output: Which output of the node it is.
         axis: The dimension along which its features lie.
@@ -153,14 +153,14 @@ class Tap:
     receive: Callable[[Tensor], None]
 
     def reduce(self, products: Tensor, factor: Tensor | None) -> None:
-        """Hand over the sum over all elements of each feature, times `factor`."""
+        """Pass on the sum over all elements of each feature, times `factor`."""
         products = products.expand_as(self.value).movedim(self.axis, 0)
         second = products.reshape(products.shape[0], -1).sum(1)
         self.receive(second if factor is None else second * factor.to(second.device))
 
 
 class _Stop:
-    """A node on the way, and what is known of it."""
+    """The state of a node during the walk."""
 
     rule: Rule | None = None
     waits = False  # for a gradient
@@ -183,10 +183,10 @@ class Walk:
         loss: A one-element tensor with a graph.
         leaves: Leaf tensors whose curvature is wanted; None: all of them.
         method: ``"hesscale"``, or ``"ggn"``, which leaves out the second derivatives of
-            everything but the loss, that is, of what bends first on the way down.
+            everything but the loss, that is, but the first nonlinear operation on the way down.
         edges: Further places in the graph whose curvature is wanted.
-        owners: Whose taps to serve.
-        factor: What to multiply their curvatures with.
+        owners: Owners of the taps to serve.
+        factor: Multiplies their curvatures.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Walk:
 
     # ------------------------------------------------------------------- before
     def _survey(self, root: Node) -> None:
-        """Find what lies between the loss and the targets, and a rule for all of it."""
+        """Find the nodes between the loss and the targets, and their rules."""
         places = {node for node, _ in self._places}
         edges: dict[Node, tuple[Edge, ...]] = {}
         stops = self._stops
@@ -283,7 +283,7 @@ class Walk:
 
     @torch.no_grad()
     def run_alone(self, loss: Tensor) -> None:
-        """Walk with gradients made on the way: without the engine, no hooks and no freed graph."""
+        """Walk and compute gradients without the autograd engine: no hooks, no freed graph."""
         root = self._stops[self._root]
         if root.needed and not root.waits:
             self._go_on(root)
@@ -301,7 +301,7 @@ class Walk:
                     gradients[edge] = g if edge not in gradients else gradients[edge] + g
 
     def _go_on(self, stop: _Stop, grads: Sequence[Tensor | None] = ()) -> None:
-        """Pass `stop`, and all that is complete below it and needs no gradient."""
+        """Process `stop`, and every complete node below it that needs no gradient."""
         self._pass(stop, grads)
         ready = [stop]
         while ready:
@@ -314,7 +314,7 @@ class Walk:
                         ready.append(below)
 
     def _pass(self, stop: _Stop, grads: Sequence[Tensor | None] = ()) -> None:
-        """Hand on what arrived: to taps, to places, and through the rule to the inputs."""
+        """Pass curvature on: to taps, to requested edges, and through the rule to the inputs."""
         if not stop.edges:  # a leaf keeps it
             return
         node, rule = stop.node, stop.rule
@@ -332,7 +332,9 @@ class Walk:
             tap.reduce(value.new_zeros(()) if h is None else value * value * h, self._factor)
         if rule is None or (not arrived and not stop.waits):
             return
-        if stop.waits and self._ggn and arrived:  # inside the network: its own bend is dropped
+        if (
+            stop.waits and self._ggn and arrived
+        ):  # inside the network: its second derivative is dropped
             grads = [None] * len(grads)
         parts = rule.fn(Op(node, grads, hs, stop.needs, stop.edges))
         if stop.waits and self._ggn and not arrived:  # the loss, where it is convex
@@ -388,5 +390,5 @@ def _leaf_below(node: Node) -> Tensor | None:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Where squares and sums of half-precision values are taken."""
+    """The type for squares and sums of half-precision values."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""numba's decorators with a cache that cannot fail: what is lost or damaged is compiled again.
+"""numba's decorators with a robust cache: missing or damaged files are compiled again.
 
-numba's own ``cache=True`` raises where no folder can be written, and on files that were damaged;
-machine code with wrong bytes in it would even be run.
+numba's own ``cache=True`` raises if no folder is writable or a file is damaged, and may even run
+damaged machine code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numba.core.ccallback import CFunc
 from upgd.caches import cache_folder
 
 SEAL = ".sha256"
-"""What the name of a checksum's file ends with."""
+"""Suffix of a checksum file."""
 
 
 def njit(**options):
@@ -53,7 +53,7 @@ def cfunc(signature, **options):
 
 
 def _keep(compiled, function):
-    with suppress(RuntimeError, OSError):  # there is no folder: compiled for this process alone
+    with suppress(RuntimeError, OSError):  # no folder: compiled for this process only
         compiled._cache = _Cache(function)
 
 
@@ -77,7 +77,7 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Files(IndexDataCacheFile):
-    """numba's files, each with its checksum in another one beside it."""
+    """numba's files, each with a checksum file beside it."""
 
     def _load_index(self):
         return super()._load_index() if self._is_whole(self._index_path) else {}
@@ -88,7 +88,7 @@ class _Files(IndexDataCacheFile):
 
     def _load_data(self, name):
         if not self._is_whole(self._data_path(name)):
-            raise OSError(f"{name} is damaged")  # its caller takes it for "not there"
+            raise OSError(f"{name} is damaged")  # the caller treats it as missing
         return super()._load_data(name)
 
     def _save_data(self, name, data):
@@ -121,9 +121,9 @@ class _Cache(FunctionCache):
     def load_overload(self, sig, target_context):
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # whatever it is, compiling helps
+        except Exception:  # compile again whatever the reason
             return None
 
     def save_overload(self, sig, data):
-        with suppress(OSError):  # such as a disk that is full
+        with suppress(OSError):  # such as a full disk
             super().save_overload(sig, data)

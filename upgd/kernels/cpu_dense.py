@@ -7,14 +7,14 @@ compiled once, and a method's part in a second or two; both are kept on disk.
 
 A step passes over the weights once: the update reads weights and states, forms the gradient
 ``delta · input``, writes them back and, for the first layer, takes the products with this sample
-and with the next while the weights are at hand. The pass that finds the global η is nearly always
-spared: the update notes each row's largest utility and weight, and a row whose bound lies below
-the largest trace found so far is not read (see :func:`_largest_trace`).
+and with the next while the weights are in registers. The pass that finds the global η is nearly
+always avoided: the update records each row's largest utility and weight, and a row whose bound lies
+below the largest trace found so far is not read (see :func:`_largest_trace`).
 
-Noise is made for four rows at a time into a buffer that stays in the first-level cache.
+Noise is generated for four rows at a time into a buffer that stays in the first-level cache.
 
-The order of every sum is written down (:mod:`upgd.kernels.vectors`), so a result does not depend
-on where chunks begin, on neighbours or on the number of threads. Needs numba.
+The order of every sum is fixed (:mod:`upgd.kernels.vectors`), so a result does not depend on where
+chunks begin, on other learners or on the number of threads. Needs numba.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from upgd.kernels.vectors import (
 
 _HELPERS = (cpu_functions, subnormals, vectors, philox)
 VERSION = fingerprint(__file__, *(module.__file__ for module in _HELPERS))
-"""The compiled learner mentions it, so that it does not outlive its helpers."""
+"""Part of the compiled learner's source: a change of the helpers invalidates its cache."""
 
-_compiled = njit(error_model="numpy")  # a quotient by zero is infinite
+_compiled = njit(error_model="numpy")  # division by zero gives infinity
 
 # Activations by number, as in upgd.networks.
 RELU, LEAKY_RELU, TANH, LINEAR = range(4)
 # The columns of the metrics.
 LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS = range(9)
-# How η comes about.
+# How η is computed.
 NO_ETA, GLOBAL, LOCAL = range(3)
 ROUNDING = 1e-6
-"""More than rounding can change in a handful of float32 operations."""
+"""A bound on the rounding error of a few float32 operations."""
 # The columns of a layer's row: Layout.layer_table in numbers, not units of alignment.
 INPUTS, OUTPUTS, PITCH, BASE, BEGIN, ROW_AT = range(6)
 
@@ -71,7 +71,7 @@ _U = np.uint32
 
 @intrinsic
 def _as(typingctx, like, value):
-    """A number in the type of an array's."""
+    """A number in the type of an array."""
 
     def code(context, builder, sig, args):
         return context.cast(builder, args[1], value, like.dtype)
@@ -208,7 +208,7 @@ def _loss(z, label, target, squared, first, second):
 
 @_compiled
 def _backward(w, acts, layers, delta, hess, dh, d2h, back, curve, activation, second):
-    """From the last layer's deltas to all others; returns whether a derivative is infinite."""
+    """Compute all deltas from those of the last layer; returns whether a derivative is infinite."""
     infinite = False
     for layer in range(len(layers) - 1, 0, -1):
         inputs, pitch = layers[layer, INPUTS], layers[layer, PITCH]
@@ -304,7 +304,7 @@ def _scale_features(trace, acts, dh, d2h, layers, utility, gates, beta, local, s
         for i in range(row_at, row_at + units):
             u = np.float64(utility[i])
             squares += u * u
-            if not u <= top:  # NaN comes through
+            if not u <= top:  # propagates NaN
                 top = u
         if local:
             eta = max(_as(gates, math.sqrt(squares)), _tiny(gates))
@@ -366,7 +366,7 @@ def _largest_trace(
                     address(hyper, 0),
                     address(out, 0),
                 )
-                if not out[0] <= found:  # NaN comes through
+                if not out[0] <= found:  # propagates NaN
                     found = np.float64(out[0])
     return found
 
@@ -481,9 +481,9 @@ def learn(
         utility: The features'.
         hyper, decays, corrections, key: The learner's, `key` being its seed.
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
-        start, steps: Where the chunk lies in the run.
+        start, steps: The chunk's position in the run.
         window, stride: Of the metrics.
-        series, diverged: What comes out.
+        series, diverged: The results.
     """
     count = len(layers)
     last = layers[count - 1]

@@ -23,9 +23,9 @@ from upgd.kernels.rules import CORRECTIONS, NUMBERS, STATES, gates_by_share, loa
 from upgd.rules.vocabulary import Method
 
 MOST_QUADS, FEWEST_QUADS = 16384, 512
-"""Bounds for the quads of an item: long stretches are prefetched, many items keep threads busy."""
+"""Bounds for the quads of an item: long stretches prefetch well, many items balance threads."""
 ALONE = 1 << 15
-"""Fewer weights than this are not worth waking a second thread."""
+"""The fewest weights for which a second thread pays off."""
 
 
 class Kernels(NamedTuple):
@@ -52,7 +52,7 @@ def kernels(method: Method, real: str) -> Kernels:
 
 
 def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
-    """What the templates below are filled with: `rule` becomes the body of their loops."""
+    """Values for the templates below: `rule` becomes the body of their loops."""
     _, *lines, last = rule.splitlines() if rule else ("", "")
     words = set(re.findall(r"\w+", rule.partition(":")[2]))
     results = last.removeprefix("    return ").split(", ")
@@ -127,7 +127,7 @@ def _column(name: str) -> int:
 
 
 def quads(weights: int) -> int:
-    """How many quads an item has; depends on nothing but the number of weights."""
+    """The quads of an item; depends only on the number of weights."""
     share = weights // 128 // FEWEST_QUADS * FEWEST_QUADS  # about 32 items
     return max(FEWEST_QUADS, min(MOST_QUADS, share))
 
@@ -146,7 +146,7 @@ def launch(kernel: Any, items: Any, weights: int, *arguments: Any) -> None:
     waiting = [_helpers(helpers).submit(kernel, todo, items, *arguments) for _ in range(helpers)]
     kernel(todo, items, *arguments)
     for other in waiting:
-        if not other.cancel():  # one that has not begun has nothing left to do
+        if not other.cancel():  # a task that has not started has nothing left to do
             other.result()
 
 
@@ -162,7 +162,7 @@ def _forget_helpers():
     _pool = None
 
 
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork
     os.register_at_fork(after_in_child=_forget_helpers)
 
 

@@ -33,7 +33,7 @@ from upgd.kernels.vectors import (
     widened,
 )
 
-_compiled = njit(error_model="numpy")  # a quotient by zero is infinite
+_compiled = njit(error_model="numpy")  # division by zero gives infinity
 _inlined = njit(error_model="numpy", forceinline=True)
 _U = np.uint32
 _M0, _M1 = (_U(m) for m in philox.MULTIPLIERS)
@@ -42,8 +42,8 @@ _LN2 = math.log(2)
 
 
 # ------------------------------------------------------------------------------- noise
-# float32 numbers need fewer operations than the written version has: sin(πz/2)/z and cos(πz/2)
-# for a whole half turn |z| ≤ 1, to 4e-9, so that nothing is exchanged, and -2·log in one piece.
+# float32 numbers need fewer operations than the reference: sin(πz/2)/z and cos(πz/2) for a whole
+# half turn |z| ≤ 1, to 4e-9, so that nothing is exchanged, and -2·log in one piece.
 _F = np.float32
 _SINE = (
     *(1.5707962900215509, -0.6459633598620473, 0.07968848052533081),
@@ -58,8 +58,8 @@ COEFFICIENTS = np.repeat(
 )
 """What :func:`normals` reads, each number LANES times.
 
-It comes from memory, by a unit that has nothing else to do: a number that lies in a register must
-be copied before a product can be added to it, and a copy costs as much as the product.
+Loading from memory is faster: a number in a register must be copied before a product can be added
+to it, and a copy costs as much as the product.
 """
 _S, _C = LANES * (1 + len(philox.LOG)), LANES * (1 + len(philox.LOG) + len(_SINE))
 _HALF, _ONE, _LENGTH, _HALF_TURN = _F(0.5), _F(1.0), _F(-2 * _LN2), _F(2.0**-31)
@@ -88,7 +88,7 @@ def _box_muller32(radius, angle, table):
     x = converted(radius, _HALF) + _HALF
     e = bits(x) + _EXPONENT  # its upper bits: the exponent of u = m·2ᵉ with √½ ≤ m < √2
     m = number((e & _MANTISSA) + _ROOT_HALF) - _ONE
-    # In pairs: shorter chains of operations that wait for each other.
+    # In pairs: shorter chains of dependent operations.
     m2 = m * m
     m4 = m2 * m2
     a = load(table, LANES) * m + load(table, 0)
@@ -124,7 +124,7 @@ _ANGLE = 2 * math.pi / 2**34  # of a word whose two highest bits are shifted out
 
 @_inlined
 def _box_muller64(radius, angle):
-    """As the plain version has it."""
+    """As in the reference."""
     e = bits(converted(radius, _HALF) + _HALF) + _ROUND_EXPONENT
     scale = widened(number(spread(_SCALE) - (e & _EXPONENT_BITS)))
     m = (converted(radius, 0.5) + 0.5) * scale - 1.0

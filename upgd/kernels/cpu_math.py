@@ -19,11 +19,11 @@ from upgd.kernels import philox, subnormals, vectors
 from upgd.kernels.rules import fingerprint
 
 FAST = {"contract", "nsz"}
-"""Liberties for the compiler: fused multiply-adds, and no care for the sign of a zero."""
+"""Fast-math flags: fused multiply-adds, and any sign of a zero."""
 OPTIONS = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
 """How every kernel is compiled: division by zero gives infinity, other threads may run."""
 VERSION = fingerprint(__file__, vectors.__file__, subnormals.__file__)
-"""Changes with these files: generated kernels mention it, so that none outlives its helpers."""
+"""Changes with these files; part of generated kernels, to invalidate their cache."""
 
 _M0, _M1 = (np.uint64(m) for m in philox.MULTIPLIERS)
 _W0, _W1 = (np.uint32(w) for w in philox.WEYL)
@@ -106,7 +106,7 @@ def pointer(typingctx, address):
 
 @intrinsic
 def take_ticket(typingctx, counter):
-    """What stood in the first element of an int64 array, which becomes one more: atomically."""
+    """Atomically increment the first element of an int64 array; returns its old value."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What each method does to a row of weights, compiled: the part of a learner that knows a method.
+"""Each method's update of a row of weights, compiled: the part of a learner that knows a method.
 
 The rules are those of the optimizers, written out by :mod:`upgd.kernels.rules` and put into loops
 over a row; the generated modules are kept on disk with their machine code. Needs numba.
@@ -23,7 +23,7 @@ from upgd.kernels.rules import (
 )
 
 VERSION = fingerprint(__file__, cpu_functions.__file__, vectors.__file__, philox.__file__)
-"""Generated modules mention it, so that none outlives its helpers."""
+"""Part of generated modules: a change of the helpers invalidates their cache."""
 
 _HEAD = '''"""What {name} does to a row of weights, in {real}; upgd.kernels.cpu_rows {version}."""
 
@@ -97,7 +97,7 @@ def trace_units(d, q, h, u, count, beta):
 
 @cache
 def signatures(real):
-    """Of a method's functions on rows of weights, traces and units."""
+    """Sources of a method's functions on rows of weights, traces and units."""
     dtype = getattr(types, real)
     numbers, wide, size = types.CPointer(dtype), types.CPointer(types.float64), types.intp
     update = types.void(
@@ -110,7 +110,7 @@ def signatures(real):
 
 
 def row_functions(row, real):
-    """A method's functions for a learner; those that it lacks are stand-ins.
+    """A method's functions for a learner, with dummies for those that it lacks.
 
     Args:
         row: Of the registry.

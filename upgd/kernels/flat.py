@@ -1,10 +1,10 @@
-"""How a step over many tensors is laid out in memory, for the kernels that make it.
+"""The memory layout of a step over many tensors.
 
-One launch serves all parameters of an optimizer. What it must know lies in three tables: a row
+One launch serves all parameters of an optimizer. Its inputs are three tables: a row
 of addresses and sizes per tensor, a row of numbers per parameter group, and *items*, the pieces of
 work: a tensor and the first of the quads (:mod:`upgd.kernels.philox`) that it updates. An item's
-weights are four stretches, one in each of the tensor's four spans, so noise can be made where it
-is used.
+weights are four stretches, one in each of the tensor's four spans, so noise can be generated where
+it is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Random numbers of a run: one written generator, and its plain version.
+"""Random numbers of a run: the specification of the generator, and its reference version.
 
 Every perturbation is a function of four integers, so it does not matter which engine draws it,
-in which order, or how often a run was interrupted. Engines have their own versions of what is
-written here; tests hold them against this one.
+in which order, or how often a run was interrupted. Engines have their own versions; tests compare
+them with this one.
 
 **Bits.** Philox4x32 with seven rounds [1]_, the fewest that pass every test of TestU01's BigCrush
 there. The key is the run's seed, low word first. The counter is
@@ -10,8 +10,8 @@ there. The key is the run's seed, low word first. The counter is
 
 **Which number.** A parameter tensor with ``n`` rows (its first dimension) of ``m`` values each is
 cut into four spans of ``ceil(n / 4)`` rows. Value ``quad`` of span ``lane`` takes number ``lane``
-of the four that the counter ``quad`` gives. So a kernel works on four rows at once and throws
-nothing away, and padding does not change a number.
+of the four that the counter ``quad`` gives. So a kernel works on four rows at once and discards no
+numbers, and padding does not change a number.
 
 **Normals.** Words 0 and 1 make the numbers 0 and 1 by Box and Muller's transform, words 2 and 3
 the other two: ``u = (word + ½) / 2³²`` for the radius ``sqrt(-2 log u)``, the other word as an
@@ -61,7 +61,7 @@ def philox4x32(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # The product wraps around as signed 64 bits; its two halves are right all the same.
+        # The product wraps around as signed 64 bits; its two halves are still correct.
         low, high = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             ((high >> 32) & _MASK) ^ c1 ^ k0,

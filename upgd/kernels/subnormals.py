@@ -1,12 +1,12 @@
 # mypy: ignore-errors
-"""Numbers too small for float32's full precision, taken for zero while a kernel runs.
+"""Flush subnormal numbers to zero while a kernel runs.
 
-A trace whose gradient has become zero fades by its decay at every step, and with β = 0.9 it is
-subnormal after some 800 of them. There it stays: 0.9 times the least number is rounded up to it.
-x86-64 takes many times as long for a product with such numbers; a learner of mostly black pixels
-was six times slower by them. What is lost is below 1.2e-38, or 2.3e-308 in float64.
+A trace whose gradient has become zero decays at every step, and with β = 0.9 it is subnormal after
+some 800 steps. There it stays: 0.9 times the smallest number rounds up to it. On x86-64 a product
+with such numbers takes many times as long; a learner of mostly black pixels was six times slower.
+The error is below 1.2e-38, or 2.3e-308 in float64.
 
-On other processors nothing is switched; whether ARM's cores lose by them has not been measured.
+On other processors nothing is changed; ARM has not been measured.
 Needs numba.
 """
 
@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 HAS_SWITCH = platform.machine().lower() in ("x86_64", "amd64")
-"""Whether this processor's control word is known here."""
+"""Whether this processor's control word is supported."""
 _WORD = ir.IntType(32)
 _BITS = 0x8000 | 0x0040  # results, and operands
 
@@ -35,7 +35,7 @@ def _access(builder, name, place):
 
 @intrinsic
 def flush_subnormals(typingctx):
-    """From here on this thread takes subnormal numbers for zero; returns what to give back."""
+    """Flush subnormal numbers to zero in this thread; returns the old control word."""
 
     def codegen(context, builder, signature, args):
         if not HAS_SWITCH:
@@ -52,7 +52,7 @@ def flush_subnormals(typingctx):
 
 @intrinsic
 def give_back(typingctx, before):
-    """As :func:`flush_subnormals` found it."""
+    """Restore the control word that :func:`flush_subnormals` returned."""
 
     def codegen(context, builder, signature, args):
         if HAS_SWITCH:

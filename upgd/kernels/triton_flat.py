@@ -6,8 +6,8 @@ Kernels find their tensors through tables (:mod:`upgd.kernels.flat`): a program 
 reads the addresses of its tensor, and updates a block of quads, which is four stretches of weights.
 The first pass finds η, or the norms of rows, and whether all weights and derivatives are within
 LIMIT; it stores no trace. The second computes the trace again, makes noise in registers and writes
-weights and states once, unless something was not. Its last program advances the clocks and clears
-what the first pass left behind, so neither needs a launch of its own.
+weights and states once, unless a value exceeded LIMIT. Its last program advances the clocks and
+clears what the first pass left, so neither needs a launch of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TYPES = {
 # ------------------------------------------------------------------------- tables
 @triton.jit
 def _pointers(row, column: tl.constexpr, place, kind: tl.constexpr, aligned: tl.constexpr):
-    """Addresses in one of a tensor's arrays; four at a time where it is `aligned`."""
+    """Addresses in one of a tensor's arrays; four at a time if it is `aligned`."""
     found = tl.load(row + column).to(tl.pointer_type(kind)) + place
     if aligned:
         found = tl.max_contiguous(tl.multiple_of(found, 16), place.shape[0])
@@ -50,7 +50,7 @@ def _pointers(row, column: tl.constexpr, place, kind: tl.constexpr, aligned: tl.
 
 @triton.jit
 def _stretch(row, start, lane: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
-    """Where a lane's weights of this item lie, and which of them exist."""
+    """The places of a lane's weights of this item, and which of them exist."""
     span = tl.load(row + _SPAN)
     first = lane * span
     limit = tl.minimum(span, tl.load(row + _TOTAL) - first).to(tl.int32)
@@ -99,7 +99,7 @@ def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.con
         w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr,
         lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
-    t = tl.where(t == t, t, float("inf"))  # so that it reaches no other weight through η
+    t = tl.where(t == t, t, float("inf"))  # so that NaN reaches no other weight through η
     t = tl.where(mask, t, float("-inf"))
     return t, _magnitude(w, g, h, SECOND)
 
@@ -265,7 +265,7 @@ def _value(address, exists: tl.constexpr, place, mask, other, kind: tl.constexpr
 def _values(row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, lane: tl.constexpr,
             STATES: tl.constexpr, SECOND: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
             BLOCK: tl.constexpr, aligned: tl.constexpr):
-    """All that a lane reads."""
+    """The values that a lane reads."""
     place, mask = _stretch(row, start, lane, BLOCK, aligned)
     w = tl.load(_at(aw, place, KIND, aligned), mask=mask, other=0.0).to(REAL)
     g = tl.load(_at(ag, place, KIND, aligned), mask=mask, other=0.0).to(REAL) * factor

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The written generator (:mod:`upgd.kernels.philox`) for Triton kernels."""
+"""The generator of :mod:`upgd.kernels.philox` for Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from upgd.kernels import philox
 
 use_triton_cache()
 HARDWARE = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") in ("", "0"))
-"""Whether kernels are compiled, not interpreted: only then there are special functions."""
+"""Whether kernels are compiled, not interpreted: only then are special functions available."""
 
-# Triton takes numbers from outside a kernel as constants only in this form.
+# Triton accepts global numbers as constants only in this form.
 _ROUNDS = tl.constexpr(philox.ROUNDS)
 _M0, _M1 = (tl.constexpr(m) for m in philox.MULTIPLIERS)
 _W0, _W1 = (tl.constexpr(w) for w in philox.WEYL)

@@ -32,7 +32,7 @@ LOSS, PLASTICITY, ACCURACY, ZEROS, GRAD_L0, GRAD_L1, GRAD_L2, MEASURED, METRICS 
 # ---------------------------------------------------------------------- early launches
 @triton.jit
 def take_over():
-    """Wait until the kernel before has finished, then let the next one be launched.
+    """Wait until the previous kernel has finished, then let the next one be launched.
 
     All kernels of a step do so, hence each goes on when everything before it is there. Until then
     it may ask the cache for something, and read what no kernel of a step writes (tables, samples,
@@ -217,7 +217,7 @@ def _head(
     else:
         y = tl.load(labels + run * LENGTH + here)
         y_before = tl.load(labels + run * LENGTH + earlier)
-        t, t_before = valid, valid  # nobody looks at them
+        t, t_before = valid, valid  # unused
     kind, beta = -1, 0.0
     if FEATURES:
         kind, beta = tl.load(kinds + run), tl.load(decays + run * 5)
@@ -236,7 +236,7 @@ def _head(
         was = tl.zeros([OUT, BC], real)
         before, first_h = both_inputs(pre, run, runs, UNITS, at, columns, inputs, ACTIVATION)
         w, h = first_tile, first_h
-        for c in range(BC, pitch + BC, BC):  # what the next round needs is under way in this one
+        for c in range(BC, pitch + BC, BC):  # prefetch for the next iteration
             col = c + columns
             next_w = _tile(W, o, col, outputs, pitch)
             next_before, next_h = both_inputs(pre, run, runs, UNITS, at, col, inputs, ACTIVATION)
@@ -376,7 +376,7 @@ def backward_kernel(
     s = d
     if SECOND:
         s = tl.load(hess + first_row + rows, mask=rows < units, other=0.0)
-    for r in range(BR, units + BR, BR):  # what the next round needs is under way in this one
+    for r in range(BR, units + BR, BR):  # prefetch for the next iteration
         row = r + rows
         next_w = _tile(W, row, col, units, pitch)
         next_d = tl.load(delta + first_row + row, mask=row < units, other=0.0)

@@ -38,7 +38,7 @@ def _state(S, k: tl.constexpr, STATES: tl.constexpr, size, place, mask, other, K
 
 @triton.jit
 def _read_ahead(W, S, row, span, units, pitch, size, STATES: tl.constexpr, EARLY: tl.constexpr):
-    """The first programs ask the cache for what they will read while the kernel before ends."""
+    """The first programs prefetch what they will read while the previous kernel ends."""
     if tl.program_id(1) * tl.num_programs(0) + tl.program_id(0) < EARLY:
         for lane in tl.static_range(4):
             place = tl.minimum(row + lane * span, units - 1) * pitch
@@ -49,7 +49,7 @@ def _read_ahead(W, S, row, span, units, pitch, size, STATES: tl.constexpr, EARLY
 
 @triton.jit
 def _prefetch(row, pitch):
-    """Ask the second-level cache, which all see alike, for a row, by lines of 128 bytes."""
+    """Prefetch a row into the second-level cache, in lines of 128 bytes."""
     line: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth
     for k in range(0, pitch, 32 * line):
         place = row + tl.minimum(k + tl.arange(0, 32) * line, pitch - 1)
@@ -69,7 +69,7 @@ def reduce_kernel(
     A, UNITS, RULE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """What η is made of: the largest trace of a row group, or the norms of its rows."""
+    """The parts of η: the largest trace of a row group, or the norms of its rows."""
     group = tl.program_id(0)
     # Backwards: the update begins where this ends.
     own = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
@@ -358,7 +358,7 @@ def update_kernel(
 def _norm(squares, count):
     """The root of a sum of what lies at `squares`."""
     lanes = tl.arange(0, 32)
-    total = tl.load(squares + lanes, mask=lanes < count, other=0.0)  # mostly this is all
+    total = tl.load(squares + lanes, mask=lanes < count, other=0.0)  # usually the only iteration
     for k in range(32, count, 32):
         total += tl.load(squares + k + lanes, mask=k + lanes < count, other=0.0)
     return tl.sqrt(tl.sum(total, 0))

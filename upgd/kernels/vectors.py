@@ -2,9 +2,9 @@
 """Short vectors of numbers inside numba functions, as LLVM has them on every processor.
 
 A loop over scalars is a vector loop only if the compiler can prove that it may be one, and the
-order of its sums is then the compiler's. Here both are written down: ``load`` gives
+order of its sums is then up to the compiler. Here both are explicit: ``load`` gives
 :data:`LANES` numbers, operators work on all of them, ``store`` puts them back. Nothing is specific
-to a processor; LLVM cuts vectors to the registers at hand.
+to a processor; LLVM splits vectors to fit its registers.
 
 Products and sums may fuse into one rounding; where it matters which, :func:`fused` says so. Needs
 numba.
@@ -22,7 +22,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 LANES = 16
-"""Four registers of ARM's, two of AVX2's; rows of weights are padded to as many."""
+"""Four registers on ARM, two with AVX2; rows of weights are padded to a multiple."""
 FUSE = ("contract",)
 
 
@@ -186,7 +186,7 @@ def advanced(typingctx, pointer, count):
 
 @intrinsic
 def call(typingctx, function, *arguments):
-    """Call a function of C's that returns nothing, by its address."""
+    """Call a C function without a result, by its address."""
     kinds = arguments[0] if len(arguments) == 1 else arguments
 
     def code(context, builder, sig, args):
@@ -221,7 +221,7 @@ def lanes(typingctx):
 
 
 def _fold(builder, vector, combine):
-    """Halves onto halves until one number is left: an order of its own, always the same."""
+    """Combine halves until one number is left; the order is fixed."""
     count = LANES
     while count > 1:
         count //= 2
@@ -293,7 +293,7 @@ def choose(typingctx, mask, a, b):
 
 # ------------------------------------------------------------------------ mathematics
 def _call(name, result, *operands):
-    """An intrinsic of LLVM's, on vectors or scalars."""
+    """An LLVM intrinsic, on vectors or scalars."""
 
     def suffix(kind):
         base = {types.float32: "f32", types.float64: "f64"}[getattr(kind, "dtype", kind)]

@@ -18,8 +18,9 @@ from torch import nn
 from upgd import networks
 from upgd.optim import registry
 from upgd.optim.custom import rule_row
-from upgd.streams import PROBLEMS, Problem, get
-make_problem=register_problem=None
+from upgd.optim.foreign import torch_row
+from upgd.streams import PROBLEMS, Problem, get, make_problem
+from upgd.streams import register as register_problem
 
 
 def method(
@@ -100,7 +101,7 @@ def optimizer(
     Raises:
         ValueError: It cannot be used; the message says why.
     """
-    row = registry.torch_row(name, optimizer, title=title, **defaults)
+    row = torch_row(name, optimizer, title=title, **defaults)
     registry.register(row)
     return row
 

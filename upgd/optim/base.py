@@ -35,7 +35,7 @@ from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
-_SIGNS = 0x51695  # keeps the random signs of Hutchinson's estimate apart from the perturbations
+_SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
 
 
 class Common(TypedDict, total=False):
@@ -67,7 +67,7 @@ class RuleOptimizer(StatefulOptimizer):
         options: Further per-group defaults of a subclass.
         seed: Determines the perturbations, together with the step. By default it is
             drawn from PyTorch's global generator, so ``torch.manual_seed`` governs it;
-            pass one in distributed training, where all replicas must agree.
+            pass one in distributed training, where all replicas need the same.
         noise: Where perturbations come from (default: :class:`GeneratorNoise`; with ``fused``,
             :class:`PhiloxNoise`, which is the only one there).
         maximize: Ascend instead of descend. The gradient is negated before anything
@@ -137,7 +137,7 @@ class RuleOptimizer(StatefulOptimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        # All groups draw from one sequence: a late one joins it where it stands.
+        # All groups draw from one sequence; a new group joins at its current position.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
         self._describe_noise()
@@ -151,7 +151,7 @@ class RuleOptimizer(StatefulOptimizer):
         checks.check_group(type(self).__name__, group, place, hyper, self.nonfinite)
 
     def _refuse_own(self, group: Any) -> None:
-        """Raise where a group asks for what all groups share."""
+        """Raise if a group sets an option that all groups share."""
         names = [n for n in self._arguments() if hasattr(self, n) and n not in self.defaults]
         shared = {name: getattr(self, name) for name in names}
         if self.param_groups:
@@ -171,7 +171,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether ``GradScaler`` hands over ``grad_scale`` and ``found_inf`` for us to apply."""
+        """Whether ``GradScaler`` passes ``grad_scale`` and ``found_inf`` to the step."""
         return self.fused or any(group["capturable"] for group in self.param_groups)
 
     # --------------------------------------------------------------------- step
@@ -181,7 +181,7 @@ class RuleOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():  # which cannot trace a lock
+        if torch.compiler.is_compiling():  # torch.compile cannot trace a lock
             self._update()
         else:
             with self._lock:
@@ -199,7 +199,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def _unscale(self) -> None:
-        """Leave the loss's own gradients, as ``scaler.unscale_()`` and PyTorch's fused steps do."""
+        """Unscale the gradients in place, as ``scaler.unscale_()`` and PyTorch's fused steps do."""
         alike: dict[torch.device, list[Tensor]] = defaultdict(list)
         for group in self.param_groups:
             for p in group["params"]:
@@ -223,8 +223,8 @@ class RuleOptimizer(StatefulOptimizer):
     ) -> None:
         """Do what ``loss.backward()`` does, and compute whatever else this optimizer reads.
 
-        First-order methods need nothing else. With ``order=2`` it leaves on the parameters
-        (or on the layers of `features`) the curvature that the next step reads.
+        First-order methods need nothing else. With ``order=2`` it stores the curvature for the next
+        step on the parameters (or on the layers of `features`).
 
         Args:
             loss: A one-element tensor.
@@ -256,13 +256,13 @@ class RuleOptimizer(StatefulOptimizer):
         )
 
     def _curvature_of(self) -> dict[str, Any]:
-        """Whose curvature a step reads."""
+        """The parameters whose curvature a step reads."""
         return {"params": [p for group in self.param_groups for p in group["params"]]}
 
     @uncompiled
     @torch.no_grad()
     def _gather(self) -> list[Batch]:
-        """Collect what this step updates and draw its noise: the one part not compiled."""
+        """Collect this step's parameters and draw its noise: the only part that is not compiled."""
         self._refuse_sharded()
         members = self._members_with_gradient()
         if not members:
@@ -280,7 +280,7 @@ class RuleOptimizer(StatefulOptimizer):
         return batches
 
     def _advance(self, batches: list[Batch]) -> None:
-        """Everything that computes; no value is read back to the host."""
+        """The computation; no value is read back to the host."""
         flags = self._finite(batches) if batches[0].gated else {}
         for batch in {id(b.step): b for b in batches}.values():
             batch.attempts.add_(1)
@@ -296,7 +296,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     # ------------------------------------------------------------------- gather
     def _members_with_gradient(self) -> list[Member]:
-        """The parameters that this step updates; all memory that it touches is as it should be."""
+        """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__
         found = []
         offset = 0
@@ -326,7 +326,7 @@ class RuleOptimizer(StatefulOptimizer):
         return mode == "skip"
 
     def _raise_nonfinite(self, members: list[Member]) -> None:
-        """Raise, naming the parameter, where a step is not sure to stay finite."""
+        """Raise and name the parameter if a step may not stay finite."""
         read = self._read(members)
         alike: dict[Any, list[Tensor]] = defaultdict(list)
         for _, _, t, limit in read:
@@ -367,7 +367,7 @@ class RuleOptimizer(StatefulOptimizer):
         return found
 
     def _planned(self, members: list[Member], gated: bool) -> list[Batch]:
-        """The batches for these parameters: last step's where nothing structural changed."""
+        """The batches for these parameters; reuses those of the last step if nothing changed."""
         plan: Plan | None = self.__dict__.get("_plan")
         key = self._structure(members, gated)
         if plan is not None and plan.key == key:
@@ -385,7 +385,7 @@ class RuleOptimizer(StatefulOptimizer):
         return batches
 
     def _structure(self, members: list[Member], gated: bool) -> Any:
-        """All that a plan depends on; equal keys mean that it still holds."""
+        """Everything that a plan depends on; equal keys mean equal plans."""
         params = []
         kept = (*CLOCK, *self.method.states)
         for group, place, offset, p in members:
@@ -406,7 +406,7 @@ class RuleOptimizer(StatefulOptimizer):
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         group = self.param_groups[members[0].group]
         local = any(p.reduce == "row_norm" and p.over == "weights" for p in self._phases(group))
-        if local:  # rows of one length side by side are reduced together
+        if local:  # neighbouring rows of one length are reduced together
             members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
         params = [m.param for m in members]
         targets = {"w": params}
@@ -458,19 +458,19 @@ class RuleOptimizer(StatefulOptimizer):
         given = {"g": (gradients, self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
-            for m in batch.members:  # good for one step
+            for m in batch.members:  # valid for one step
                 m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
-        """What makes derivatives of a maximised or scaled loss those of what is minimised."""
+        """The factor from derivatives of a maximised or scaled loss to those of the objective."""
         sign = -1.0 if batch.group["maximize"] else 1.0
         scale = getattr(self, "grad_scale", None) if scaled else None
         return sign if scale is None else sign / scale.to(batch.device, batch.dtype).reshape(())
 
     def _curvature(self, m: Member) -> Tensor:
-        """The Hessian diagonal that was left on the parameter."""
+        """The Hessian diagonal stored on the parameter."""
         h = getattr(m.param, "curvature", None)
         if h is None and self._moves_nothing(self.param_groups[m.group]):
             return torch.zeros_like(m.param)
@@ -502,7 +502,7 @@ class RuleOptimizer(StatefulOptimizer):
         return float(group["lr"]) == 0.0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients, and any curvature left on the parameters with them."""
+        """Reset gradients and stored curvature."""
         super().zero_grad(set_to_none)
         if "curvature" in self.method.needs:
             for group in self.param_groups:
@@ -510,7 +510,7 @@ class RuleOptimizer(StatefulOptimizer):
                     p.__dict__.pop("curvature", None)
 
     def _draw_noise(self, batches: list[Batch]) -> None:
-        """Draw this step's perturbations, one call per device, and hand them to the batches."""
+        """Draw this step's perturbations, one call per device, and pass them to the batches."""
         asking: dict[torch.device, list[Batch]] = defaultdict(list)
         for batch in batches:
             if batch.reads("noise"):
@@ -540,7 +540,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     # ------------------------------------------------------------------ advance
     def _finite(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
-        """A flag on every device: is the step sure to stay finite, on all devices?"""
+        """A flag on every device: whether the step stays finite on all devices."""
         home = batches[0].device
         devices = {batch.device for batch in batches}
         largest: dict[float, list[Tensor]] = defaultdict(list)
@@ -556,7 +556,7 @@ class RuleOptimizer(StatefulOptimizer):
         return {device: ok.to(device) for device in devices} if len(devices) > 1 else {home: ok}
 
     def _reduce(self, batches: list[Batch], index: int) -> None:
-        """Leave ``eta`` for the next phase in every batch that ran this one."""
+        """Store ``eta`` for the next phase in every batch that ran this one."""
         ran = [b for b in batches if b.phases[index] is not None]
         phase = ran[0].phases[index] if ran else None
         if phase is None or phase.reduce is None:
@@ -609,7 +609,7 @@ class RuleOptimizer(StatefulOptimizer):
         return getattr(type(self), name) is not getattr(RuleOptimizer, name)
 
     def _combine(self, eta: Tensor) -> Tensor:
-        """Where a sharded model takes the maximum of `eta` over its shards.
+        """Hook for sharded models: the maximum of `eta` over all shards.
 
         Override with, for example, ``dist.all_reduce(eta, dist.ReduceOp.MAX)``; `eta` is the
         largest bias-corrected trace here, a zero-dimensional tensor.
@@ -617,7 +617,7 @@ class RuleOptimizer(StatefulOptimizer):
         return eta
 
     def _combine_finite(self, ok: Tensor) -> Tensor:
-        """Where shards agree whether a step counts: it must be finite for all of them."""
+        """Hook for sharded models: whether the step is finite on all shards."""
         return ok
 
     def _name(self, m: Member) -> str:
@@ -625,10 +625,10 @@ class RuleOptimizer(StatefulOptimizer):
 
 
 def _guarded(eta: Tensor, dtype: torch.dtype) -> Tensor:
-    """max(|η|, tiny); a utility that is not a number must not reach other weights through η."""
+    """max(|η|, tiny); ignores NaN, which would reach other weights through η."""
     return eta.abs().clamp_min(tiny(dtype)).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _rows(p: Tensor) -> int:
-    """How many rows: one per output unit, where a vector is a single row."""
+    """The number of rows: one per output unit; a vector is a single row."""
     return p.shape[0] if p.dim() > 1 else 1

@@ -5,7 +5,7 @@ Parameters arrive as a list of tensors. A rule can run on them
 - one tensor at a time, as it is written (``foreach=False``, the reference),
 - as a list, through a foreach program that writes in place, or
 - *packed*: laid end to end in one tensor. Where a flag on the device decides whether a
-  step counts, old values must survive until the flag is known. One packed tensor then
+  step is applied, old values must survive until the flag is known. One packed tensor then
   needs one conditional write where a list needs one per parameter, and every reduction
   is a single call.
 """
@@ -28,7 +28,7 @@ from upgd.rules.vocabulary import Phase
 
 BLOCK = 1 << 21
 """Elements that a program works on at a time on CPU. Temporaries the size of a large model would
-be mapped and unmapped by the allocator at every step; much smaller blocks wait for threads."""
+be mapped and unmapped by the allocator at every step; much smaller blocks cost thread overhead."""
 
 _HALF = (torch.float16, torch.bfloat16)
 DTYPES = (*_HALF, torch.float32, torch.float64)
@@ -45,12 +45,12 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def tiny(dtype: torch.dtype) -> float:
-    """The smallest normal number: what a zero denominator is replaced by."""
+    """The smallest normal number; replaces a zero denominator."""
     return torch.finfo(dtype).tiny
 
 
 class Member(NamedTuple):
-    """A parameter and where it stands: group, place in the group, elements before it."""
+    """A parameter and its position: group, place in the group, elements before it."""
 
     group: int
     place: int
@@ -66,7 +66,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def like(cls, tensors: list[Tensor], dtype: torch.dtype) -> Packed:
-        """Uninitialised room for `tensors`."""
+        """Uninitialised memory for `tensors`."""
         total = sum(t.numel() for t in tensors)
         flat = torch.empty(total, dtype=dtype, device=tensors[0].device)
         return cls(flat, unpack(flat, tensors))
@@ -80,7 +80,7 @@ def unpack(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @dataclass
 class Batch:
-    """What a phase reads and writes. Lives from step to step while nothing structural changes.
+    """What a phase reads and writes. Reused between steps while nothing structural changes.
 
     Attributes:
         group: The parameter group.
@@ -88,9 +88,9 @@ class Batch:
         step, attempts: The clock that its parameters share.
         dtype: Of the arithmetic.
         limit: The largest weight or derivative that a step may read.
-        phases: What to run; None where this batch sits a phase out.
-        targets: Where results go: the parameters for ``"w"``, else the states. One tensor
-            per parameter (in a batch of features: one vector per layer).
+        phases: The phases; None where this batch skips one.
+        targets: Tensors that receive results: the parameters for ``"w"``, else the states. One
+            tensor per parameter (in a batch of features: one vector per layer).
         row_counts: How many rows each parameter has.
         row_names: Arguments that have one value per row instead of one per weight.
         gated: Whether writes obey a flag on the device.
@@ -152,7 +152,7 @@ class Batch:
 
     # --------------------------------------------------------------------- read
     def begin(self) -> None:
-        """Forget the last step and read the targets anew."""
+        """Reset for a new step and read the targets again."""
         self.spare = set() if self.gated else set(self.targets)
         self.absent = set()
         self.lists = {}
@@ -181,8 +181,8 @@ class Batch:
             self.lists[name] = [t.to(self.dtype) for t in tensors]
 
     def load_derivatives(self, given: dict[str, tuple[list[Tensor], float | Tensor]]) -> None:
-        """Load several lists of derivatives, each times its factor."""
-        if self.packed:  # in one room, so that one call copies and one call checks them all
+        """Load several lists of derivatives, each multiplied by its factor."""
+        if self.packed:  # in one buffer: one call copies and one call checks them all
             everything = [t for tensors, _ in given.values() for t in tensors]
             self.load("derivatives", everything)
             flat = self._rooms["derivatives"].flat
@@ -254,7 +254,7 @@ class Batch:
         return name == "eta" or name.startswith("c_") or isinstance(value, Tensor)
 
     def run(self, index: int, ok: Tensor | None) -> None:
-        """Run one phase and store its results, on condition of `ok` where there is such a flag."""
+        """Run one phase and store its results, if `ok` is set or None."""
         phase = self.phases[index]
         if phase is None:
             return
@@ -272,7 +272,7 @@ class Batch:
                 self._store_if(ok, name, new)
 
     def _blocks(self, phase: Phase) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Lists and targets, cut into blocks so that temporaries stay small."""
+        """Lists and targets, split into blocks so that temporaries stay small."""
         names = [name for name in phase.reads if name in self.lists]
         lists: dict[str, Any] = {name: self.lists[name] for name in names}
         targets: dict[str, Any] = {name: self.targets[name] for name in phase.writes}
@@ -302,7 +302,7 @@ class Batch:
                 torch._foreach_copy_(targets[name], new)
 
     def _plain(self, phase: Phase, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """The rule as it is written, one tensor at a time: the reference for every faster way."""
+        """The rule as it is written, one tensor at a time: the reference for the faster paths."""
         columns: list[list[Tensor]] = [[] for _ in phase.writes]
         for i in range(len(self.targets[phase.writes[0]])):
             arguments: list[Any] = []
@@ -316,7 +316,7 @@ class Batch:
         return list(zip(phase.writes, columns, strict=True))
 
     def _store_if(self, ok: Tensor, name: str, new: Any) -> None:
-        """Write `new` where the flag is set, else what was there; nothing is read back."""
+        """Write `new` if the flag is set, else the old values; nothing is read back."""
         targets, old = self.targets[name], self.lists[name]
         if isinstance(old, Tensor):
             torch.where(ok, new, old, out=old)
@@ -328,7 +328,7 @@ class Batch:
 
     # ------------------------------------------------------------------ scalars
     def load_decays(self, values: list[float]) -> None:
-        """Have `values` on the device, put there without a copy from the host."""
+        """Create `values` on the device without a copy from the host."""
         if values and values != self._decays_for:
             dtype = wide_dtype(self.device)
             full = [torch.full((), v, dtype=dtype, device=self.device) for v in values]
@@ -429,7 +429,7 @@ def _row_norms(rows: Tensor) -> Tensor:
 def _largest(tensors: list[Tensor] | Tensor) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors.amax()
-    if torch.compiler.is_compiling():  # which cannot trace _foreach_max
+    if torch.compiler.is_compiling():  # torch.compile cannot trace _foreach_max
         return torch.stack([t.amax() for t in tensors]).amax()
     return torch.stack(torch._foreach_max(tensors)).amax()
 

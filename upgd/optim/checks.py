@@ -33,7 +33,7 @@ def _makes(cls: type, base: type) -> bool:
 def check_arguments(
     owner: str, known: Sequence[str], given: Mapping[str, Any], unknown: Iterable[str]
 ) -> None:
-    """Raise where a constructor's argument is none, or not what it should be."""
+    """Raise if an argument of a constructor is unknown or invalid."""
     for name in unknown:
         raise TypeError(f"{owner}: unknown argument {name!r}; there are {', '.join(known)}")
     noise, nonfinite, fused = given["noise"], given["nonfinite"], given["fused"]
@@ -53,7 +53,7 @@ def check_group(
     hyper: Iterable[Hyperparameter],
     nonfinite: str | None,
 ) -> None:
-    """Raise where a group's options or parameters will not do."""
+    """Raise if a group's options or parameters are invalid."""
     checked_seed(owner, group["seed"])
     draws = group["noise_step"]
     if isinstance(draws, bool) or not isinstance(draws, int) or not 0 <= draws < 2**63:
@@ -74,7 +74,7 @@ def check_group(
 
 
 def refuse_own(owner: str, group: Any, shared: Mapping[str, Any]) -> None:
-    """Raise where a group asks for what all groups share."""
+    """Raise if a group sets an option that all groups share."""
     for name, value in group.items() if isinstance(group, dict) else ():
         if name in shared and value != shared[name]:
             raise ValueError(
@@ -184,7 +184,7 @@ def checked_seed(owner: str, seed: int | None, drawn: bool = True) -> int:
 
 
 def parameter_name(group: dict[str, Any], index: int, place: int) -> str:
-    """What to call a parameter in a message."""
+    """The name of a parameter for a message."""
     shape = tuple(group["params"][index].shape)
     if "param_names" in group:
         return f"parameter '{group['param_names'][index]}' of shape {shape}"

@@ -1,4 +1,4 @@
-"""Streaming versions of EWC, MAS, SI and RWalk: important weights are pulled to their past.
+"""Streaming versions of EWC, MAS, SI and RWalk: pull important weights to their average.
 
 All four share ``w ← w - α·[g + κ·Ω·(w - w̄)]`` with ``w̄`` the bias-corrected trace of the
 weights, and differ in the importance Ω. Traces take this step's gradient and the
@@ -111,7 +111,7 @@ RWALK_METHOD = _method(rwalk, ("path", "fisher", "score", "previous_weight", "we
 
 # -------------------------------------------------------------------- the optimizers
 class Consolidation(RuleOptimizer):
-    """Constructor of the four; each brings its method."""
+    """Base class of the four; each sets its method."""
 
     consolidation: Method
 

@@ -214,7 +214,7 @@ class FeatureUPGD(UtilityOptimizer):
     def _gather(self) -> list[Batch]:
         batches: list[Batch] = super()._gather()
         for layer in self.features.layers:
-            layer.second = None  # good for one step
+            layer.second = None  # valid for one step
         return batches
 
     def _load_derivatives(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Turns a rule into the tensor calls that a person would have written for it.
+"""Compiles a rule into a few tensor calls, as one would write them by hand.
 
 A rule evaluated operator by operator makes a pass over memory, and a temporary, for
 every ``+`` and ``*``. Here it is evaluated once on symbols instead. The expression is
@@ -301,7 +301,7 @@ class Program:
 
 
 def _count_uses(results: Sequence[Any]) -> Counter[Symbol]:
-    """How often each expression is used, being a result included."""
+    """How often each expression is used, including as a result."""
     uses: Counter[Symbol] = Counter()
 
     def visit(expression: Any) -> None:

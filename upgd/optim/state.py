@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step: counts, traces, checkpoints."""
+"""The state of an optimizer: counts, traces, checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StatefulOptimizer(Optimizer):
 
     @property
     def skipped_steps(self) -> Tensor:
-        """The most steps that non-finite gradients left out for any parameter.
+        """The most steps skipped for any parameter because of non-finite values.
 
         It stays on the device until it is read.
         """
@@ -40,7 +40,7 @@ class StatefulOptimizer(Optimizer):
         return torch.stack([count.to(counts[0].device) for count in counts]).amax()
 
     def _ensure_state(self, params: list[Tensor]) -> None:
-        """Create missing state, and see that parameters share a clock only with their peers."""
+        """Create missing state, and separate the clocks of parameters that step apart."""
         fresh: dict[torch.device, dict[str, Tensor]] = {}
         for p in params:
             if "step" not in self.state[p]:
@@ -63,7 +63,7 @@ class StatefulOptimizer(Optimizer):
                 state[name] = torch.zeros_like(p, dtype=dtype)
 
     def _part_clocks(self, active: set[Tensor]) -> None:
-        """Give parameters that step now a clock of their own where a peer pauses."""
+        """Give parameters that step now their own clock if another one pauses."""
         paused = {id(s["step"]) for p, s in self.state.items() if p not in active and "step" in s}
         parted: dict[int, dict[str, Tensor]] = {}
         for p in active:
@@ -76,15 +76,15 @@ class StatefulOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; traces keep their precision, and nothing is shared with it.
 
-        What an older dict does not say about a group, such as an option that it did not know yet,
-        stays as the group has it. A dict that will not do is refused as a whole.
+        Options that an older dict lacks keep the group's value. An invalid dict is refused as a
+        whole.
 
         Raises:
             ValueError, TypeError: It is another optimizer's or another model's, or has values that
                 the constructor would refuse. Nothing was loaded.
         """
-        # The base class casts every state to its parameter's dtype. After the hooks that may
-        # exchange the dict, and before those that look at the result, take it as it was saved.
+        # The base class casts every state to its parameter's dtype. Restore the saved values
+        # after the hooks that may replace the dict, and before those that read the result.
         taken: dict[str, Any] = {}
 
         def check(_: Any, given: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class StatefulOptimizer(Optimizer):
                 self.state[p] = state
 
     def _checked_state_dict(self, given: Any) -> dict[str, Any]:
-        """A dict that can be loaded: complete, this optimizer's, with admitted values."""
+        """The dict, completed; raises unless it is this optimizer's and valid."""
         owner = type(self).__name__
         states, groups = (
             (given.get("state"), given.get("param_groups"))
@@ -159,7 +159,7 @@ class StatefulOptimizer(Optimizer):
         return checked
 
     def _completed(self, group: Any, own: dict[str, Any], place: int) -> dict[str, Any]:
-        """A saved group, checked, with what it lacks taken from ours."""
+        """A saved group, checked; missing options are taken from our group."""
         owner = type(self).__name__
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
             raise ValueError(f"{owner}: group {place} of this state dict lists no parameters")
@@ -176,14 +176,14 @@ class StatefulOptimizer(Optimizer):
         return full
 
     def _check_saved_names(self, state: Mapping[str, Any]) -> None:
-        """Raise where the names in a state are not those that this optimizer keeps."""
+        """Raise unless the names in a state are those that this optimizer keeps."""
         if state:
             missing = {*CLOCK, *self._weight_states()} - state.keys()
             foreign = {str(name) for name in state} - {*CLOCK, *self.method.states}
             self._refuse_state("states", missing, foreign)
 
     def _check_saved_state(self, state: Mapping[str, Any], p: Tensor) -> None:
-        """Raise where a saved state has other shapes than it must, or values that no run has."""
+        """Raise if a saved state has wrong shapes or impossible values."""
         owner, shape = type(self).__name__, self._state_shape(p)
         for name in self.method.states:
             if name not in state:
@@ -219,16 +219,16 @@ class StatefulOptimizer(Optimizer):
                 )
 
     def _by_key(self, state_dict: dict[str, Any]) -> Iterable[tuple[Any, Tensor]]:
-        """Each parameter with the key that a state dict has for it."""
+        """Each parameter with its key in a state dict."""
         keys = [k for group in state_dict["param_groups"] for k in group["params"]]
         return zip(keys, (p for group in self.param_groups for p in group["params"]), strict=False)
 
     def _state_shape(self, p: Tensor) -> torch.Size | None:
-        """The shape of what is kept for a parameter; None where anything goes."""
+        """The shape of a parameter's state; None if it is not fixed."""
         return p.shape
 
     def _state_shapes(self, p: Tensor) -> dict[str, torch.Size | None]:
-        """What a parameter's state must hold once there is one, and of which shape."""
+        """Names and shapes that a parameter's state must have once it exists."""
         shapes: dict[str, torch.Size | None] = dict.fromkeys(CLOCK, torch.Size([]))
         held = [n for n in self.method.states if n in self._weight_states() or n in self.state[p]]
         return {**shapes, **dict.fromkeys(held, self._state_shape(p))}
@@ -255,10 +255,10 @@ class StatefulOptimizer(Optimizer):
         raise NotImplementedError
 
     def _noise_step(self, device: torch.device) -> int | Tensor:
-        """The number of this draw: from the host, or from the device where a graph may replay it.
+        """The number of this draw: an integer, or a tensor on the device for CUDA graphs.
 
-        On the device it is the sum of all parameters' attempted steps: every step makes
-        it larger, whichever parameters take part.
+        On the device it is the sum of all parameters' attempted steps, which grows with every
+        step.
         """
         if device.type != "cuda" or not any(g["capturable"] for g in self.param_groups):
             return int(self.param_groups[0]["noise_step"])
@@ -280,7 +280,7 @@ def _is_finite(t: Tensor) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    """A saved count; None where it is none."""
+    """A saved count as an integer; None if it is invalid."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.dim() == 0 and not value.is_meta:
         value = value.item()
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0

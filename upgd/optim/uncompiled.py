@@ -1,4 +1,4 @@
-"""Functions that ``torch.compile`` leaves alone."""
+"""Functions that ``torch.compile`` does not compile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 try:
-    # What PyTorch's own optimizers have. It is private; torch.compiler.disable does the same and
+    # As PyTorch's own optimizers do it. It is private; torch.compiler.disable does the same but
     # imports the compiler at once, which takes as long as all of PyTorch.
     from torch._compile import _disable_dynamo as _disable
 except ImportError:
@@ -18,5 +18,5 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def uncompiled(function: F) -> F:
-    """A function that a compiled one leaves its graph for."""
+    """Mark a function as a graph break for ``torch.compile``."""
     return cast(F, _disable(function))

@@ -65,7 +65,7 @@ def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = Tru
 
 # -------------------------------------------------------------------- the optimizers
 class UtilityOptimizer(RuleOptimizer):
-    """What optimizers that gate by a utility per weight have in common."""
+    """Base class of optimizers that gate by a utility per weight."""
 
     @staticmethod
     def build(scaling: Scaling, order: int, protect: bool) -> Method:

@@ -1,9 +1,9 @@
-"""The paper's claims, and what results say of them.
+"""The paper's claims, judged by results.
 
 A claim is a list of statements (:mod:`upgd.paper.statements`) and as good as its worst one.
 Verdicts come from experiments that have at least half of the paper's steps
-(:data:`upgd.paper.evidence.LONG_ENOUGH`); of shorter ones the statistics are shown. Methods have
-the sets that the paper prints, but for :data:`RETUNED`.
+(:data:`upgd.paper.evidence.LONG_ENOUGH`); shorter ones only give statistics. Methods have the sets
+that the paper prints, except :data:`RETUNED`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from upgd.paper.results import Results, load
 from upgd.paper.sets import MAIN
 
 RETUNED = "s-rwalk"
-"""Its printed sets were tuned on code of the authors' that computes something else, so it is judged
-by the sets that were found here, where these are others and ran as long."""
+"""Its printed sets were tuned with code of the authors that computes something else. The sets found
+here judge it, where these differ and ran as long."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Claim:
     Attributes:
         number: Its number in the list.
         text: What it says, in a line.
-        needs: The experiments it looks at.
-        check: Its statements, judged.
-        metrics: What not all runs measure, and it takes.
+        needs: The experiments it uses.
+        check: Judges its statements.
+        metrics: Metrics it needs that not all runs record.
     """
 
     number: int
@@ -143,7 +143,7 @@ class Judged(NamedTuple):
     Attributes:
         number: Its number in the list.
         text: What it says.
-        data: How much there is to judge it by.
+        data: The amount of data behind it.
         findings: Its statements.
     """
 
@@ -159,13 +159,13 @@ class Judged(NamedTuple):
 
 
 def judge(places: Iterable[str | os.PathLike[str]]) -> list[Judged]:
-    """All fourteen, from studies' folders or folders of tables."""
+    """Judge all fourteen claims by studies or folders of tables."""
     folders = [Path(place) for place in places]
     return judge_results(load(folders), folders)
 
 
 def judge_results(results: All, folders: Iterable[Path]) -> list[Judged]:
-    """The same from results that are loaded; the first claim's are found in the folders."""
+    """The same with loaded results; those of the first claim are read from the folders."""
     return [_utility_quality(folders), *(judge_claim(claim, results) for claim in CLAIMS)]
 
 
@@ -221,6 +221,6 @@ def table(found: Iterable[Judged]) -> list[str]:
 
 
 def sure(claim: Judged) -> str:
-    """How many of a claim's statements hold."""
+    """The number of a claim's statements that hold."""
     verdicts = [finding.verdict for finding in claim.findings if finding.verdict != TOLD]
     return f"{verdicts.count(YES)} of {len(verdicts)}" if verdicts else "-"

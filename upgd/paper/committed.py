@@ -1,7 +1,7 @@
-"""Tables of results that count as runs: what they have is not run again, and what is new is added.
+"""Tables of results that count as runs: their runs are not repeated, and new runs are added.
 
-So an author's method gets its row in the committed tables, and an experiment gets further seeds,
-without the studies that the tables were made of.
+So a new method gets its row in the committed tables, and an experiment gets further seeds, without
+the studies behind the tables.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from upgd.study.spec import MEASURING
 
 
 class Table(NamedTuple):
-    """An experiment's results, and where they come from."""
+    """An experiment's results and their provenance."""
 
     results: Results
     told: Provenance
 
     def has(self, arm: str, spec: RunSpec) -> bool:
-        """Whether a run of an arm is in it, done or diverged, whatever was measured."""
+        """Whether it has a run of an arm, done or diverged, with any metrics."""
         return spec.steps == self.told.steps and spec.seed in self.told.over.get(arm, ())
 
     def unlike(self, experiment: Experiment, data_dir: str | os.PathLike[str] | None) -> str:
         """In what it differs from what would be run here; nothing if it counts.
 
-        It counts as a whole or not at all, since how much of its work was an arm's is not known.
-        Nor are methods: an arm of the same name and set is taken for the same.
+        It counts as a whole or not at all, because the work of a single arm is not recorded. Nor
+        are methods: arms with the same name and set are taken to be the same.
         """
         arms = {arm.name: arm for arm in experiment.arms}
         silent = [name for name in self.told.over if name not in self.told.sets]
@@ -59,10 +59,10 @@ class Table(NamedTuple):
         return f"other {data['name']} data" if data.get("sha256", {}) != checksums else ""
 
     def joined(self, more: Table, experiment: Experiment) -> Table:
-        """With runs that it lacks.
+        """The table with additional runs.
 
         Raises:
-            ValueError: These have other windows.
+            ValueError: They have other windows.
         """
         return Table(
             results.joined(self.results, more.results),
@@ -71,12 +71,12 @@ class Table(NamedTuple):
 
 
 def are_tables(folder: Path) -> bool:
-    """Whether a folder has tables of results and is no study."""
+    """Whether a folder has tables of results and is not a study."""
     return not (folder / "ledger.sqlite").exists() and any(folder.glob(f"*/{TABLE}"))
 
 
 def read(folder: Path, name: str) -> Table | None:
-    """An experiment's table in a folder of tables; None if none says where it comes from."""
+    """An experiment's table in a folder of tables; None without provenance."""
     place = folder / folder_name(name)
     told = provenance.read(place)
     if told is None or not (place / TABLE).exists():

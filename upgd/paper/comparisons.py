@@ -36,7 +36,7 @@ from upgd.report.verdict import HOLDS
 
 
 def with_diverged(finding: Finding, results: Results, *arms: str) -> Finding:
-    """A statement that says how many seeds diverged."""
+    """A statement with the number of diverged seeds."""
     told = ""
     for arm in dict.fromkeys(arms):
         gone, all_ = diverged(results, arm)
@@ -45,7 +45,7 @@ def with_diverged(finding: Finding, results: Results, *arms: str) -> Finding:
 
 
 def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) -> Finding:
-    """The same of one that does not hold of an arm that has such seeds."""
+    """The same for a statement that does not hold if a seed diverged."""
     gone, all_ = diverged(results, arm)
     if gone:
         finding = finding._replace(verdict=NO if all_ >= FEWEST else UNKNOWN)
@@ -53,35 +53,35 @@ def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) 
 
 
 def improves(results: Results, arm: str) -> Finding:
-    """That an arm improves."""
+    """The statement that an arm improves."""
     found = change(results, arm)
     text = f"{named(results, arm)} improves"
     return unless_diverged(Finding(text, found, rising(found)), results, arm)
 
 
 def decays(results: Results, arm: str) -> Finding:
-    """That it decays."""
+    """The statement that an arm decays."""
     found = change(results, arm)
     text = f"{named(results, arm)} decays"
     return with_diverged(Finding(text, found, falling(found)), results, arm)
 
 
 def holds(results: Results, arm: str) -> Finding:
-    """That it holds."""
+    """The statement that an arm holds."""
     found = change(results, arm)
     text = f"{named(results, arm)} holds"
     return unless_diverged(Finding(text, found, within(found)), results, arm)
 
 
 def competitive(results: Results, arm: str = "upgd") -> Finding:
-    """That no method is a point ahead of it."""
+    """The statement that no method is a point ahead of an arm."""
     found = smallest_lead(results, arm, METHODS)
     text = f"{named(results, arm)} surpasses or is competitive with every method"
     return unless_diverged(Finding(text, found, above(found, -HOLDS)), results, arm, *METHODS)
 
 
 def beats(results: Results, arm: str, other: str, metric: str = "accuracy") -> Finding:
-    """That it has the higher accuracy, or the lower loss, over the run."""
+    """The statement that an arm has the higher accuracy, or the lower loss, over the run."""
     found = lead(results, arm, other, metric)
     text = f"{named(results, arm)} beats {named(results, other)}"
     judged = above(found) if metric == "accuracy" else below(found)
@@ -92,7 +92,7 @@ def beats(results: Results, arm: str, other: str, metric: str = "accuracy") -> F
 
 
 def named(results: Results, arm: str) -> str:
-    """What figures of an experiment call an arm."""
+    """The title of an arm in an experiment's figures."""
     titles = {each.name: each.title for each in EXPERIMENTS[results.name].arms}
     return titles.get(arm) or title(arm, decay=results.name not in (*TOYS, STATIONARY))
 
@@ -100,7 +100,7 @@ def named(results: Results, arm: str) -> str:
 def most(
     statement: str, findings: Sequence[Interval | None], judge: Callable[..., Verdict]
 ) -> Finding:
-    """That at least :data:`MOST` of ten intervals are judged to be so."""
+    """The statement that at least :data:`MOST` of ten findings pass."""
     verdicts = [judge(found) for found in findings]
     sure, open_ = verdicts.count(YES), verdicts.count(UNKNOWN)
     verdict = YES if sure >= MOST else NO if sure + open_ < MOST else UNKNOWN

@@ -31,7 +31,7 @@ COLOURS = {
     "upgd-wd": "#cc79a7", "upgd-wp": "#e69f00", "upgd-ug": "#882255", "sgd+ug": "#56b4e9",
     "reference": "#cc79a7",
 }  # fmt: skip
-"""One colour per arm in every figure, told apart by those who do not see red and green."""
+"""One colour per arm in every figure; safe for red-green colour blindness."""
 _SECOND_ORDER = {"upgd": "#d55e00", "n-upgd": "#e69f00"}
 _OF_KINDS = {
     name: COLOURS[method] if order == 1 else _SECOND_ORDER[method]
@@ -39,28 +39,28 @@ _OF_KINDS = {
     for order in (1, 2)
     for name in variants(method, order)
 }
-"""Kinds of utility share the colours of their method: each has panels of its own."""
+"""Kinds of utility share the colour of their method: each kind has its own panels."""
 SIZE = (3.6, 2.9)
 FEW = 2
 WHERE_RUN = ("returns", "dots")
-"""Kinds of panels that are left out where something is to be run and nothing was."""
+"""Kinds of panels that are omitted while their experiment has no runs."""
 SURGE = 3.0
-"""A loss that rises to so many times the highest of the arms' medians leaves the axes."""
+"""Losses above this multiple of the highest median of the arms are cut off."""
 
 
 def colour(arm: str) -> str | None:
-    """An arm's colour; with the printed set it has the same."""
+    """An arm's colour; its printed set has the same."""
     name = arm.removesuffix(PRINTED)
     return COLOURS.get(name) or _OF_KINDS.get(name)
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
-    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` are left out where it does.
+    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` without runs are omitted.
 
     Args:
-        figure: Which.
+        figure: The figure.
         results: By experiment.
-        paths: Where it is written, atomically; suffixes choose formats.
+        paths: Files, written atomically; suffixes choose formats.
 
     Raises:
         StudyError: There is nothing to draw, matplotlib is missing, or it cannot write that format.
@@ -86,7 +86,7 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
 
 
 def canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A picture of so many inches, and its axes.
+    """A figure of a size in inches, and its axes.
 
     Raises:
         StudyError: matplotlib is missing.
@@ -103,7 +103,7 @@ def canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any
 
 
 def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
-    """Write a picture, atomically and each time the same; suffixes choose formats.
+    """Write a figure atomically and reproducibly; suffixes choose formats.
 
     Raises:
         StudyError: There is no such format.
@@ -127,7 +127,7 @@ def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
 
 
 def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
-    """Experiments, their metrics and their arms that have no results, though none diverged."""
+    """Experiments, metrics and arms without results, except those that diverged."""
     found: list[str] = []
     unknown: dict[str, set[str]] = {}
     for panel in _parts(figure):
@@ -151,7 +151,7 @@ def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
 
 
 def diverged_arms(figure: Figure, results: Mapping[str, Results]) -> list[str]:
-    """Titles of a figure's arms that have diverged, by experiment, with how many seeds if some."""
+    """Titles of a figure's arms that have diverged seeds, by experiment."""
     found = []
     for panel in (part for part in _parts(figure) if part.experiment in results):
         titles = {a.name: a.title for a in EXPERIMENTS[panel.experiment].arms}
@@ -164,7 +164,7 @@ def diverged_arms(figure: Figure, results: Mapping[str, Results]) -> list[str]:
 
 
 def _is_empty(name: str) -> bool:
-    """Whether an experiment has no arms, and waits for none: all printed sets were best."""
+    """Whether an experiment has no arms and expects none: all printed sets were best."""
     return not EXPERIMENTS[name].arms and not EXPERIMENTS[name].awaited
 
 
@@ -182,7 +182,7 @@ def can_draw(figure: Figure, results: Mapping[str, Results]) -> bool:
 
 
 def _parts(figure: Figure) -> Iterator[Panel]:
-    """Panels, and those that are drawn into the axes of others."""
+    """Panels, including those drawn into the axes of others."""
     for panel in figure.panels:
         yield panel
         if panel.beside is not None:
@@ -238,14 +238,14 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
                 usual = max(usual, float(np.nanmedian(middle)))
                 highest = max(highest, float(np.nanmax(middle)))
     if panel.metric == "loss" and highest > SURGE * usual > 0:
-        axes.set_ylim(0, SURGE / 2 * usual)  # one that nearly diverges would hide the others
+        axes.set_ylim(0, SURGE / 2 * usual)  # a curve that nearly diverges would hide the others
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=_points(panel, results), ylabel=AXES.get(panel.metric, panel.metric))
     _tell_twins(axes, panel)
 
 
 def _points(panel: Panel, results: Results) -> str:
-    """What a value is the mean of."""
+    """The name of the window of a value."""
     length = get_problem(EXPERIMENTS[panel.experiment].problem).task_length
     if length is None:
         return f"Points of {results.window} samples"
@@ -307,7 +307,7 @@ def _returns(axes: Any, panel: Panel, results: Results) -> None:
 
 
 def _dots(axes: Any, panels: Sequence[Panel], results: Mapping[str, Results]) -> None:
-    """Means over the tasks that all runs have, and their 95% intervals; of printed sets rings."""
+    """Means over common tasks with 95% intervals; rings for printed sets."""
     found = [
         (panel.experiment in MAIN, arm, list(by_seed.values()))
         for panel in panels
@@ -331,7 +331,7 @@ def _dots(axes: Any, panels: Sequence[Panel], results: Mapping[str, Results]) ->
 
 
 def _dot(printed: bool) -> dict[str, Any]:
-    """A dot, or a ring around where it would be."""
+    """A dot, or a ring for a printed set."""
     shape = {"markerfacecolor": "none", "markersize": 9} if printed else {"markersize": 5}
     return {"marker": "o", "linestyle": "none", **shape}
 
@@ -362,30 +362,30 @@ def _overall(results: Results | None, method: str, metric: str) -> float:
 
 
 def _arms(panel: Panel) -> list[tuple[str, str]]:
-    """Names and titles of those that are drawn: of arms that are the same learner, the first."""
+    """Names and titles of drawn arms; of identical learners, the first."""
     return [(arm, name) for arm, name in _titles(panel).items() if not _drawn_as(panel, arm)]
 
 
 def _titles(panel: Panel) -> dict[str, str]:
-    """Of its arms that the experiment has."""
+    """The panel's arms that the experiment has."""
     names = dict(panel.names)
     known = {arm.name: arm.title for arm in EXPERIMENTS[panel.experiment].arms}
     return {arm: names.get(arm, known[arm]) for arm in panel.arms if arm in known}
 
 
 def _source(panel: Panel, arm: str) -> str:
-    """The arm that has the runs of this one."""
+    """The arm under which this arm's runs are stored."""
     return EXPERIMENTS[panel.experiment].twins().get(arm, arm)
 
 
 def _drawn_as(panel: Panel, arm: str) -> str:
-    """Another arm of the panel that is the same learner, if there is one."""
+    """An earlier arm of the panel that is the same learner, or None."""
     same = _source(panel, arm)
     return same if same != arm and same in panel.arms else ""
 
 
 def _tell_twins(axes: Any, panel: Panel) -> None:
-    """Say, under the axes, which arms are others that are drawn."""
+    """Note under the axes which arms equal a drawn one."""
     titles = _titles(panel)
     pairs = ((titles[arm], titles.get(_drawn_as(panel, arm))) for arm in titles)
     told = "\n".join(f"{name} is {same}" for name, same in pairs if same)

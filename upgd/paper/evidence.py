@@ -1,21 +1,21 @@
-"""Statistics of runs with intervals over seeds, and the verdicts that follow from them.
+"""Statistics of runs with intervals over seeds, and verdicts.
 
 Thresholds are fixed here, not fitted to results. Definitions, in units of accuracy unless said
 otherwise:
 
-* a *change* is the mean of the last 20 tasks less that of tasks 11 to 30; of fewer than 50 tasks,
-  of the last quarter less the second;
+* a *change* is the mean of the last 20 tasks minus that of tasks 11 to 30; with fewer than 50
+  tasks, the last quarter minus the second;
 * an arm *improves* (*decays*) if the 95% interval of its change lies above (below) 0, and *holds*
   if it lies within ±1 point;
 * an arm is *competitive* if it is less than 1 point behind the best other arm, seed by seed, in
   mean accuracy over the run, and *beats* another if the interval of its lead lies above 0;
 * a seed that diverged has lost: an arm that has one does not hold, improve, compete or beat
-  another. It is beaten if at least half of its seeds diverged, and otherwise by the seeds that are
-  left. All else looks at those that are left.
+  another. It is beaten if at least half of its seeds diverged, and otherwise by its other seeds.
+  Everything else uses the other seeds.
 
 A statement holds, does not hold, or there is not enough data: no runs, fewer than three seeds
-(five where seeds are resampled), runs shorter than half of the paper's, or an interval too wide to
-tell. Statistics are shown all the same.
+(five where seeds are resampled), runs shorter than half of the paper's, or an interval that is too
+wide. Statistics are shown in any case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ YES: Verdict = "holds"
 NO: Verdict = "does not hold"
 UNKNOWN: Verdict = "not enough data"
 TOLD: Verdict = "not judged"
-"""Of what is measured and told beside a claim's statements."""
+"""The verdict of a statement that is shown but not judged."""
 POINTS: Unit = " points"
 PERCENT: Unit = "%"
 PLAIN: Unit = ""
@@ -51,15 +51,15 @@ MOST = 6
 """Of ten methods."""
 RESAMPLES = 2000
 FEWEST = 3
-"""Seeds from which on there are intervals, and so verdicts."""
+"""The fewest seeds for an interval, and so for a verdict."""
 FEWEST_RESAMPLED = 5
-"""The same where seeds are resampled: of fewer there are too few ways to draw them."""
+"""The same where seeds are resampled: fewer give too few distinct resamples."""
 NOTHING = "-"
-"""What there is to judge by where there is nothing."""
+"""The amount of data where there is none."""
 LAST = 20
-"""Tasks at the end of a run that are compared with others."""
+"""Tasks at the end of a run that are compared."""
 LONG_ENOUGH = 0.5
-"""The share of the paper's length from which on there are verdicts."""
+"""The least fraction of the paper's length for a verdict."""
 
 
 class Finding(NamedTuple):
@@ -75,7 +75,7 @@ class Finding(NamedTuple):
 
 
 def shown(finding: Finding) -> str:
-    """A statistic with its interval, for people.
+    """A statistic with its interval, as text.
 
     Example:
         >>> shown(Finding("UPGD-W holds", Interval(-0.001, -0.002, 0.0), YES))
@@ -93,7 +93,7 @@ def _number(value: float, unit: Unit) -> str:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """What a claim is worth: one statement that does not hold decides, then one that is open.
+    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data".
 
     Example:
         >>> worst([YES, UNKNOWN]), worst([YES, UNKNOWN, NO]), worst([YES, TOLD]), worst([])
@@ -107,16 +107,16 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 # ------------------------------------------------------------------------------- extent
 def length(results: Results) -> float:
-    """The share of the paper's steps that runs have."""
+    """The length of runs as a fraction of the paper's."""
     arms = (curves for by_arm in results.series.values() for curves in by_arm.values())
     windows = max((len(curve) for curves in arms for curve in curves.values()), default=0)
     return windows * results.window / EXPERIMENTS[results.name].steps
 
 
 def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
-    """How long runs are and how many seeds arms have, for people.
+    """The length of runs and the number of seeds, as text.
 
-    With metrics, those seeds count that have them all.
+    With metrics, only seeds that have them all count.
 
     Example:
         >>> curves = {"upgd": {0: np.zeros(4), 1: np.zeros(4)}}
@@ -132,7 +132,7 @@ def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
 
 
 def how_much(lengths: Sequence[float], seeds: Sequence[int]) -> str:
-    """The same of shares of the paper's length and numbers of seeds."""
+    """The same from fractions of the paper's length and numbers of seeds."""
     steps = "all steps" if min(lengths) > 0.99 else f"{_range(lengths)} of the steps"
     short = " (too short)" if min(lengths) < LONG_ENOUGH else ""
     few = " (too few)" if min(seeds) < FEWEST else ""
@@ -151,12 +151,12 @@ def above(found: Interval | None, threshold: float = 0.0) -> Verdict:
 
 
 def below(found: Interval | None, threshold: float = 0.0) -> Verdict:
-    """Whether it is smaller."""
+    """Whether a statistic is smaller than a threshold."""
     return _judge(found, lambda x: x.high < threshold, lambda x: x.low >= threshold)
 
 
 def within(found: Interval | None, margin: float = HOLDS) -> Verdict:
-    """Whether it is nearly zero."""
+    """Whether a statistic is nearly zero."""
     return _judge(
         found,
         lambda x: x.low > -margin and x.high < margin,
@@ -165,12 +165,12 @@ def within(found: Interval | None, margin: float = HOLDS) -> Verdict:
 
 
 def rising(found: Interval | None, margin: float = HOLDS) -> Verdict:
-    """Whether it is above zero; if it is hardly, by an interval that reaches zero, it is not."""
+    """Whether a statistic is above 0; no if its interval reaches 0 and ends below `margin`."""
     return _judge(found, lambda x: x.low > 0, lambda x: x.low <= 0 and x.high < margin)
 
 
 def falling(found: Interval | None, margin: float = HOLDS) -> Verdict:
-    """The same below zero."""
+    """Whether a statistic is below zero; the mirror image of :func:`rising`."""
     return _judge(found, lambda x: x.high < 0, lambda x: x.high >= 0 and x.low > -margin)
 
 
@@ -183,13 +183,13 @@ def _judge(
 
 
 def opposite(verdict: Verdict) -> Verdict:
-    """That a statement does not hold."""
+    """The verdict of the negated statement."""
     return {YES: NO, NO: YES}.get(verdict, UNKNOWN)
 
 
 # --------------------------------------------------------------------------- statistics
 def parts(tasks: int) -> Parts | None:
-    """Which tasks a change compares; None if there are too few."""
+    """The tasks that a change compares; None if there are too few."""
     if tasks >= 50:
         return Parts(range(10, 30), range(tasks - LAST, tasks))
     return Parts.of(tasks) if tasks >= 4 else None
@@ -234,7 +234,7 @@ def plasticity_lost(results: Results | None, arm: str) -> Interval | None:
 
 
 def relative_change(results: Results | None, arm: str, metric: str) -> Interval | None:
-    """The same as a share of what it was."""
+    """The change as a fraction of the early value."""
 
     def share(curve: Array) -> float:
         chosen = parts(len(curve))
@@ -250,7 +250,7 @@ def relative_change(results: Results | None, arm: str, metric: str) -> Interval 
 def lead(
     results: Results | None, arm: str, other: str, metric: str = "accuracy", last: int = 0
 ) -> Interval | None:
-    """An arm's mean over the run, or its last tasks, less another's, seed by seed."""
+    """An arm's mean over the run, or its last tasks, minus another's, seed by seed."""
     if results is None:
         return None
     mine, theirs = (results.by_task(each, metric) for each in (arm, other))
@@ -264,7 +264,7 @@ def lead(
 def smallest_lead(
     results: Results | None, arm: str, others: Sequence[str], metric: str = "accuracy"
 ) -> Interval | None:
-    """The lead over the best of others; None unless all are there, or have lost."""
+    """The lead over the best of the others; None unless all have results or have lost."""
     rivals = [other for other in others if other != arm and not has_lost(results, other)]
     leads = [lead(results, arm, other, metric) for other in rivals]
     if not leads or any(found is None for found in leads):
@@ -273,7 +273,7 @@ def smallest_lead(
 
 
 def interval(values: Sequence[float] | Array) -> Interval:
-    """The mean with Student's 95% interval; of fewer than :data:`FEWEST` there is none."""
+    """The mean with Student's 95% interval; None for fewer than :data:`FEWEST` seeds."""
     found = mean_interval(values)
     return found if len(values) >= FEWEST else Interval(found.estimate, math.nan, math.nan)
 
@@ -298,7 +298,7 @@ def resampled(
     Args:
         values: By arm and seed, a number or several.
         statistic: Takes the means, in the order of the arms.
-        arms_too: Whether arms are drawn as well, where they stand for others.
+        arms_too: Whether to resample arms as well, as a sample of all methods.
     """
     if not values:
         return None
@@ -322,7 +322,7 @@ def resampled(
 def means_of_all(
     results: Results | None, metric: str, statistic: Callable[[Array], float]
 ) -> dict[str, dict[int, float]]:
-    """By method of the paper and seed, a statistic; empty unless all have it that have not lost."""
+    """A statistic by method of the paper and seed; empty unless all that have not lost have it."""
     if results is None:
         return {}
     there = [method for method in METHODS if not has_lost(results, method)]
@@ -336,7 +336,7 @@ def means_of_all(
 
 # ------------------------------------------------------------------------------ divergence
 def diverged(results: Results | None, arm: str) -> tuple[int, int]:
-    """How many of an arm's seeds diverged, and how many there are."""
+    """The numbers of an arm's diverged seeds and of all its seeds."""
     if results is None:
         return 0, 0
     gone = set(results.diverged.get(arm, ()))
@@ -345,6 +345,6 @@ def diverged(results: Results | None, arm: str) -> tuple[int, int]:
 
 
 def has_lost(results: Results | None, arm: str) -> bool:
-    """Whether so many of its seeds diverged that it is worse than any that has not."""
+    """Whether at least half of an arm's seeds diverged."""
     gone, all_ = diverged(results, arm)
     return all_ >= FEWEST and 2 * gone >= all_

@@ -1,8 +1,8 @@
-"""What the paper ran, as data: problems, arms, seeds, steps.
+"""The paper's experiments, as data: problems, arms, seeds, steps.
 
-Figures and claims name experiments; several may share one, and a run that two need is run once. An
-arm is a learner as a figure's legend names it. Those are here whose hyperparameters the paper
-prints, follow from printed ones, or were searched (:mod:`upgd.paper.found`). On the main problems
+Figures and claims name experiments; a run that several need is run once. An arm is a learner with
+its name in a figure's legend. Its hyperparameters are printed in the paper, follow from printed
+ones, or were searched (:mod:`upgd.paper.found`). On the main problems
 arms have the printed sets, and where a search found others these are experiments of their own. On
 the toys, where most printed sets diverge, arms have the sets found, and a second arm,
 ``METHOD-printed``, the printed set where that is another.
@@ -24,10 +24,10 @@ from upgd.streams import get as get_problem
 from upgd.study import RunSpec
 
 STRIDE = 100
-"""Diagnostics are taken on every so many samples: the paper's every sample would cost a tenth."""
+"""Samples between diagnostics; the paper's every sample would cost a tenth of the time."""
 HELD_OUT = 250
 SHORTEST = 4
-"""Windows of a run at any scale: of fewer no change over the run can be computed."""
+"""The fewest windows of a run at any scale; a change over the run needs them."""
 ENVIRONMENTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "HumanoidStandup")
 """Figure 8 has four that the source does not name; its text names the last two."""
 VERSION = "v5"
@@ -41,8 +41,8 @@ class Arm:
     """One learner of an experiment.
 
     Attributes:
-        name: What result tables call it.
-        title: What legends call it.
+        name: Its name in tables.
+        title: Its name in legends.
         method: A name of the registry.
         hyper: Its hyperparameters.
         options: Options of its own, such as ``restart``.
@@ -65,13 +65,13 @@ class Experiment:
     """Arms on a problem.
 
     Attributes:
-        name: What commands and folders call it.
+        name: Its name in commands and folders.
         problem: A problem's name.
-        arms: Who learns.
-        seeds: How many the paper has.
+        arms: The learners.
+        seeds: The paper's number of seeds.
         steps: Samples of each run.
         options: Options of all runs.
-        awaited: Names of arms whose sets are still to be searched.
+        awaited: Names of arms whose sets have not been searched yet.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Experiment:
     awaited: tuple[str, ...] = ()
 
     def specs(self, scale: float = 1.0, seeds: int | None = None) -> dict[str, list[RunSpec]]:
-        """The runs by arm; `scale` shortens them to whole windows, `seeds` are the first ones.
+        """The runs by arm; `scale` shortens them to whole windows, `seeds` is the number of seeds.
 
         Example:
             >>> runs = EXPERIMENTS["input-permuted-mnist"].specs(scale=0.1, seeds=2)
@@ -109,14 +109,14 @@ class Experiment:
         return self.problem.startswith(PREFIX)
 
     def length(self, scale: float) -> int:
-        """How many samples a run has at this scale: whole windows, :data:`SHORTEST` at least."""
-        if self.agents:  # which take whole iterations of whatever they are given
+        """The samples of a run at this scale: whole windows, at least :data:`SHORTEST`."""
+        if self.agents:  # agents round to whole iterations themselves
             return max(self.shortest, round(self.steps * scale))
         return max(self.shortest, round(self.steps * scale / self.window) * self.window)
 
     @property
     def shortest(self) -> int:
-        """How many samples a run has at least."""
+        """The fewest samples of a run."""
         return SHORTEST * self.window
 
     @property
@@ -128,7 +128,7 @@ class Experiment:
         return own or get_problem(self.problem).window
 
     def twins(self) -> dict[str, str]:
-        """Arms that are the same learner as an earlier one, with that one's name."""
+        """Arms that are the same learner as an earlier arm, with the name of that."""
         known: dict[Any, str] = {}
         found = {}
         for arm in self.arms:
@@ -139,16 +139,16 @@ class Experiment:
 
 
 PRINTED = "-printed"
-"""The end of an arm's name that has the printed set where another one was found."""
+"""Suffix of the arm with the printed set, where another set was found."""
 VARIANTS = "variants-"
-"""How experiments on feature-wise and local utilities begin."""
+"""Prefix of experiments on feature-wise and local utilities."""
 BEST_SETS = "best-sets-"
-"""How experiments with sets that were found here, and are not the printed ones, begin."""
+"""Prefix of experiments with sets that were found here and differ from the printed ones."""
 VARIANT_SEEDS = 10
 
 
 def title(method: str, decay: bool = True) -> str:
-    """What the paper calls a method, with weight decay or without.
+    """The paper's name of a method, with weight decay or without.
 
     Example:
         >>> title("upgd"), title("feature-n-upgd-local"), title("sgdw", decay=False)
@@ -163,7 +163,7 @@ def title(method: str, decay: bool = True) -> str:
 
 
 def _arms(problem: str, name: str, found: Mapping[str, Found], decay: bool = True) -> list[Arm]:
-    """An arm with the set that was found or printed, both if they differ; none without a set."""
+    """Arms with the found and the printed set; one if they are equal, none without a set."""
     method, options = learner(name)
     called, printed, searched = title(name, decay), printed_set(problem, name), found.get(name)
     if searched is None:
@@ -207,7 +207,7 @@ def _best_sets(found: Sets) -> list[Experiment]:
 
 
 def _searched(found: Sets) -> list[Experiment]:
-    """Toys and stationary MNIST, where nothing decays but S&P."""
+    """Toys and stationary MNIST, where only S&P has weight decay."""
     declared = []
     for problem in (*TOYS, STATIONARY):
         names = SEARCHES[problem].arms
@@ -221,7 +221,7 @@ def _searched(found: Sets) -> list[Experiment]:
 
 
 def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
-    """The baseline has SGD's printed step size until it was searched."""
+    """The baseline, with SGD's printed step size until its own has been searched."""
     if name != REFERENCE or name in found.get(problem, {}):
         return []
     method, options = learner(name)
@@ -229,7 +229,7 @@ def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
 
 
 def _variants(found: Sets) -> list[Experiment]:
-    """Feature-wise and local utilities; they are drawn beside the main experiments' arms."""
+    """Feature-wise and local utilities, drawn with the main experiments' arms."""
     declared = []
     for problem in MAIN:
         names = (name for name in SEARCHES[problem].arms if name not in METHODS)
@@ -241,7 +241,7 @@ def _variants(found: Sets) -> list[Experiment]:
 def _experiment(
     name: str, problem: str, each: Mapping[str, Sequence[Arm]], seeds: int
 ) -> Experiment:
-    """Of all arms whose sets are known."""
+    """All arms whose sets are known."""
     arms = tuple(arm for some in each.values() for arm in some)
     awaited = tuple(name for name, some in each.items() if not some)
     return Experiment(name, problem, arms, seeds, awaited=awaited)
@@ -310,7 +310,7 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
 
 
 def agents_name(environment: str, annealed: bool = False) -> str:
-    """What the experiment on an environment is called.
+    """The name of the experiment on an environment.
 
     Example:
         >>> agents_name("Walker2d"), agents_name("Ant", annealed=True)
@@ -323,9 +323,8 @@ def _figure_8() -> list[Experiment]:
     """Step sizes stay constant, and fall to zero as a variant.
 
     CleanRL's defaults, which the paper says it took, and the authors' script anneal them over the
-    run. An agent that is left running, which is what collapse is about, has no such end in sight,
-    and one whose step size is nearly zero can neither fall nor improve; the paper leaves open what
-    it did for its extended period.
+    run. Collapse is about agents that keep training without an end, and one whose step size is
+    nearly zero can neither fall nor improve. The paper does not say what it did.
     """
     return [
         Experiment(

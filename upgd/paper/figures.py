@@ -1,6 +1,6 @@
 """The paper's figures, as data: which experiments, which arms, which metric, in which layout.
 
-Panels name arms whether or not their hyperparameters are known yet: a figure says what it lacks.
+Panels may name arms whose hyperparameters are not known yet; a figure reports what it lacks.
 Figures that need no study, such as Figure 2, are in :mod:`upgd.paper.measured`.
 """
 
@@ -54,7 +54,7 @@ AXES = {
     "forgetting": "Forgetting (×100)",
     "loss_of_plasticity": "Loss of plasticity (×100)",
 }
-"""What axes call the metrics."""
+"""Axis labels of the metrics."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Panel:
     """One set of axes.
 
     Attributes:
-        experiment: Whose results.
-        metric: What is drawn.
-        arms: Which of the experiment's, in this order.
+        experiment: The experiment.
+        metric: The metric.
+        arms: Its arms, in this order.
         title: Above the axes.
         kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
             tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
             problem; ``"returns"`` of agents, over steps; ``"dots"``, means over tasks, a row per
             method.
         dashed: A second metric, in dashed lines.
-        names: What the legend calls arms, where that is not their title.
-        beside: More curves in the same axes, of another experiment.
+        names: Legend entries of arms, if not their titles.
+        beside: More curves in the same axes, from another experiment.
     """
 
     experiment: str
@@ -90,12 +90,12 @@ class Figure:
     """A figure of the paper.
 
     Attributes:
-        name: What commands and files call it.
-        caption: What it shows.
+        name: Its name in commands and files.
+        caption: Its caption.
         panels: Its axes, in reading order.
         columns: Axes side by side.
-        about: Experiments that are run for it, and without any of which nothing is drawn; by
-            default all. Others are taken as they are.
+        about: Experiments that are run for it, by default all; at least one must have results.
+            Others are used as they are.
     """
 
     name: str
@@ -214,7 +214,7 @@ def _variants(name: str, problem: str) -> Figure:
 
 
 def _best_sets() -> Figure:
-    """What the sets found here give, beside the printed ones of the main experiments."""
+    """The sets found here beside the printed ones of the main experiments."""
     names = [f"{BEST_SETS}{problem}" for problem in MAIN]
     panels = tuple(
         Panel(

@@ -1,6 +1,6 @@
 """Hyperparameter sets that were searched here.
 
-``found.json`` is data: ``upgd search --save`` writes it from a study's ledger, and nobody by hand.
+``found.json`` is written by ``upgd search --save`` from a study's ledger; do not edit it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ FILE = Path(__file__).with_name("found.json")
 
 @dataclass(frozen=True)
 class Tried:
-    """A set and what it gave in a search.
+    """A set and its result in a search.
 
     Attributes:
         hyper: The set.
-        steps: Of its longest runs.
-        mean: Over the whole of these and over seeds; None if a seed diverged.
-        diverged: How many seeds did.
+        steps: Length of its longest runs.
+        mean: Mean over these runs and seeds; None if a seed diverged.
+        diverged: The number of diverged seeds.
     """
 
     hyper: Set
@@ -37,24 +37,24 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """The best set of an arm on a problem, and what it was chosen by.
+    """The best set of an arm on a problem, and how it was chosen.
 
     Attributes:
         method: A name of the registry.
         hyper: The set.
         options: Options of the arm, such as ``hidden``.
-        metric: What was compared.
-        mean: Of the set, over whole runs and over seeds.
+        metric: The metric compared.
+        mean: Mean of the set over whole runs and seeds.
         low, high: Its 95% interval over seeds; None with one seed.
-        seeds: Which.
-        steps: Of the runs that decided.
-        sets: How many were tried.
-        diverged: Of how many of them a seed diverged, at some length; they are out.
+        seeds: The seeds.
+        steps: Length of the deciding runs.
+        sets: The number of sets tried.
+        diverged: The number of sets with a diverged seed, which are excluded.
         runner_up: The second best at the same length, if there is one.
-        printed: What the paper's set gave, if it prints one.
+        printed: The result of the paper's set, if it prints one.
         rules: The version of the update rules.
         devices: Where the runs ran.
-        stages: How many sets ran in each stage, those that diverged included; empty in older files.
+        stages: The number of sets in each stage, diverged ones included; empty in older files.
     """
 
     method: str
@@ -80,7 +80,7 @@ Sets = Mapping[str, Mapping[str, Found]]
 
 
 def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
-    """What a file has; nothing where there is none.
+    """The content of a file; empty if it does not exist.
 
     Raises:
         ValueError: It is not one of these files.
@@ -109,9 +109,9 @@ def _found(facts: Mapping[str, Any]) -> Found:
 
 
 def write(found: Sets, path: str | os.PathLike[str]) -> None:
-    """Put sets into a file; those of other problems and arms stay.
+    """Write sets into a file; keeps those of other problems and arms.
 
-    Problems and arms are sorted, so that the same sets give the same file.
+    Problems and arms are sorted, so that equal sets give equal files.
     """
     known = read(path)
     for problem, arms in found.items():

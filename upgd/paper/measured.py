@@ -1,4 +1,4 @@
-"""The figures that are measured in one go; see :mod:`upgd.paper.measuring`."""
+"""Figures that need no study; see :mod:`upgd.paper.measuring`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ MEASURED: Mapping[str, Measured] = {module.NAME: module for module in _ALL}
 
 
 def of_folder(folder: Path) -> Measured | None:
-    """Whose table lies in a folder, if one does."""
+    """The module whose table is in a folder, or None."""
     return next((m for m in MEASURED.values() if (folder / m.TABLE).exists()), None)

@@ -1,7 +1,7 @@
-"""How figures are measured that need no study: in one go, into a table of their own.
+"""Figures that need no study: measured by one command, into a table of their own.
 
-:data:`upgd.paper.measured.MEASURED` lists them. Beside the table lies a ``provenance.json``, as
-beside an experiment's.
+:data:`upgd.paper.measured.MEASURED` lists them. The table has a ``provenance.json`` like those of
+experiments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class How:
-    """What a command asks for.
+    """The options of a command.
 
     Attributes:
-        scale: Share of the full length.
-        seeds: How many repetitions; 0 for the default.
+        scale: Fraction of the full length.
+        seeds: The number of repetitions; 0 for the default.
         device: Where it is measured.
     """
 
@@ -33,7 +33,7 @@ class How:
     device: str = "cpu"
 
     def command(self, name: str) -> str:
-        """What measures a figure in this way.
+        """The command that measures a figure with these options.
 
         Example:
             >>> How(0.1, 5, "cuda").command("time")
@@ -47,7 +47,7 @@ class How:
 
 
 class Measured(Protocol):
-    """A module that measures a figure, draws it and tells of it.
+    """A module that measures, draws and describes a figure.
 
     Attributes:
         NAME: What commands call the figure.
@@ -60,16 +60,16 @@ class Measured(Protocol):
     TABLE: str
 
     def folder(self, how: How) -> str:
-        """Where its table is kept, below the other results."""
+        """The folder of its table, below the results."""
 
     def plan(self, how: How) -> str:
-        """How much there is to measure and how long it takes."""
+        """The amount of work and its expected time."""
 
     def measure(self, how: How, folder: Path, say: Say) -> None:
-        """Write the table, and where it comes from."""
+        """Write the table and its provenance."""
 
     def title(self, folder: Path) -> str:
-        """What a table shows, in a line."""
+        """A one-line description of a table."""
 
     def pictures(self, folder: Path) -> Mapping[str, str]:
         """The names of its pictures, with captions."""
@@ -78,7 +78,7 @@ class Measured(Protocol):
         """Draw a table into the folder `target`: each picture in each format."""
 
     def page(self, folder: Path) -> list[str]:
-        """What there is to tell, as lines of Markdown, without pictures."""
+        """A description as lines of Markdown, without pictures."""
 
 
 def note(
@@ -92,7 +92,7 @@ def note(
     learner_steps: int,
     began: float,
 ) -> Provenance:
-    """Where a table comes from that was begun at `began` (seconds since 1970) and is done now."""
+    """The provenance of a table that was started at `began` (seconds since 1970)."""
     now = time.time()
     seconds = round(now - began, 1)
     runs = sum(map(len, seeds.values()))

@@ -1,8 +1,8 @@
 """Figure 8 and claim 9: does PPO's return fall with long training, and does AdaUPGD prevent it?
 
 The highest point of a noisy curve lies above its end even where nothing falls, so "peak less final"
-would find a collapse in noise alone. Here the peak of a seed is looked up where the *other* seeds
-have theirs:
+would find a collapse in noise alone. Here the peak of a seed is taken where the *other* seeds have
+theirs:
 
 * a *tenth* is a tenth of a run, in consecutive windows;
 * for each seed, the tenth is chosen in which the mean over all other seeds is highest; the seed's
@@ -64,9 +64,9 @@ from upgd.rl.runs import ITERATIONS
 
 Array = NDArray[np.float64]
 LONG = AGENT_STEPS
-"""Steps from which on a run is long: the experiments' full scale."""
+"""The fewest steps of a long run: the experiments' full scale."""
 HARDLY = 0.05
-"""A fall or a gain that is less than this share is none."""
+"""The smallest fraction that counts as a fall or a gain."""
 METRIC = "return"
 
 
@@ -88,61 +88,61 @@ def curves(results: Results | None, arm: str) -> Array | None:
 
 
 def peaks(returns: Array) -> Array:
-    """Each seed's mean in the tenth that is the best of all other seeds."""
+    """Each seed's mean in the best tenth of all other seeds."""
     means = tenths(returns)
     best = (means.sum(0) - means).argmax(1)
     return np.asarray(means[np.arange(len(means)), best])
 
 
 def learned(returns: Array) -> Array:
-    """What each seed has gained at its peak since its first window."""
+    """Each seed's peak minus its first window."""
     return np.asarray(peaks(returns) - returns[:, 0])
 
 
 def has_learned(returns: Array) -> bool:
-    """Whether there is anything to lose."""
+    """Whether the agents have learned anything that they can lose."""
     found = learned(returns)
     return bool((found > 0).all() or metrics.mean_interval(found).low > 0)
 
 
 def falls(returns: Array) -> Array:
-    """Each seed's last tenth less its peak."""
+    """Each seed's last tenth minus its peak."""
     return np.asarray(tenths(returns)[:, -1] - peaks(returns))
 
 
 def gains(returns: Array) -> Array:
-    """Each seed's last tenth less the fifth around the middle."""
+    """Each seed's last tenth minus the fifth around the middle."""
     windows = returns.shape[1]
     middle = returns[:, int(0.4 * windows) : max(int(0.6 * windows), int(0.4 * windows) + 1)]
     return np.asarray(tenths(returns)[:, -1] - middle.mean(1))
 
 
 def fall(returns: Array | None) -> Interval | None:
-    """The mean fall as a share of what was learned."""
+    """The mean fall as a fraction of what was learned."""
     if returns is None or not can_tell(returns):
         return None
     return jackknife(lambda some: float(shares(falls, some).mean()), returns)
 
 
 def gain(returns: Array | None) -> Interval | None:
-    """The mean gain as a share of what was learned."""
+    """The mean gain as a fraction of what was learned."""
     if returns is None or not can_tell(returns):
         return None
     return metrics.mean_interval(shares(gains, returns))
 
 
 def can_tell(returns: Array) -> bool:
-    """Whether there are enough seeds, and anything to lose."""
+    """Whether there are enough seeds, and agents that have learned."""
     return len(returns) >= FEWEST and has_learned(returns)
 
 
 def shares(values: Callable[[Array], Array], returns: Array) -> Array:
-    """Each seed's fall or gain as a share of what was learned."""
+    """Each seed's fall or gain as a fraction of what was learned."""
     return np.asarray(values(returns) / learned(returns).mean())
 
 
 def jackknife(statistic: Callable[[Array], float], rows: Array) -> Interval:
-    """A statistic of rows, with a 95% interval by what it is without each of them.
+    """A statistic of rows, with a jackknife 95% interval.
 
     Example:
         >>> one, other = jackknife(np.mean, np.arange(5.0)), metrics.mean_interval(np.arange(5.0))
@@ -189,9 +189,9 @@ def _keeps_improving(returns: Array | None) -> tuple[str, Interval | None, Verdi
 
 
 def is_long(results: Results, returns: Array) -> bool:
-    """Whether runs are so long that the claim is about them.
+    """Whether runs are long enough for the claim.
 
-    What is behind the last whole window is not measured: of the experiments' own, less than this.
+    A tolerance allows for the incomplete last window, which is not measured.
     """
     return bool(returns.shape[1] * results.window > LONG - ITERATIONS * Settings().steps)
 
@@ -237,7 +237,7 @@ def _returns(returns: Array) -> list[str]:
 
 
 def _percent(found: Interval | None, values: Callable[[Array], Array], returns: Array) -> str:
-    """A share with its interval, or each seed's where they are few."""
+    """A fraction with its interval, or each seed's where they are few."""
     if len(returns) < 2 or not has_learned(returns):
         return "-"
     if found is None:
@@ -254,9 +254,9 @@ def _number(value: float, how: str = ".0f") -> str:
 def draw_returns(
     axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
 ) -> None:
-    """Return against steps: mean over seeds with its 95% interval, or few seeds by themselves.
+    """Return against steps: mean over seeds with its 95% interval, or few seeds one by one.
 
-    Axes show where the seeds are: of few seeds an interval may reach far beyond.
+    The axes are scaled to the seeds: with few seeds an interval may reach far beyond.
     """
     ends_of_axis: list[float] = []
     for arm, title in arms.items():
@@ -267,7 +267,7 @@ def draw_returns(
         ends_of_axis += [float(returns.min()), float(returns.max())]
         mean, colour = returns.mean(0), colours.get(arm, "black")
         axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
-        if 1 < len(returns) < FEWEST_RESAMPLED:  # intervals of so few would hide everything
+        if 1 < len(returns) < FEWEST_RESAMPLED:  # wide intervals of few seeds would hide everything
             axes.plot(steps, returns.T, color=colour, alpha=0.35, linewidth=0.6)
         elif len(returns) > 1:
             ends = np.array([metrics.mean_interval(column)[1:] for column in returns.T])

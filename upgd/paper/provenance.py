@@ -1,7 +1,7 @@
-"""Where committed numbers come from: ``provenance.json``, beside every table of results.
+"""The provenance of committed numbers: ``provenance.json``, beside every table of results.
 
-It says what ran, on which data, with which versions, where, for how long, and how to get it again.
-It names no host and no path.
+It records what ran, on which data, with which versions, where, for how long, and how to reproduce
+it. It names no host and no path.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _SEEDS = ("seeds", "diverged")
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that were run in the same way.
+    """Runs with the same device, engine and versions.
 
     Attributes:
         device: Its name.
-        engine: What ran them.
+        engine: The engine.
         versions: Of libraries, and upgd's commit if it is known.
-        runs: How many.
-        seconds: Of work; runs that advanced side by side share them.
-        began: The day on which the first began.
-        ended: The day on which the last ended.
+        runs: The number of runs.
+        seconds: Time of the work; runs of one stack share it.
+        began: The day on which the first run started.
+        ended: The day on which the last run ended.
         dtype: The type of the weights.
         rules: The version of the update rules; 0 where that does not apply.
     """
@@ -57,24 +57,24 @@ class Part:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the device is a CPU, of whatever machine."""
+        """Whether the device is a CPU."""
         return self.device == CPU or self.device.startswith(f"{CPU} (")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a table comes from.
+    """The provenance of a table.
 
     Attributes:
-        experiment: What was run.
-        command: What gives it again.
-        steps: Of each run; 0 where it has none.
-        seeds: By arm, those that are done.
+        experiment: The experiment.
+        command: The command that reproduces it.
+        steps: Of each run; 0 if it has none.
+        seeds: By arm, the finished seeds.
         learner_steps: Steps of all runs.
-        seconds: Of work.
-        parts: How runs were run, oldest first.
-        problem: On which problem, if it is one of the table.
-        options: Of all runs.
+        seconds: Time of the work.
+        parts: Groups of runs, oldest first.
+        problem: The problem, if it is a registered one.
+        options: Options of all runs.
         data: Name, samples and checksum by split; None where none are needed.
         diverged: By arm, seeds whose loss was not finite.
         sets: By arm, its hyperparameters.
@@ -95,21 +95,21 @@ class Provenance:
 
     @property
     def runs(self) -> int:
-        """How many are done."""
+        """The number of finished runs."""
         return sum(map(len, self.seeds.values()))
 
     @property
     def over(self) -> dict[str, list[int]]:
-        """By arm, seeds that are done or diverged."""
+        """By arm, the seeds that are done or diverged."""
         return _union(self.seeds, self.diverged)
 
     def outdated(self, experiment: Experiment) -> list[str]:
-        """Arms that had another set than the experiment's arms have now."""
+        """Arms whose set differs from the experiment's current one."""
         now = {arm.name: {k: float(v) for k, v in arm.hyper.items()} for arm in experiment.arms}
         return [arm for arm, hyper in self.sets.items() if arm in now and now[arm] != hyper]
 
     def has_more(self, other: Provenance, but: Sequence[str]) -> bool:
-        """Whether arms, but for some, have seeds that another table lacks."""
+        """Whether arms, except some, have seeds that another table lacks."""
         there = other.over
         return any(
             not set(seeds) <= set(there.get(arm, ()))
@@ -118,7 +118,7 @@ class Provenance:
         )
 
     def write(self, folder: Path) -> None:
-        """Put it beside a table."""
+        """Write it beside a table."""
         content = asdict(self)
         for name in _SEEDS:
             content[name] = {arm: ranges(seeds) for arm, seeds in content[name].items()}
@@ -127,7 +127,7 @@ class Provenance:
 
 
 def read(folder: Path) -> Provenance | None:
-    """What lies beside a table, if it is there.
+    """The provenance beside a table, or None.
 
     Raises:
         ValueError: It is not one of these files.
@@ -148,7 +148,7 @@ def read(folder: Path) -> Provenance | None:
 def describe(
     found: Sequence[Found], experiment: Experiment, data: Mapping[str, Any] | None
 ) -> Provenance:
-    """Where an experiment's runs come from, which may be several days and machines."""
+    """The provenance of an experiment's runs, possibly from several days and machines."""
     alike: dict[str, list[Run]] = {}
     for each in found:
         alike.setdefault(_way(each.run), []).append(each.run)
@@ -171,7 +171,7 @@ def describe(
 
 
 def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Provenance:
-    """Where a table comes from to which runs are added that it lacks."""
+    """The provenance of a table with additional runs."""
     parts = _by_age((*table.parts, *more.parts))
     return replace(
         more,
@@ -189,7 +189,7 @@ def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Prove
 def command(
     experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Part]
 ) -> str:
-    """What gives these results again: the first figure that needs them, at their scale.
+    """The command that reproduces these results: the first figure that needs them, at their scale.
 
     Agents that are not all of a figure's arms, seeds or steps have a command of their own.
     """
@@ -213,7 +213,7 @@ def command(
 
 
 def _scale(steps: int, experiment: Experiment) -> str | None:
-    """The shortest number that gives as many steps; None if there is none.
+    """The shortest number for ``--scale`` that gives these steps; None if there is none.
 
     Example:
         >>> from upgd.paper.experiments import EXPERIMENTS
@@ -244,7 +244,7 @@ def _of_agents(
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    """Seeds as commands take them.
+    """Seeds as a command-line argument.
 
     Example:
         >>> _listed([0, 1, 2]), _listed([3, 5]), _listed([5])
@@ -255,14 +255,14 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def _optimizer(arm: Arm) -> str:
-    """A method with the hyperparameters that it does not have anyway, as ``upgd rl`` takes it."""
+    """A method with its non-default hyperparameters, as an argument of ``upgd rl``."""
     usual = specification("", arm.method, {}, 0, 1).hyper
     own = [f":{name}={value!r}" for name, value in arm.hyper.items() if value != usual[name]]
     return arm.method + "".join(own)
 
 
 def _where(parts: Sequence[Part]) -> list[str]:
-    """Options for the device and engine that ran these."""
+    """Options for the device and engine of these runs."""
     device = [] if all(part.on_cpu for part in parts) else ["--device cuda"]
     eager = all(part.engine == "eager" for part in parts)
     return [*device, *(["--engine eager"] if eager else [])]
@@ -272,7 +272,7 @@ def data_facts(problem: str, data_dir: str | os.PathLike[str] | None) -> dict[st
     """What a problem learns from, as the check of the data knows it; None if it needs no data.
 
     Raises:
-        DataNotFoundError: They are not there.
+        DataNotFoundError: The data are missing.
     """
     name = kind_of(problem).dataset(problem)
     if name is None:
@@ -289,7 +289,7 @@ def data_facts(problem: str, data_dir: str | os.PathLike[str] | None) -> dict[st
 def known_data(
     problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
 ) -> dict[str, Any] | None:
-    """The same; where the data are not there any more, what was known before, or the name alone."""
+    """The same; if the data are missing now, the facts known before, or only the name."""
     try:
         return data_facts(problem, data_dir)
     except DataNotFoundError:
@@ -357,13 +357,13 @@ def _seeds(found: Iterable[Found]) -> dict[str, list[int]]:
 
 
 def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """By arm, the seeds that any of them has."""
+    """By arm, all seeds."""
     arms = dict.fromkeys(arm for each in some for arm in each)
     return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
 
 
 def _by_age(parts: Iterable[Part]) -> list[Part]:
-    """Oldest first, those that ran in the same way as one."""
+    """Merge equal parts, oldest first."""
     alike: dict[str, list[Part]] = {}
     for part in parts:
         way = replace(part, runs=0, seconds=0.0, began="", ended="")
@@ -382,6 +382,6 @@ def _by_age(parts: Iterable[Part]) -> list[Part]:
 
 
 def common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those that all have."""
+    """The items that all have in common."""
     first, *rest = options
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}

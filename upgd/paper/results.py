@@ -1,7 +1,7 @@
 """Results of an experiment: series of window means by metric, arm and seed.
 
-They come from a ledger, at whatever scale it has, or from a compact table (``series.csv.gz``), as
-the committed ones do.
+They are read from a ledger, at any scale, or from a compact table (``series.csv.gz``), such as the
+committed ones.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Array = NDArray[np.float64]
 TABLE = "series.csv.gz"
 DIGITS = 5
 DIVERGED = "diverged"
-"""In place of a number of samples."""
+"""Stands for a number of samples."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What an experiment's runs measured.
+    """The measurements of an experiment's runs.
 
     Attributes:
         name: The experiment's.
@@ -69,7 +69,7 @@ class Results:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Those that have results."""
+        """Arms that have results."""
         return tuple(dict.fromkeys(arm for arms in self.series.values() for arm in arms))
 
 
@@ -84,18 +84,18 @@ class Found(NamedTuple):
 def find(
     ledgers: Iterable[Ledger], experiment: Experiment, steps: int | None = None
 ) -> list[Found]:
-    """What ledgers have of an experiment, one run per arm and seed.
+    """The runs of an experiment in some ledgers, one per arm and seed.
 
-    Of several lengths it is `steps`, if there are runs of it; otherwise the longest that most arms
-    have: a single run that is longer hides no others, and neither do many short ones.
+    If runs have several lengths, `steps` is chosen if there are such runs, otherwise the longest
+    length that most arms have: neither a single longer run nor many short ones hide the others.
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
-    measure (:data:`MEASURING`) do not matter: a run without them lacks those series, and one with
-    more of them is preferred. Seeds of searches do not count: their sets were chosen by them.
+    measure (:data:`MEASURING`) are ignored: a run without them lacks those series, and one with
+    more of them is preferred. Seeds of searches do not count: they were used to choose the sets.
     """
     known = {
         _learner(arm.method, arm.hyper, {**experiment.options, **arm.options}): arm.name
-        for arm in reversed(experiment.arms)  # of twins the first stays
+        for arm in reversed(experiment.arms)  # of equal arms, keep the first
     }
     found: dict[int, dict[tuple[str, int], Found]] = {}
     for ledger in ledgers:
@@ -116,9 +116,9 @@ def find(
 
 
 def lacking(specs: Sequence[RunSpec], known: Iterable[Run]) -> list[RunSpec]:
-    """Those for which nothing stands in: a run that is over, or a spec that measures more.
+    """The specs that neither a finished run nor a spec that measures more can replace.
 
-    That is the same learner with the same seed and length, and all that is to be measured.
+    A replacement is the same learner with the same seed and length and at least the same metrics.
 
     Example:
         >>> plain = RunSpec("p", "upgd", {"lr": 0.1}, 0, 100)
@@ -148,7 +148,7 @@ def _task(spec: RunSpec) -> Any:
 
 
 def _measures(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a run with these options measures all that is wanted."""
+    """Whether a run with these options records all wanted metrics."""
     return all(options.get(name) == wanted[name] for name in MEASURING.intersection(wanted))
 
 
@@ -165,9 +165,9 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of the runs that are done, and of agents that diverged.
+    """The series of finished runs and of diverged agents, and which other runs diverged.
 
-    Which of the others diverged is known, too; None if there is nothing.
+    None if there are no runs.
     """
     runs: dict[Ledger, dict[str, Found]] = {}
     diverged: dict[str, list[int]] = {}
@@ -188,7 +188,7 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
 
 
 def joined(table: Results, more: Results) -> Results:
-    """A table with runs that it lacks.
+    """A table with additional runs.
 
     Raises:
         ValueError: Their windows have other lengths.
@@ -209,13 +209,13 @@ def joined(table: Results, more: Results) -> Results:
 
 
 def _windows(run: Run, window: int) -> int | None:
-    """How many windows of a run count: those before it diverged; None for all."""
+    """The number of windows before a run diverged; None for all."""
     end = None if run.result is None else run.result.diverged_at
     return None if end is None else (end - 1) // window
 
 
 def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]) -> Any:
-    """What makes two runs of an experiment the same but for their seeds and lengths."""
+    """The identity of a run without its seed and length."""
     rest = {name: value for name, value in options.items() if name not in MEASURING}
     numbers = {name: float(value) for name, value in hyper.items()}
     return method, tuple(sorted(numbers.items())), tuple(sorted(rest.items()))
@@ -223,14 +223,14 @@ def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]
 
 # ------------------------------------------------------------------------------ tables
 def folder_name(experiment: str) -> str:
-    """That of an experiment's table."""
+    """The folder of an experiment's table."""
     return experiment.replace("-", "_")
 
 
 def write(results: Results, path: str | os.PathLike[str]) -> None:
     """Write a table: a row per arm, seed and window, a column per metric.
 
-    After those of a run that diverged comes one that says so.
+    A diverged run has an additional last row that says so.
     """
     metrics = sorted(results.series)
     text = io.StringIO()
@@ -260,15 +260,15 @@ def read(path: str | os.PathLike[str], name: str) -> Results:
     """Read a table that :func:`write` wrote.
 
     Raises:
-        ValueError: It is none, or broken.
+        ValueError: It is not a table, or broken.
     """
     header, *rows = table_rows(path)
     if header[:3] != ["arm", "seed", "samples"]:
-        raise ValueError(f"{path} is no table of results: it begins with {','.join(header)}")
+        raise ValueError(f"{path} is not a table of results: it begins with {','.join(header)}")
     try:
         return _parse(rows, header[3:], name)
     except ValueError as error:
-        raise ValueError(f"{path} is no table of results: {error}") from None
+        raise ValueError(f"{path} is not a table of results: {error}") from None
 
 
 def table_rows(path: str | os.PathLike[str]) -> list[list[str]]:

@@ -1,14 +1,13 @@
-"""Searches for sets, as data: who, which grid, how long, which seeds.
+"""Searches for hyperparameter sets, as data: arms, grids, stages, seeds.
 
-All sets of an arm are run for the first stage's steps; the best go on to the next, which is longer,
-and so does the printed set while it does not diverge; for feature-wise, local and second-order
-utility, for which none is printed, that of the plain kind. Runs begin anew at each stage, on the
-same stream with the same noise. For a set that diverges the next best of the stage before is tried.
-Sets are ordered as everywhere (:mod:`upgd.study.selection`): by means over whole runs, and one with
-a seed that diverged is out. What comes next is a function of the ledger, so a search that was
-interrupted goes on.
+All sets of an arm run for the first stage's steps; the best continue in the next, longer stage. So
+does the printed set unless it diverges; for feature-wise, local and second-order utility, for which
+none is printed, that of the plain kind. Each stage starts from the beginning, on the same stream
+with the same noise. A set that diverges is replaced by the next best of the stage before. Sets are
+ranked by means over whole runs (:mod:`upgd.study.selection`); one with a diverged seed is excluded.
+The next runs are a function of the ledger, so an interrupted search resumes.
 
-Seeds are others than those of the figures.
+Seeds differ from those of the figures.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ REFERENCE = "reference"
 """The toys' baseline: one linear layer, with SGD."""
 WEIGHTS = ("upgd", "n-upgd")
 KINDS = (("", ""), ("feature-", ""), ("", "-local"), ("feature-", "-local"))
-"""What stands before and after a method's name: weight-wise and feature-wise, global and local."""
+"""Prefix and suffix of a method's kinds: weight-wise and feature-wise, global and local."""
 
 
 def variants(method: str, order: int = 1) -> tuple[str, ...]:
@@ -49,12 +48,12 @@ def variants(method: str, order: int = 1) -> tuple[str, ...]:
 
 
 class Stage(NamedTuple):
-    """Some sets of each arm are run for so many steps.
+    """One stage of a search.
 
     Attributes:
-        steps: How many.
-        sets: Of how many sets; 0 are all.
-        each: A hyperparameter: so many sets at each of its values. Arms without it take all.
+        steps: Steps of each run.
+        sets: The number of sets; 0 means all.
+        each: A hyperparameter: keep `sets` sets at each of its values. Arms without it keep all.
     """
 
     steps: int
@@ -67,9 +66,9 @@ class Stage(NamedTuple):
         """The sets of a stage.
 
         Args:
-            pool: Those that are left, best first.
-            out: Those that diverge or fail in this stage; others are chosen in their stead.
-            kept: One that is chosen while it is left.
+            pool: The remaining sets, best first.
+            out: Sets that diverge or fail in this stage; others replace them.
+            kept: A set that is always chosen while it remains.
 
         Example:
             >>> pool = [(("lr", 1.0), ("sigma", x)) for x in (0.1, 0.1, 0.0)]
@@ -90,7 +89,7 @@ class Stage(NamedTuple):
 
 
 class Entrant(NamedTuple):
-    """Who takes part.
+    """An arm of a search.
 
     Attributes:
         arm: Its name.
@@ -112,12 +111,12 @@ class Search:
     """A search on a problem.
 
     Attributes:
-        problem: Which.
-        arms: Who takes part, by names of arms.
+        problem: The problem.
+        arms: Names of arms.
         stages: From short to long.
-        seeds: How many.
-        more: Values that axes have besides the paper's.
-        axes: Axes that are given instead.
+        seeds: The number of seeds.
+        more: Values in addition to the paper's.
+        axes: Values instead of the paper's.
     """
 
     problem: str
@@ -128,7 +127,7 @@ class Search:
     axes: Mapping[str, Axis] | None = None
 
     def scaled(self, scale: float) -> Search:
-        """With shorter stages, in whole windows."""
+        """The search with shorter stages, in whole windows."""
         window = get_problem(self.problem).window
         stages = (
             stage._replace(steps=max(1, round(stage.steps * scale / window)) * window)
@@ -137,10 +136,10 @@ class Search:
         return replace(self, stages=tuple(stages))
 
     def keeping(self, sets: Sequence[int]) -> Search:
-        """With other numbers of sets that go on, one for each stage but the first.
+        """The search with other numbers of sets, one for each stage but the first.
 
         Raises:
-            ValueError: These are not as many, or nothing would go on.
+            ValueError: The numbers do not match the stages, or one is below 1.
         """
         first, *others = self.stages
         if len(sets) != len(others) or any(n < 1 for n in sets):
@@ -152,7 +151,7 @@ class Search:
         return replace(self, stages=(first, *stages))
 
     def entrants(self) -> list[Entrant]:
-        """Everybody with their sets."""
+        """All arms with their sets."""
         seeds = tuple(SEEDS_OF_SEARCHES[: self.seeds])
         found = []
         for arm in self.arms:
@@ -181,13 +180,13 @@ class Search:
         return tuple(v for v in (self.more or {}).get(name, ()) if v not in axis)
 
     def runs(self, stage: Stage) -> int:
-        """How many a stage has, but for sets that diverge and the printed one."""
+        """The number of runs in a stage, without replacements and the printed set."""
         hypers = (e.sweep.hypers()[e.method] for e in self.entrants())
         return self.seeds * sum(len(stage.choose(some)) for some in hypers)
 
     @property
     def learner_steps(self) -> int:
-        """Of all stages."""
+        """The learner-steps of all stages."""
         return sum(stage.steps * self.runs(stage) for stage in self.stages)
 
 
@@ -262,11 +261,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 # ---------------------------------------------------------------------------------- runs
 class Course(NamedTuple):
-    """How far an arm has come.
+    """The progress of an arm.
 
     Attributes:
-        rankings: Of the stages that are over.
-        todo: What is to be run next; nothing at the end.
+        rankings: Rankings of the finished stages.
+        todo: The next runs; empty at the end.
     """
 
     rankings: list[Ranking]
@@ -274,7 +273,7 @@ class Course(NamedTuple):
 
 
 def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Course:
-    """What the runs of a ledger say about an arm."""
+    """An arm's progress according to a ledger."""
     sweep, method = entrant.sweep, entrant.method
     over = {run.key for run in runs if run.state in OVER}
     pool = sweep.hypers()[method]
@@ -299,7 +298,7 @@ def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Co
 
 
 def _kept_set(problem: str, arm: str) -> Set | None:
-    """The set that goes on whatever its rank: the printed one of the arm or of its plain kind."""
+    """The set that continues whatever its rank: the printed one of the arm or of its plain kind."""
     kinds = {name: m for m in WEIGHTS for order in (1, 2) for name in variants(m, order)}
     return printed_set(problem, kinds.get(arm, arm))
 
@@ -313,7 +312,7 @@ def _as_ranked(entrant: Entrant, known: Set | None) -> Hyper | None:
 
 
 def upcoming(ledger: Ledger, search: Search) -> list[RunSpec]:
-    """What is to be run next in a search; nothing at its end."""
+    """The next runs of a search; empty at its end."""
     runs = list(ledger.runs(problem=search.problem))
     courses = (course(runs, entrant, search.stages) for entrant in search.entrants())
     return [spec for each in courses for spec in each.todo]
@@ -322,7 +321,7 @@ def upcoming(ledger: Ledger, search: Search) -> list[RunSpec]:
 def outcome(ledger: Ledger, search: Search) -> tuple[dict[str, Found], list[Ranking]]:
     """By arm, the set found; and the last rankings, also of arms without a winner.
 
-    Arms whose last stage is not over are left out.
+    Arms with an unfinished last stage are omitted.
     """
     runs = list(ledger.runs(problem=search.problem))
     found: dict[str, Found] = {}
@@ -366,7 +365,7 @@ def _found(entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Fo
 
 
 def _longest(hyper: Hyper, done: Sequence[Ranking]) -> Tried | None:
-    """What a set gave in the last stage that it reached."""
+    """The result of a set in the last stage that it reached."""
     for ranking in reversed(done):
         for one in ranking.complete:
             if one.hyper == hyper:
@@ -380,5 +379,5 @@ def _tried(one: Candidate, ranking: Ranking) -> Tried:
 
 
 def _short(number: float) -> float:
-    """With as many digits as a mean over seeds has."""
+    """Rounded to the precision of a mean over seeds."""
     return float(f"{number:.6g}")

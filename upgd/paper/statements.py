@@ -1,4 +1,4 @@
-"""What the paper's claims state, in statistics that :mod:`upgd.paper.evidence` defines.
+"""The paper's claims as statements, with the statistics of :mod:`upgd.paper.evidence`.
 
 Statements and their thresholds are fixed here, not fitted to results.
 
@@ -60,9 +60,9 @@ PLASTIC = ("shrink-and-perturb", "pgd", "n-upgd")
 STABLE = ("s-ewc", "s-mas", "s-si")
 """Methods that only address forgetting."""
 STRONG = 0.7
-"""A correlation from which on one speaks of a strong one."""
+"""The least correlation that counts as strong."""
 STEADY = 0.1
-"""A loss does not get worse if it rises by less than this share."""
+"""A loss that rises by less than this fraction does not count as worse."""
 
 
 def _of(all_: All, name: str) -> Results:
@@ -83,8 +83,8 @@ def input_permuted(all_: All) -> list[Finding]:
 def plasticity_and_accuracy(all_: All) -> list[Finding]:
     """Claim 3.
 
-    It speaks of the figure's ten methods, so that seeds decide. That of ten one cannot tell much
-    about other methods shows where these are drawn, too.
+    The claim is about the figure's ten methods, so seeds are resampled. A second interval, with
+    methods resampled too, shows how little ten methods say about others.
     """
     results = _of(all_, "input-permuted-mnist")
 
@@ -92,7 +92,7 @@ def plasticity_and_accuracy(all_: All) -> list[Finding]:
         return float(curve[-100:].mean())
 
     def correlation(means: Array) -> float:
-        with np.errstate(invalid="ignore", divide="ignore"):  # one method, drawn ten times
+        with np.errstate(invalid="ignore", divide="ignore"):  # the same method in all ten draws
             return float(np.corrcoef(means.T)[0, 1])
 
     accuracy = means_of_all(results, "accuracy", late)
@@ -156,7 +156,7 @@ def _smooth(curve: Array, size: int) -> Array:
 
 
 def label_permuted(name: str, shrink: Callable[..., Finding]) -> Callable[[All], list[Finding]]:
-    """Claims 6 and 7, which differ in what is said of S&P."""
+    """Claims 6 and 7, which differ in the statement about S&P."""
 
     def check(all_: All) -> list[Finding]:
         results = _of(all_, name)
@@ -211,7 +211,7 @@ def _rank(mine: int, means: Array) -> float:
 
 
 def toys(all_: All) -> list[Finding]:
-    """Claim 10; losses are compared, and changes are shares of what they were."""
+    """Claim 10; compares losses, with changes as fractions of the early loss."""
     first, second = (_of(all_, name) for name in TOYS)
     inputs, sign = "changing inputs: ", "changing sign: "
     rivals = ("reference", "sgdw", "shrink-and-perturb", "pgd", "n-upgd")
@@ -281,7 +281,7 @@ def _ablation(results: Results) -> Iterator[Finding]:
 
 
 def _with_twins(results: Results) -> Results:
-    """Results in which arms that are another one have that one's."""
+    """Results in which arms that equal another arm have its series."""
     twins = EXPERIMENTS[results.name].twins()
     series = {
         metric: {**arms, **{arm: arms[same] for arm, same in twins.items() if same in arms}}
@@ -293,7 +293,7 @@ def _with_twins(results: Results) -> Results:
 
 
 def figure_1(all_: All) -> list[Finding]:
-    """Claim 14; who is above whom is seen in the last tasks."""
+    """Claim 14; compares the last tasks."""
     emnist, long = _of(all_, "label-permuted-emnist"), _of(all_, "figure-1")
     hardly = change(emnist, "adamw")
     behind = lead(long, "adam", "adam-restarts", last=LAST)

@@ -1,4 +1,4 @@
-"""Parts of pages: where a table comes from, what it shows, the paper's own tables."""
+"""Parts of pages: provenance, result tables, the paper's own tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GREEK = {
 
 # ------------------------------------------------------------------------------- sources
 def source(known: Provenance | None) -> list[str]:
-    """What ran, where, and how to get it again."""
+    """What ran, where, and how to reproduce it."""
     if known is None:
         return ["Where these numbers come from is not known.", ""]
     most = max((len(seeds) for seeds in known.seeds.values()), default=0)
@@ -102,9 +102,9 @@ def took(known: Provenance) -> str:
 
 
 def learner_steps(experiment: Experiment) -> int:
-    """Steps of all runs of an experiment at full scale; arms that are another one are not run.
+    """Steps of all runs of an experiment at full scale; arms that equal another are not run.
 
-    Arms whose sets are still to be searched count.
+    Arms whose sets have not been searched yet count.
     """
     arms = len(experiment.arms) - len(experiment.twins()) + len(experiment.awaited)
     return arms * experiment.seeds * experiment.steps
@@ -171,7 +171,7 @@ def numbers(results: Results) -> list[str]:
 
 
 def beside_printed(found: Results, printed: Results) -> list[str]:
-    """Sets that were found, beside the printed ones: tasks and seeds that both have.
+    """Found sets beside the printed ones, over the tasks and seeds that both have.
 
     Args:
         found: Results of an experiment on best sets.
@@ -203,7 +203,7 @@ def _mean(curve: NDArray[np.float64]) -> float:
 
 
 def _together(found: Results, printed: Results, metric: str) -> Results:
-    """A metric of tasks and seeds that both have; arms with printed sets are called so."""
+    """A metric over the tasks and seeds that both have; arms with printed sets are marked."""
     series: dict[str, Mapping[int, NDArray[np.float64]]] = {}
     for arm in found.arms:
         mine, theirs = found.of(arm, metric), printed.of(arm, metric)
@@ -215,13 +215,13 @@ def _together(found: Results, printed: Results, metric: str) -> Results:
 
 
 def _less_seeds(results: Results, arm: str) -> str:
-    """How many of an arm's seeds diverged, if some did."""
+    """The number of an arm's diverged seeds, if there are any."""
     gone, all_ = diverged(results, arm)
     return f" ({gone} of {all_} seeds diverged)" if gone else ""
 
 
 def _unit(experiment: Experiment, results: Results) -> str:
-    """What a value is the mean of: a task, several of them, or a window where there are none."""
+    """The unit of a value: a task, several tasks, or a window where there are no tasks."""
     problem = get_problem(experiment.problem)
     length = int(experiment.options.get("task_length", 0)) or problem.task_length
     if length is None:
@@ -241,7 +241,7 @@ def _with_interval(found: Interval | None, metric: str) -> str:
 
 
 def _number(value: float, metric: str, sign: str = "") -> str:
-    """Shares ×100 with two decimals, losses with four digits.
+    """Fractions ×100 with two decimals, losses with four digits.
 
     Example:
         >>> _number(0.78123, "accuracy"), _number(-0.0000123, "loss", "+")
@@ -272,7 +272,7 @@ def grid_table() -> list[str]:
 
 
 def set_table() -> list[str]:
-    """The sets that the paper prints as best; a star marks values that its grid does not have."""
+    """The sets that the paper prints as best; a star marks values outside its grid."""
     methods = [m for m in METHODS if any(m in known for known in BEST.values())]
     lines = ["| | " + " | ".join(f"`{p}`" for p in BEST) + " |", "|---|" + "---|" * len(BEST)]
     for method in methods:
@@ -282,7 +282,7 @@ def set_table() -> list[str]:
 
 
 def search_table() -> list[str]:
-    """What is searched, and how much that is."""
+    """The searches and their size."""
     lines = [
         "| problem | arms | sets | seeds | stages: steps × runs | learner-steps |",
         "|---|---:|---:|---:|---|---:|",
@@ -297,7 +297,7 @@ def search_table() -> list[str]:
 
 
 def searched_in_part(figure: Figure, found: Sets | None = None) -> str:
-    """A sentence on a figure's arms whose sets were chosen among a part of their grids."""
+    """A sentence about arms whose sets were chosen from a part of their grids."""
     known = read() if found is None else found
     parts_: dict[str, int] = {}
     for experiment in (EXPERIMENTS[name] for name in figure.run):
@@ -323,7 +323,7 @@ def _stage(search: Search, number: int) -> str:
 
 
 def found_table(found: Sets | None = None) -> list[str]:
-    """The sets that were found here, what they were chosen by, and what the printed ones gave."""
+    """The sets found here, how they were chosen, and the results of the printed ones."""
     known = read() if found is None else found
     if not known:
         return ["None yet."]

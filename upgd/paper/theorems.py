@@ -1,4 +1,4 @@
-"""The paper's theorems as statements, and what they leave open, measured.
+"""The paper's theorems as statements, and measurements of what they leave open.
 
     python -m upgd.paper.theorems
 
@@ -150,7 +150,7 @@ def bounded(protect: bool, steps: int = 200, replicas: int = 5) -> Array:
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """Claim 13: what holds, and beside it what does not, which is told and not judged.
+    """Claim 13: what holds; what does not is shown but not judged.
 
     Largest distances and medians have no interval; shares of bounds have one over replicas.
     """

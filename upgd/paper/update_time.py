@@ -2,8 +2,8 @@
 
 An update is what a learner does with a batch: forward pass, backward pass (with curvature where a
 method needs it) and step. Methods take turns on one device, and are compared with PyTorch's SGD
-within a round. The inputs are random numbers of MNIST's shape. On CPU one thread works and its own
-time counts, whatever else the machine does.
+within a round. The inputs are random numbers of MNIST's shape. On CPU the time is the processor
+time of one thread.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ PEER = "SGD (PyTorch)"
 ROUNDS = 20
 TARGET = 0.1
 """Seconds for each method in each round."""
-TINY_LR = 1e-7  # weights must stay where they are for as long as the timing lasts
+TINY_LR = 1e-7  # weights must not change much during the timing
 
 
 class Setting(NamedTuple):
-    """What is updated: units per layer, samples in a batch."""
+    """A network and batch: units per layer, samples in a batch."""
 
     sizes: tuple[int, ...]
     batch: int
@@ -59,7 +59,7 @@ SETTINGS = (
     Setting((784, 1024, 512, 10), 1),
     Setting((784, 2048, 1024, 10), 100),
 )
-"""The paper's, a learner's that sees one sample at a time, and a larger network."""
+"""The paper's setting, batches of one sample, and a larger network."""
 
 Times = Mapping[str, Mapping[str, NDArray[np.float64]]]
 """By setting and method, seconds in each round."""
@@ -100,7 +100,7 @@ def measure(how: How, folder: Path, say: Say) -> None:
 
 
 def _updates(setting: Setting, device: str) -> Iterator[tuple[str, timing.Call]]:
-    """Every method's update, each of a network of its own that no other sees."""
+    """The update of every method, each with a network of its own."""
     torch.manual_seed(0)
     x = torch.randn(setting.batch, setting.sizes[0], device=device)
     y = torch.randint(setting.sizes[-1], (setting.batch,), device=device)
@@ -165,7 +165,7 @@ def ratio(methods: Mapping[str, NDArray[np.float64]], name: str) -> Interval:
 
 # ------------------------------------------------------------------------ what is told
 def title(folder: Path) -> str:
-    """What a table shows."""
+    """A one-line description of a table."""
     return f"Computational time of an update on {_where(folder)}"
 
 

@@ -138,7 +138,9 @@ def run(
         y = torch.stack([y[step] for _, y in streams])
         leaves = {name: w.detach().requires_grad_() for name, w in learners.weights.items()}
         gates = {name: g.detach().requires_grad_() for name, g in learners.gates.items()}
-        loss = learners.loss(leaves, gates, x, y).sum()  # seeds do not mix: a sum is all of them
+        loss = learners.loss(
+            leaves, gates, x, y
+        ).sum()  # seeds are independent, so the sum has all gradients
         chosen = leaves if of == "weight" else gates
         gradients = torch.autograd.grad(
             loss, [*leaves.values(), *gates.values()], retain_graph=True
@@ -167,7 +169,7 @@ def run(
 
 
 def _argsort_correlation(true: Utilities, guess: Utilities) -> Tensor:
-    """Global correlation as the paper's public code has it: of one ``argsort``, not of ranks."""
+    """Global correlation as in the paper's public code: of one ``argsort``, not of ranks."""
     places = [
         torch.cat([t.flatten(1) for t in utilities.values()], 1).argsort(1).double()
         for utilities in (true, guess)
@@ -187,9 +189,9 @@ def _approximation(
     learners: Learners,
     noise: list[torch.Generator],
 ) -> Tensor:
-    if kind == "random":  # a seed's own, whoever learns beside it
+    if kind == "random":  # a function of the seed alone
         return torch.stack([torch.rand(value.shape[1:], generator=g) for g in noise])
-    if kind == "magnitude" and of == "feature":  # a gate is 1: take the weights that leave it
+    if kind == "magnitude" and of == "feature":  # a gate is 1: use its outgoing weights
         outgoing = learners.weights[f"{int(name) + 1}.weight"]
         return outgoing.abs().sum(1, keepdim=True)
     return approximate(kind, value, gradient, second)
@@ -241,7 +243,7 @@ class Results:
 def collect(
     activations: Sequence[str], seeds: list[int], steps: int, say: Say | None = None
 ) -> Results:
-    """Run everything, saying how far it is."""
+    """Run everything and report progress."""
     results = Results(seeds)
     for activation, of in itertools.product(activations, get_args(Of)):
         rows: dict[tuple[str, str], list[Tensor]] = {}
@@ -268,7 +270,7 @@ def folder(how: How) -> str:
 
 
 def size(how: How) -> tuple[int, int]:
-    """How many seeds and steps, these in whole points and five of them at least."""
+    """The number of seeds and of steps, in at least five whole points."""
     steps = max(5, round(STEPS * how.scale / POINT)) * POINT
     return how.seeds or SEEDS, steps
 
@@ -286,7 +288,7 @@ def _seeds(count: int) -> str:
 
 
 def measure(how: How, folder: Path, say: Say) -> None:
-    """Run everything and keep it."""
+    """Run everything and write the table."""
     began, (seeds, steps) = time.time(), size(how)
     results = collect(list(ACTIVATIONS), list(range(seeds)), steps, say)
     results.save(folder / TABLE)
@@ -298,7 +300,7 @@ def measure(how: How, folder: Path, say: Say) -> None:
 
 # ------------------------------------------------------------------------- the claim
 def extent(results: Results) -> str:
-    """How much there is to judge by, for people."""
+    """The amount of data, as text."""
     return how_much([_length(results)], [len(results.seeds)])
 
 
@@ -313,10 +315,9 @@ def claim(
 ) -> list[Finding]:
     """The paper's claim 1 on one panel.
 
-    First and last fifth of the run are compared where something is said to grow or shrink;
-    averages over the run where something is said to be higher. "Throughout" also asks for
-    the mean over seeds to be the highest at every point. Runs that are too short give statistics
-    and no verdict.
+    "Grows" and "shrinks" compare the first and the last fifth of the run, "higher" compares means
+    over the run. "Throughout" also requires the mean over seeds to be the highest at every point.
+    Runs that are too short give statistics and no verdict.
     """
     data = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
     fifth = data["second"].shape[1] // 5
@@ -362,14 +363,14 @@ def claim(
 
 
 def _mean(values: Array) -> Array:
-    """Over points [seed, point]; not a number where a seed has none."""
+    """The mean over points [seed, point]; NaN where a seed has none."""
     return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
 
 def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, Verdict]:
-    """At which share of points [seed, point] a mean is the highest, and whether it always is.
+    """The fraction of points [seed, point] at which a mean is highest, and whether it always is.
 
-    Where it is not, the point decides at which it is furthest below, by its interval.
+    If it is not, the interval at the point where it is furthest below decides.
     """
     rivals = np.stack(others)
     best = np.nanmean(rivals, 1).argmax(0)
@@ -397,7 +398,7 @@ def _row(finding: Finding) -> str:
 
 # ------------------------------------------------------------------------ the figures
 def title(folder: Path) -> str:
-    """What a table shows."""
+    """A one-line description of a table."""
     return "Quality of the approximated utilities"
 
 
@@ -468,7 +469,7 @@ def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) ->
 
 
 def page(folder: Path) -> list[str]:
-    """What the approximations are worth, and the paper's claim 1 on all panels."""
+    """The quality of the approximations, and the paper's claim 1 on all panels."""
     results = Results.load(folder / TABLE)
     lines = [
         f"Lines are {POINT}-step means over seeds, bands standard errors.",

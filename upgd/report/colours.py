@@ -1,8 +1,8 @@
 """One set of line colours for figures and pages, on white paper and on black.
 
-The six differ in lightness as well as in hue, so that those who do not see red, green or blue as
-others do can tell them apart, and each stands out from its paper as text must (4.5 to 1). From the
-seventh line on they come again, dashed.
+The six differ in lightness as well as in hue, so that they can be told apart with any colour
+blindness, and have the contrast that text needs (4.5 to 1). From the seventh line on they repeat,
+dashed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 LIGHT = ("#1769aa", "#b55a00", "#0b4a26", "#c2496f", "#4b3b6b", "#7d7440")
 DARK = ("#6cb6ff", "#e8701a", "#7df5b0", "#cf6f91", "#ad60f8", "#f0ee7a")
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""As plotly calls them."""
+"""Plotly's names."""
 
 
 def style(number: int) -> tuple[int, int]:
-    """The colour and the dash of a line, each by its number.
+    """The numbers of a line's colour and dash.
 
     Example:
         >>> style(0), style(7), style(24)
@@ -24,7 +24,7 @@ def style(number: int) -> tuple[int, int]:
 
 
 def css(colours: tuple[str, ...]) -> str:
-    """Colours as properties that a page's style uses.
+    """Colours as CSS properties.
 
     Example:
         >>> css(("#000000", "#ffffff"))

@@ -29,7 +29,7 @@ class Curve(NamedTuple):
     Attributes:
         window: Samples per point.
         values: A row per seed, a column per point.
-        family: What lines of one colour have in common where there are many.
+        family: Its group; with many lines, each group has one colour.
     """
 
     window: int
@@ -116,14 +116,14 @@ def draw_curves(
 ) -> None:
     """Mean and standard error over seeds, a line per name.
 
-    More lines than a legend can name are coloured by family, without errors.
+    More than :data:`MANY` lines are coloured by family, without errors.
 
     Args:
         curves: By name, the window in samples and the values, a row per seed.
-        metric: What the values are.
+        metric: The metric's name.
         title: Above the figure.
-        path: Where it is written, atomically; the suffix chooses the format.
-        unit: What windows are so many of.
+        path: The file, written atomically; its suffix chooses the format.
+        unit: The unit of windows.
 
     Raises:
         StudyError: matplotlib is not installed, or cannot write that format.
@@ -141,7 +141,7 @@ def draw_curves(
         window, values, family = Curve(*item)
         x = window * (np.arange(values.shape[1]) + 1)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # windows without a value stay empty
+            warnings.simplefilter("ignore", RuntimeWarning)  # windows without a value are NaN
             mean = np.nanmean(values, 0)
         taken = np.isfinite(mean)  # some metrics are not measured in every window
         x, mean, values = x[taken], mean[taken], values[:, taken]
@@ -192,7 +192,7 @@ def pyplot() -> Any:
 
 
 def check_format(path: Path) -> None:
-    """Find out whether a figure can be drawn, in the format that a file's suffix says.
+    """Check that matplotlib can draw a figure in the format of a file's suffix.
 
     Raises:
         StudyError: matplotlib is not installed, or there is no such format.
@@ -201,14 +201,14 @@ def check_format(path: Path) -> None:
     pyplot().close()
     if path.suffix and path.suffix[1:].lower() not in known:
         raise StudyError(
-            f"cannot write {path}: no figure ends in {path.suffix}; take one of {', '.join(known)}"
+            f"cannot write {path}: no figure ends in {path.suffix}; use one of {', '.join(known)}"
         )
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure atomically, in the format that the suffix says, and close it.
+    """Write a figure atomically, in the format of the suffix, and close it.
 
-    Texts of an SVG stay texts, which can be searched and edited.
+    Text in an SVG stays text, which can be searched and edited.
 
     Raises:
         StudyError: There is no such format, or the file cannot be written.
@@ -225,5 +225,5 @@ def save(figure: Any, path: Path) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Text without matplotlib's math mode."""
     return text.replace("$", r"\$")

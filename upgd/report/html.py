@@ -1,7 +1,7 @@
 """A study as one page with interactive figures: one file that needs no network.
 
-Every text is escaped here, and the numbers of the figures travel as base64. The page's policy lets
-no script run but the two that are put into it, and nothing be fetched.
+All text is escaped here, and the numbers of the figures are base64. The page's content security
+policy allows only its two scripts, and no requests.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ MARK = '<meta name="generator" content="upgd">'
 """Marks a page as generated; such a page may be overwritten."""
 ASSETS = Path(__file__).parent / "assets"
 POINTS = 2000
-"""Of a line; beyond, points are means of several windows."""
+"""The most points of a line; beyond, points are means of several windows."""
 SEED_POINTS = 100_000
-"""Of single seeds' lines in a figure, all together; beyond, there are bands alone."""
+"""The most points of all single seeds in a figure; beyond, only bands are drawn."""
 ROWS = 200
-"""Of a table."""
+"""The most rows of a table."""
 WORDS = 1000
-"""Characters of the reason for which a run failed."""
+"""The most characters of an error message."""
 
 WHITE = f"""--ink: #1c1e21; --soft: #5a6068; --paper: #ffffff; --rule: #d9dce1; --edge: #767c85;
   --hover: #eef1f5; --link: #0b57a4; {css(LIGHT)}"""
@@ -65,13 +65,13 @@ PAPERS = f"""
 
 @dataclass(frozen=True)
 class Judged:
-    """One of the paper's claims as this study bears on it.
+    """One of the paper's claims, judged by this study.
 
     Attributes:
         number: Its number.
         text: What it says.
         verdict: Whether it holds.
-        statements: What it comes to: statement, what was found, verdict.
+        statements: Statement, statistic and verdict of each.
     """
 
     number: int
@@ -82,13 +82,13 @@ class Judged:
 
 @dataclass(frozen=True)
 class Report:
-    """What is on the page; every text is plain.
+    """The content of a page; all text is plain.
 
     Attributes:
         title: The heading.
         sections: The results.
-        claims: Those that the study has data for.
-        other_claims: What the others say.
+        claims: Claims that the study has data for.
+        other_claims: The text of the others.
         about: Paragraphs at the top.
     """
 
@@ -142,7 +142,7 @@ def render(report: Report) -> str:
 
 # ----------------------------------------------------------------------------- scripts
 def embedded(content: Any) -> str:
-    r"""JSON that may stand inside a script element whatever its strings hold.
+    r"""JSON that is safe inside a script element.
 
     Example:
         >>> print(embedded(["</script>", "a & b"]))
@@ -153,7 +153,7 @@ def embedded(content: Any) -> str:
 
 
 def packed(values: NDArray[np.floating]) -> dict[str, str]:
-    """Numbers as the page reads them: exactly, and not as long as decimals.
+    """Numbers as the page reads them: exact, and shorter than decimals.
 
     Example:
         >>> packed(np.array([1.0], np.float32))
@@ -178,7 +178,7 @@ def plotly_source() -> str:
 
 
 def _script(text: str) -> str:
-    """A script that does not end before its end tag, as a browser reads it."""
+    """A script without text that a browser takes for its end tag."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return re.sub("<(?=/script|script|!--)", r"\\x3c", text, flags=re.IGNORECASE)
 
@@ -337,7 +337,7 @@ def _thinning(lines: Mapping[int, Line]) -> str:
 
 
 def _numbers(section: Section, metric: str) -> str:
-    """A row per method that is drawn."""
+    """A table with a row per drawn method."""
     lines = section.lines[metric]
     long = any(line.values.shape[1] >= 4 for line in lines.values())
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
@@ -356,7 +356,7 @@ def _row(arm: Arm, found: Numbers) -> list[str]:
 
 
 def _fates(arm: Arm) -> str:
-    """What became of an arm's runs."""
+    """An arm's runs by state."""
     told = {state: arm.count(state) for state in ("diverged", "failed")}
     told["not done"] = arm.count("pending", "running")
     rest = ", ".join(f"{count} {what}" for what, count in told.items() if count)
@@ -372,7 +372,7 @@ def _change(found: metrics.Interval | None) -> str:
 
 
 def _other_settings(section: Section) -> str:
-    """Those that are not drawn: without a run that is done, or worse than their method's best."""
+    """The settings that are not drawn: unfinished, or worse than their method's best."""
     rest = section.arms[section.drawn :]
     if not rest:
         return ""
@@ -464,7 +464,7 @@ The study's ledger has every number: <code>upgd export</code> writes it as CSV.<
 
 
 def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
-    """A row for each way in which an arm's runs were run."""
+    """A row for each combination of engine, device and versions of an arm's runs."""
     ways: dict[tuple[str, ...], list[Run]] = {}
     for run in arm.runs:
         ways.setdefault(_way(run), []).append(run)
@@ -478,7 +478,7 @@ def _sources(section: Section, arm: Arm) -> Iterable[list[str]]:
 
 
 def _times(results: Sequence[Result]) -> list[str]:
-    """The longest run, when the first began and when the last ended."""
+    """The time of the longest run, the start of the first and the end of the last."""
     if not results:
         return ["–"] * 3
     begun, ended = min(r.started or math.inf for r in results), max(r.finished for r in results)
@@ -502,7 +502,7 @@ def _table(
     kind: str = "",
     long: Collection[int] = (),
 ) -> str:
-    """A table that scrolls by itself where it is too wide; a row's first cell is its name."""
+    """A table that scrolls where it is too wide; a row's first cell is its header."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     body = []
     for row in rows:
@@ -541,7 +541,7 @@ def _count(number: int) -> str:
 
 
 def _alike(*values: float) -> list[str]:
-    """Numbers with four decimals; with fewer where they are large, with powers where they are tiny.
+    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones.
 
     Example:
         >>> _alike(0.25, -0.00001), _alike(12345.6, 7), _alike(-1e-5), _alike(math.nan)

@@ -1,4 +1,4 @@
-"""What a report tells of a study, read from its ledger: a section per problem and length."""
+"""The content of a report, read from a ledger: a section per problem and length."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from upgd.study.queries import Kept
 from upgd.study.selection import LARGER
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")
-"""The metrics that come first, in this order; the others are diagnostics."""
+"""Main metrics, in this order; the others are diagnostics."""
 DRAWN = 10
-"""Of more settings only each method's best is drawn."""
+"""The most settings that are drawn; with more, only each method's best."""
 COMPARED = 6
-"""Up to so many lines the sentence about trends is readable."""
+"""The most lines for which a sentence about trends is written."""
 
 
 class Line(NamedTuple):
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
     Attributes:
         window: Samples per value.
-        seeds: Of the runs that are done.
+        seeds: Seeds of the finished runs.
         values: A row per seed, a column per window.
     """
 
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 class Thinned(NamedTuple):
-    """Means of so many windows each, and the sample at which each of them ends."""
+    """Means of `factor` windows each, and the sample at which each of them ends."""
 
     samples: NDArray[np.float64]
     values: NDArray[np.float32]
@@ -50,7 +50,7 @@ class Thinned(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A metric of one arm over seeds; an interval of one seed is not a number."""
+    """A metric of one arm over seeds; the interval of one seed is NaN."""
 
     mean: float
     error: float
@@ -63,9 +63,9 @@ class Arm:
     """Runs that differ in their seed alone.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         setting: What its runs have in common.
-        runs: All of them, whatever became of them.
+        runs: All of them, in any state.
     """
 
     name: str
@@ -73,21 +73,21 @@ class Arm:
     runs: Sequence[Run]
 
     def count(self, *states: str) -> int:
-        """How many of its runs are in one of these states."""
+        """The number of its runs in one of these states."""
         return sum(run.state in states for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Runs on one problem that are equally long and follow the same rules.
+    """Runs of one problem, length and version of the rules.
 
     Attributes:
         problem: Its name.
         steps: Samples of each run.
         rules: The version of the rules.
-        arms: Those that are drawn first, then all others.
-        drawn: How many are drawn.
-        lines: By metric and number of the arm, what is drawn.
+        arms: Those that are drawn, then all others.
+        drawn: The number of arms that are drawn.
+        lines: By metric and number of the arm.
     """
 
     problem: str
@@ -99,7 +99,7 @@ class Section:
 
     @property
     def metric(self) -> str:
-        """What methods are compared by."""
+        """The metric by which methods are compared."""
         return next((metric for metric in LARGER if metric in self.lines), "loss")
 
 
@@ -107,9 +107,9 @@ def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> lis
     """The sections of a report.
 
     Args:
-        ledger: Where the series are.
-        runs: What is reported on.
-        only: Metrics to choose; all of them if there are none.
+        ledger: Has the series.
+        runs: The runs to report on.
+        only: Metrics to include; all if empty.
     """
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def _finished(runs: Iterable[Run]) -> list[Run]:
 def _lines(
     ledger: Ledger, arms: Sequence[Arm], only: Collection[str]
 ) -> dict[str, dict[int, Line]]:
-    """By metric, those that come first at first, and number of the arm."""
+    """By metric, main metrics first, and number of the arm."""
     place = {
         run.key: (number, run.spec.seed)
         for number, arm in enumerate(arms)
@@ -196,7 +196,7 @@ factor=2)
 
 
 def mean(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
-    """A mean of what is a number; where nothing is, neither is the mean.
+    """The mean without NaN; NaN where there is no number.
 
     Example:
         >>> mean(np.array([[1.0, np.nan], [3.0, np.nan]]), 0)
@@ -208,7 +208,7 @@ def mean(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
 
 
 def numbers(line: Line) -> Numbers:
-    """A line in a few numbers: over the run, its last part, and its change."""
+    """A line in numbers: mean over the run, last part, and change."""
     tasks = line.values.shape[1]
     early, late = (line.values[:, part.start : part.stop] for part in verdict.Parts.of(tasks))
     over, first, last = (mean(values, 1) for values in (line.values, early, late))
@@ -220,7 +220,7 @@ def numbers(line: Line) -> Numbers:
 
 # ------------------------------------------------------------------------------ sentences
 def sentences(section: Section) -> Iterator[str]:
-    """What a section shows: who ends ahead, and who improved."""
+    """Sentences about a section: which method ends ahead, and which improved."""
     found = section.lines.get(section.metric, {})
     if not found:
         yield "No run is done, so there is nothing to compare."
@@ -249,7 +249,7 @@ def _comparable(section: Section, found: Mapping[int, Line]) -> bool:
 
 
 def _unit(section: Section, window: int) -> str:
-    """What a window is called."""
+    """The name of a window: task or window."""
     spec = section.arms[0].setting
     known = PROBLEMS.get(section.problem)
     length = dict(spec.options).get("task_length", known.task_length if known else None)
@@ -269,7 +269,7 @@ def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
 
 
 def tally(runs: Iterable[Run]) -> str:
-    """How many runs there are and what became of them.
+    """The number of runs, by state.
 
     Example:
         >>> tally([])

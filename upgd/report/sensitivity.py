@@ -1,4 +1,4 @@
-"""How much each hyperparameter matters: the best that is reached at each of its values."""
+"""Sensitivity to a hyperparameter: the best result at each of its values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upgd.report.figures import plain, pyplot, save
 from upgd.study.selection import Ranking
 
 FEW = 8
-"""Values of one hyperparameter that are drawn side by side and joined; more lie on a scale."""
+"""The most values that are drawn at equal distances and joined; more are drawn to scale."""
 
 
 class Point(NamedTuple):
@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
 
 def sensitivity(ranking: Ranking, name: str) -> list[Point]:
-    """By value of a hyperparameter, the best over all others; of complete sets that converged."""
+    """For each value of a hyperparameter, the best complete set without a diverged seed."""
     found: dict[float, Interval] = {}
     for one in ranking.complete:  # best first
         value = dict(one.hyper).get(name)
@@ -35,7 +35,7 @@ def sensitivity(ranking: Ranking, name: str) -> list[Point]:
 
 
 def varied(found: Sequence[Ranking]) -> list[str]:
-    """The hyperparameters of which a method has several values, in the order of their names."""
+    """Hyperparameters with several values in some method, sorted."""
     names = dict.fromkeys(n for ranking in found for one in ranking.complete for n, _ in one.hyper)
     return [n for n in sorted(names) if any(len(sensitivity(r, n)) > 1 for r in found)]
 
@@ -46,10 +46,10 @@ def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> No
     Args:
         found: By the name in the legend.
         title: Above the figure.
-        path: Where it is written, atomically; the suffix chooses the format.
+        path: The file, written atomically; its suffix chooses the format.
 
     Raises:
-        ValueError: No method has several values of anything.
+        ValueError: No hyperparameter has several values.
         StudyError: matplotlib is not installed, or cannot write that format.
     """
     names = varied(list(found.values()))
@@ -88,7 +88,7 @@ def _line(number: int) -> dict[str, Any]:
 
 
 def _panel(axes: Any, name: str, found: Mapping[str, Ranking]) -> None:
-    """One hyperparameter; its values side by side where there are few, else to scale."""
+    """One hyperparameter; few values at equal distances, many to scale."""
     every = {label: sensitivity(ranking, name) for label, ranking in found.items()}
     curves = {label: points for label, points in every.items() if len(points) > 1}
     values = sorted({point.value for points in curves.values() for point in points})
@@ -97,7 +97,7 @@ def _panel(axes: Any, name: str, found: Mapping[str, Ranking]) -> None:
     numbers = {label: number for number, label in enumerate(found)}
     for order, (label, points) in enumerate(curves.items()):
         number = numbers[label]
-        # Side by side, or intervals would hide each other.
+        # Shifted, so that intervals do not hide each other.
         shift = 0.3 * ((order + 0.5) / len(curves) - 0.5) if few else 0.0
         x = np.array([place[p.value] for p in points]) + shift
         y = np.array([p.best.estimate for p in points])
@@ -124,7 +124,7 @@ def _panel(axes: Any, name: str, found: Mapping[str, Ranking]) -> None:
 
 
 def _scale(name: str, values: Sequence[float]) -> dict[float, float]:
-    """Where values lie on a logarithmic axis; 0 a decade before the least."""
+    """Places of values on a logarithmic axis; 0 is a decade below the smallest."""
     if name.startswith("beta"):
         return {value: 1 - value for value in values}
     least = min((value for value in values if value > 0), default=1.0)

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, as rows of a table."""
+"""Groups of runs that differ only in their seed, as rows of a table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None
 
 
 def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
-    """Finished runs by what they have in common, in the order of their first."""
+    """Finished runs by group, in the order of first appearance."""
     groups: dict[Group, list[Run]] = defaultdict(list)
     for run in runs:
         if run.result is not None:
@@ -56,13 +56,13 @@ def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
 
 
 def setting(spec: RunSpec) -> Group:
-    """What a run has in common with those that differ in their seed alone."""
+    """The group of a run: everything but its seed."""
     hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
     return Group(spec.problem, spec.method, hyper, spec.steps, options)
 
 
 def names(keys: Iterable[Group]) -> dict[Group, str]:
-    """What groups are called: their method, and what tells them apart from others of it."""
+    """Names of groups: the method, and the settings in which its groups differ."""
     listed = list(keys)
     told = varying([key.row() for key in listed])
     return {
@@ -72,7 +72,7 @@ def names(keys: Iterable[Group]) -> dict[Group, str]:
 
 
 def main_metric(runs: Iterable[Run]) -> str:
-    """Accuracy or return where one is known, else the loss."""
+    """Accuracy or return if a run has it, else the loss."""
     results = [run.result for run in runs if run.result is not None]
     for metric in LARGER:
         if any(metric in result.summary for result in results):
@@ -115,7 +115,7 @@ def _collapse(runs: Iterable[Run]) -> dict[str, list[float | None]]:
 
 
 def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each row's hyperparameters and options, those that tell rows of one method apart."""
+    """For each row, the hyperparameters and options in which rows of its method differ."""
     given = [{**row["hyper"], **row["options"]} for row in found]
     families = [(row["problem"], row["method"]) for row in found]
     values: dict[tuple[str, str], dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
@@ -136,9 +136,9 @@ def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
-    """The best setting of each method, length and options, and among how many it is that.
+    """The best setting of each method, length and options, with the number of settings compared.
 
-    Options make another learner, such as a network without hidden layers, unless they only measure
+    Options, such as a network without hidden layers, make another learner unless they only measure
     (:data:`upgd.study.spec.MEASURING`). Settings are compared by the area under the curve (the mean
     over the whole run, over seeds) of their accuracy or return, or of their loss where there is
     none; those without a diverged seed come first.

@@ -1,4 +1,4 @@
-"""What curves over tasks show, in words that change with the data."""
+"""Sentences about curves over tasks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from upgd.metrics import Interval, mean_interval
 
 Curves = Mapping[str, Mapping[int, NDArray[np.floating]]]
-"""By name and seed, the accuracy of each task. The same seed is the same stream for all."""
+"""By name and seed, the accuracy of each task. Equal seeds mean equal streams."""
 
 HOLDS = 0.01
-"""A change whose interval lies within one point is none."""
+"""A curve holds if the interval of its change lies within ± this."""
 
 
 class Parts(NamedTuple):
-    """Which tasks are compared, counted from 0: an early part after the start, and the last."""
+    """The compared tasks, counted from 0: an early part and the last part."""
 
     early: range
     late: range
 
     @classmethod
     def of(cls, tasks: int) -> Parts:
-        """The second and the last quarter; of few tasks, the first and the last.
+        """The second and the last quarter; with fewer than four tasks, the first and the last task.
 
         Example:
             >>> Parts.of(16)
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 
 def told(tasks: range, unit: str = "task") -> str:
-    """Tasks, or what else the values are means over, for people, who count from 1.
+    """A range of tasks (or another unit) as text, counted from 1.
 
     Example:
         >>> told(range(12, 16)), told(range(2, 3), "window")
@@ -55,14 +55,14 @@ def accuracy(seeds: Mapping[int, NDArray[np.floating]], tasks: range) -> Interva
 
 
 def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
-    """Accuracy in the last part less that in the early one, over seeds."""
+    """Accuracy in the last part minus that in the early part, over seeds."""
     return mean_interval(
         [float(_mean(c, parts.late) - _mean(c, parts.early)) for c in seeds.values()]
     )
 
 
 def trend(found: Interval) -> str:
-    """What a change is called: improved, fell, held, or no clear trend.
+    """The word for a change: improved, fell, held, or no clear trend.
 
     Example:
         >>> trend(Interval(0.03, 0.01, 0.05)), trend(Interval(0.03, -0.01, 0.07))
@@ -80,7 +80,7 @@ def trend(found: Interval) -> str:
 def headline(curves: Curves, subject: str, unit: str = "task") -> str:
     """Whether `subject` ends ahead of the others, in one sentence.
 
-    Differences are taken seed by seed, since all learn from the same stream.
+    Differences are taken seed by seed, because equal seeds mean equal streams.
 
     Example:
         >>> better = {0: np.array([0.5, 0.8]), 1: np.array([0.5, 0.9])}
@@ -123,7 +123,7 @@ def headline(curves: Curves, subject: str, unit: str = "task") -> str:
         return f"{subject} ends behind: {scores}; it trails {rival} by {points(behind)}."
     return (
         f"No clear winner: {scores}; {subject} and {rival} differ by {points(lead)}, "
-        f"which {len(common)} seeds cannot tell from nothing."
+        f"which {len(common)} seeds cannot distinguish from zero."
     )
 
 

@@ -5,12 +5,12 @@ Needs ``pip install "upgd[rl]"``.
 =====================  ===================================================================
 ``ppo.py``             the settings and the algorithm, on tensors of many agents; runs on CUDA
 ``compiled.py``        the same for one agent on a core; runs on CPU; ``kernels.py`` is compiled
-``network.py``         an agent's parameters, first values, and where they lie
+``network.py``         an agent's parameters: initial values and layout
 ``environments.py``    environments by name, without wrappers, in states that can be saved
 ``rollouts.py``        an agent in its environment: normalising, acting, counting episodes
-``workers.py``         shares of agents in processes, and what they tell of an iteration
-``agents.py``          :class:`AgentGroup`, which everything else uses
-``diagnostics.py``     what is measured of networks
+``workers.py``         agents in worker processes, and their record of an iteration
+``agents.py``          :class:`AgentGroup`, the interface for everything else
+``diagnostics.py``     diagnostics of networks
 =====================  ===================================================================
 """
 

@@ -1,4 +1,4 @@
-"""A group of PPO agents that run at once: what everything else uses."""
+"""A group of PPO agents that run at once."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from upgd.rl.workers import (
 
 
 class AgentGroup:
-    """S agents, each with an environment, a method, hyperparameters and a seed of its own.
+    """S agents, each with its own environment, method, hyperparameters and seed.
 
-    Nothing that an agent does depends on its neighbours, on their number or on that of the
-    workers. On CPU its results are the same bit for bit.
+    An agent does not depend on the others, on their number or on the number of workers. On CPU its
+    results are bit-exact.
 
     Args:
         environment: A name of gymnasium's; without a version, the newest installed.
         learners: The agents' optimizers and seeds; see :func:`upgd.rl.learner`.
         settings: PPO's.
-        steps: Of each agent's whole run, for annealing; rounded down to whole iterations.
+        steps: Length of each agent's run, for annealing; rounded down to whole iterations.
         workers: Processes that environments are spread over; 0 for none, by default one per
             core, and none for a single agent. They import the main program, which must do its
             work under ``if __name__ == "__main__"``.
-        device: Where agents learn. On CPU the workers see to that, on CUDA all agents' updates
-            are one graph.
+        device: Where agents learn. On CPU the workers do it, on CUDA all agents' updates are one
+            graph.
         dtype: ``"float32"``, or ``"float64"`` for tests.
         stacked: Whether agents learn as a stack of tensors, as they do on CUDA.
 
@@ -56,11 +56,10 @@ class AgentGroup:
         iterations: Of the whole run.
         iteration: How many are done.
         step: Steps of each agent so far.
-        seconds: What rollouts and updates took, summed up over all agents' records, and what all
-            of it took by the clock.
+        seconds: Times of rollouts and updates, summed over all agents, and wall-clock time.
 
     Raises:
-        RLError: Something is not as it must be; the message says what.
+        RLError: An argument is invalid; the message says which.
 
     Example:
         >>> from upgd.rl import AgentGroup, Settings, learner  # doctest: +SKIP
@@ -129,11 +128,11 @@ class AgentGroup:
 
     @property
     def done(self) -> bool:
-        """Whether the run is over; :meth:`iterate` would go on all the same."""
+        """Whether the run is over; :meth:`iterate` does not check it."""
         return self.iteration >= self.iterations
 
     def iterate(self) -> list[Record]:
-        """One iteration of all agents; gives a record of each, in the order of `learners`."""
+        """One iteration of all agents; returns a record of each, in the order of `learners`."""
         start = time.perf_counter()
         if self._stack is None:
             records = self._collect("iterate", (self.iteration,))
@@ -198,7 +197,7 @@ class AgentGroup:
 
     # ---------------------------------------------------------------------- checkpoints
     def states(self) -> list[State]:
-        """Everything that each agent's further iterations depend on: arrays, and JSON's kinds.
+        """The complete state of each agent: arrays, and values for JSON.
 
         An agent's state fits any group in which it has the same method and settings.
         """
@@ -212,11 +211,11 @@ class AgentGroup:
         return found
 
     def restore(self, states: Sequence[State]) -> None:
-        """Continue from what :meth:`states` returned.
+        """Restore what :meth:`states` returned.
 
         Raises:
             RLError: The states are of different iterations, or not as many as agents.
-            StatesError: Some do not fit; the group is of no use any more.
+            StatesError: Some do not fit; the group cannot be used any more.
         """
         if len(states) != len(self.learners):
             raise RLError(f"{len(states)} states do not fit {len(self.learners)} agents")
@@ -251,7 +250,7 @@ class AgentGroup:
 
     # ---------------------------------------------------------------------------- the end
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._workers.close()
         if self._memory is not None:
             self._memory.close()

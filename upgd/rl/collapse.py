@@ -1,9 +1,9 @@
-"""Policy collapse in numbers: how good an agent was at its best, and how good it is in the end.
+"""Policy collapse in numbers: an agent's peak return and its final return.
 
 A return's curve is noisy, so both are means over a tenth of the run: the *peak* is the highest mean
-of a tenth that is consecutive, the *final* return that of the last tenth, and the *drop* is their
-difference. The highest of many noisy means lies above the last one even where nothing falls, so a
-drop above 0 alone shows no collapse: compare it with another optimizer's, or see
+of consecutive windows of that length, the *final* return that of the last tenth, and the *drop*
+their difference. The highest of many noisy means lies above the last one even where nothing falls,
+so a drop above 0 alone is no evidence of collapse: compare it with another optimizer's, or see
 :mod:`upgd.paper.policy_collapse`, whose statistic has no such bias.
 """
 
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 def filled(returns: ArrayLike) -> Array:
-    """Mean returns of windows, those in which no episode ended with the value before.
+    """Mean returns of windows; a window in which no episode ended repeats the value before.
 
     Example:
         >>> filled([np.nan, 1.0, np.nan, 3.0])
@@ -37,7 +37,7 @@ def filled(returns: ArrayLike) -> Array:
 
 
 def width(windows: int) -> int:
-    """How many windows a tenth of a run is; one at least."""
+    """The number of windows in a tenth of a run; at least one."""
     return max(1, round(TENTH * windows))
 
 

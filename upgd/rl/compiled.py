@@ -1,4 +1,4 @@
-"""The update phase of one agent on one core, compiled: what :class:`StackedPPO` does for many."""
+"""The update phase of one agent on one core, compiled; :class:`StackedPPO` is the reference."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class CompiledPPO:
         Args:
             trajectory: The rollout.
             iteration: Its number; determines how steps are shuffled.
-            share: What is left of the step size.
+            share: The factor on the step size.
 
         Returns:
-            :data:`upgd.rl.ppo.MEASURES` as means over the minibatches, and plasticity as one over
-            the last of each epoch.
+            :data:`upgd.rl.ppo.MEASURES` as means over the minibatches, and plasticity as a mean
+            over the last minibatch of each epoch.
         """
         kernels, settings, index = self.kernels, self.settings, self._index
         seen, actions, log_probabilities, rewards, values, ends = trajectory
@@ -129,7 +129,7 @@ class CompiledPPO:
         return found[: kernels.MEASURES] / updates, float(np.mean(plasticity))
 
     def _step(self) -> None:
-        """The optimizer's step with the gradient at hand."""
+        """One step of the optimizer with the current gradient."""
         row, todo, table, quads = self._numbers[0], self._todo, self._table, self._quads
         for k, decay in enumerate(self.decays):
             row[flat.CORRECTION + k] = 1 - decay ** (self.updates + 1)

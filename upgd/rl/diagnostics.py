@@ -1,4 +1,4 @@
-"""What is measured of an agent's networks after an iteration."""
+"""Diagnostics of an agent's networks after an iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = 256
 
 
 def explained_variance(values: NDArray[Any], returns: NDArray[Any]) -> float:
-    """The share of the returns' variance that the values foresaw; NaN where there is none."""
+    """The fraction of the returns' variance that the values explain; NaN without variance."""
     wide = returns.astype(np.float64)
     variance = float(wide.var())
     return float(1 - (wide - values).var() / variance) if variance > 0 else float("nan")
@@ -38,14 +38,14 @@ def diagnose(
     last minibatch's gradient, after clipping; ``…_utility_l1``, ``_l2`` of the bias-corrected
     utilities, where there are any. ``…_saturated`` is the share of hidden activations beyond ±0.99,
     ``…_dead_units`` the share of hidden units whose output has a standard deviation below 0.01 over
-    the observations: they tell the rest of the network nothing.
+    the observations: they carry no information.
 
     Args:
         network: Which networks.
         weights: The agent's parameters, [size].
         gradients: Of its last minibatch, [size].
         utility: Of its parameters, [size], if its method has one.
-        observations: Normalised, [T, observations]; :data:`SAMPLES` of them are looked at.
+        observations: Normalised, [T, observations]; :data:`SAMPLES` of them are used.
     """
     with one_thread():
         return _diagnose(network, weights, gradients, utility, observations)

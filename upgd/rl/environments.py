@@ -1,8 +1,8 @@
-"""Environments: finding one by name, stepping it with few layers between, saving where it stands.
+"""Environments: by name, without wrappers, in a state that can be saved.
 
-An environment is gymnasium's own, without wrappers: time limits, episode statistics and
-normalisation cost more there than the simulation's own bookkeeping. What the wrappers would do is
-done here and in :mod:`upgd.rl.rollouts`, and tests hold both against each other.
+Environments are gymnasium's, without its wrappers: those for time limits, episode statistics and
+normalisation are slow. Their work is done here and in :mod:`upgd.rl.rollouts`, and tests compare
+the two.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DERIVED = re.compile(
     r"^(x|ximat$|geom_x|site_x|cam_x|light_x|c(inert|vel|acc|rb|dof|dof_dot|frc_ext|frc_int)$|"
     r"subtree_|qfrc_|qacc|actuator_|act_dot$|sensordata$|energy$)"
 )
-"""What MuJoCo derives from its state at the beginning of a step, and environments read after it."""
+"""Quantities that MuJoCo derives at the beginning of a step and environments read after it."""
 
 SAVED_AFTER, COMPARED = 5, 20
-"""Steps before and after a state is saved, to see whether it is all that an environment keeps."""
+"""Steps before and after saving, to test whether the saved state is complete."""
 
 
 class RLError(ValueError):
-    """An experiment cannot be run as asked; the message is one line for people."""
+    """An experiment cannot be run; the message is one line."""
 
 
 class MissingExtraError(RLError, ImportError):
@@ -53,7 +53,7 @@ def _gymnasium() -> Any:
 def environment_id(name: str) -> str:
     """The full name of an environment; without a version, the newest that is installed.
 
-    Before a colon may stand the module that registers it: ``my_package:MyEnv``.
+    A module that registers it may be given before a colon: ``my_package:MyEnv``.
 
     Raises:
         RLError: There is no such environment.
@@ -64,7 +64,7 @@ def environment_id(name: str) -> str:
     if colon:
         try:
             importlib.import_module(module)
-        except Exception as error:  # modules raise what they like
+        except Exception as error:  # a module may raise anything
             raise RLError(f"module {module!r} cannot be imported: {_reason(error)}") from error
         return f"{module}:{environment_id(rest)}"
     if name in known:
@@ -91,7 +91,7 @@ def known_environments() -> list[str]:
 
 @dataclass(frozen=True)
 class Spaces:
-    """What an agent must know of its environment.
+    """The spaces of an environment.
 
     Attributes:
         name: With its version.
@@ -125,9 +125,11 @@ def _make(name: str) -> tuple[Any, Spaces]:
     try:
         _quieten()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # who names a version wants it
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # ignore warnings about an explicit version
             wrapped = gymnasium.make(full)
-    except Exception as error:  # environments raise what they like
+    except Exception as error:  # an environment may raise anything
         lacks = isinstance(error, gymnasium.error.DependencyNotInstalled)
         if lacks and "mujoco" in str(error).lower():
             raise MissingExtraError(_MISSING.format("mujoco")) from error
@@ -156,7 +158,7 @@ def _make(name: str) -> tuple[Any, Spaces]:
 
 
 def _wrappers(gymnasium: Any, wrapped: Any) -> list[str]:
-    """Wrappers beside those that gymnasium puts around every environment."""
+    """Wrappers other than those that gymnasium adds to every environment."""
     wrappers, found = gymnasium.wrappers, []
     usual = (wrappers.PassiveEnvChecker, wrappers.OrderEnforcing, wrappers.TimeLimit)
     while isinstance(wrapped, gymnasium.Wrapper):
@@ -167,16 +169,16 @@ def _wrappers(gymnasium: Any, wrapped: Any) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @cache
 def _check_saving(name: str) -> None:
-    """Make sure that what was saved goes on as it would have gone on anyway.
+    """Check that an environment continues unchanged after its state is restored.
 
     Raises:
-        RLError: It does not: the environment keeps more than is saved.
+        RLError: It does not: the saved state is incomplete.
     """
     one, other = Simulation(name), Simulation(name)
     low, high = np.maximum(one.spaces.low, -1), np.minimum(one.spaces.high, 1)
@@ -201,16 +203,16 @@ def _check_saving(name: str) -> None:
             f"the state of environment {name!r} cannot be saved: its episodes go on differently "
             "after it has been restored, so it keeps more than its simulator or 'state' has"
         ) from None
-    except Exception as error:  # environments raise what they like
+    except Exception as error:  # an environment may raise anything
         reason = _reason(error)
         raise RLError(f"the state of environment {name!r} cannot be saved: {reason}") from error
 
 
 def _quieten() -> None:
-    """Have MuJoCo's warnings logged, not written to a file of whatever folder this is."""
+    """Log MuJoCo's warnings instead of writing a file into the current folder."""
     try:
         import mujoco
-    except ImportError:  # not every environment needs it
+    except ImportError:  # MuJoCo is optional
         return
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(_note)
@@ -223,8 +225,7 @@ def _note(text: str) -> None:
 class Simulation:
     """One environment with its time limit, in a state that can be saved.
 
-    Each episode begins with a seed of its own, so that an episode is a function of that seed and
-    of the actions.
+    Each episode has its own seed, so it is a function of that seed and of the actions.
     """
 
     def __init__(self, name: str) -> None:
@@ -232,13 +233,13 @@ class Simulation:
         self.elapsed = 0
 
     def reset(self, seed: int) -> NDArray[np.float64]:
-        """Begin an episode; gives its first observation."""
+        """Start an episode; returns its first observation."""
         self.elapsed = 0
         observation, _ = self.env.reset(seed=seed)
         return np.asarray(observation, np.float64).ravel()
 
     def step(self, action: NDArray[Any]) -> tuple[NDArray[np.float64], float, bool, bool]:
-        """Act; gives observation, reward, whether the episode terminated and whether it ended."""
+        """Act; returns observation, reward, whether the episode terminated and whether it ended."""
         observation, reward, terminated, truncated, _ = self.env.step(action)
         self.elapsed += 1
         ended = terminated or truncated or self.elapsed == self.spaces.limit
@@ -251,7 +252,7 @@ class Simulation:
 
     # ---------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that the rest of the episode depends on: arrays, and what fits into JSON."""
+        """The complete state of the episode: arrays, and values for JSON."""
         meta = {"elapsed": self.elapsed, "random": self.env.np_random.bit_generator.state}
         if hasattr(self.env, "data") and hasattr(self.env, "model"):
             return self._simulator_state(), meta
@@ -264,7 +265,7 @@ class Simulation:
         return {"state": np.array(self.env.state, np.float64)}, meta
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.env.reset(seed=0)
         self.elapsed = int(meta["elapsed"])
         self.env.np_random.bit_generator.state = meta["random"]
@@ -291,7 +292,7 @@ class Simulation:
         kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         mujoco.mj_setState(model, data, np.array(arrays["integration"]), kind)
         at = 0
-        for name in _derived(data):  # of the last step's beginning, which no call gives again
+        for name in _derived(data):  # values of the last step's beginning, which no call recomputes
             array = getattr(data, name)
             array[...] = arrays["derived"][at : at + array.size].reshape(array.shape)
             at += array.size

@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 """An agent's arithmetic, compiled: acting, normalising, advantages, gradients of the PPO loss.
 
-Everything is one agent's, on one thread, with sums in a written order: an agent's numbers depend on
-nothing but itself. The networks are stacks of dense layers with tanh between them. Weights stay
-where the optimizer has them, row by row; :func:`pack` copies them, padded to whole vectors, into a
-*workspace*, where activations and their derivatives lie too. :class:`upgd.rl.network.Network` says
-where everything is. :mod:`upgd.rl.ppo` has the same mathematics for tensors.
+Functions work on one agent and one thread, with a fixed order of sums, so an agent's numbers do not
+depend on others. The networks are dense layers with tanh between them. The optimizer keeps weights
+row by row; :func:`pack` copies them, padded to whole vectors, into a *workspace* that also holds
+activations and their derivatives. :class:`upgd.rl.network.Network` defines the layout.
+:mod:`upgd.rl.ppo` has the same mathematics for tensors.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _helper = njit(nogil=True, error_model="numpy")
 INPUTS, OUTPUTS, IN_PITCH, OUT_PITCH, WEIGHT, BIAS = range(6)  # the last two in the parameters
 ACROSS, ALONG, OFFSET, BEFORE, AFTER, DELTA, DELTA_BEFORE, HIDDEN = range(6, 14)  # the workspace
 COLUMNS = 14
-# What a random number is for: stands where optimizers have the number of a tensor.
+# The purpose of a random number, in place of the tensor number of optimizers.
 ACTION, SHUFFLE, RESET, INITIAL = (0x80000000 + k for k in range(4))
-# Where an agent's loss leaves what it found.
+# Places of the results of an agent's loss.
 POLICY_LOSS, VALUE_LOSS, ENTROPY, APPROX_KL, CLIP_FRACTION, POLICY_NORM, VALUE_NORM = range(7)
 LOSS = MEASURES = 7
 FOUND = 8
-# The normalisers' numbers in front of the observations' means and variances.
+# The normalisers' numbers before the observations' means and variances.
 COUNT, RETURN, RETURN_MEAN, RETURN_VAR, RETURN_COUNT, NORMALISERS = range(6)
 EPSILON = 1e-8
 LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
@@ -153,7 +153,7 @@ def _column_sums(out, o, a, at, pitch, rows, columns):
 
 @_compiled
 def orthonormalise(rows):
-    """Gram and Schmidt's, twice over, in place; libraries' would depend on their threads."""
+    """Gram-Schmidt, twice, in place; results of libraries depend on their threads."""
     for i in range(len(rows)):
         for k in range(2 * i):
             j = k % i
@@ -236,7 +236,7 @@ def _through_tanh(work, d, h, count):
 # ------------------------------------------------------------------------------- acting
 @_helper
 def _moments(mean, var, count, value):
-    """Mean and variance with one more value, as gymnasium's RunningMeanStd has them."""
+    """Update a running mean and variance with one value, as gymnasium's RunningMeanStd does."""
     delta = value - mean
     total = count + 1.0
     return mean + delta / total, (var * count + delta * delta * count / total) / total
@@ -244,7 +244,7 @@ def _moments(mean, var, count, value):
 
 @_compiled
 def count_observation(normalisers, raw):
-    """Take an observation into the running mean and variance."""
+    """Update the running mean and variance with an observation."""
     size = len(raw)
     count = normalisers[COUNT]
     for i in range(size):
@@ -255,7 +255,7 @@ def count_observation(normalisers, raw):
 
 @_compiled
 def normalise_observation(normalisers, raw, clip, out):
-    """An observation in units of its running deviation; whether it is finite."""
+    """Normalise an observation by its running deviation; returns whether it is finite."""
     size, sound = len(raw), True
     for i in range(size):
         sound = sound and math.isfinite(raw[i])
@@ -281,7 +281,7 @@ def normalise_reward(normalisers, reward, terminated, gamma, clip):
 
 @_compiled
 def act(layers, work, deviations, observation, low, high, seed, step, action, clipped):
-    """Draw an action; gives its log probability and the state's value.
+    """Draw an action; returns its log probability and the state's value.
 
     The networks are packed in the workspace, the policy's layers first. `deviations` are logarithms
     of the actions' standard deviations; seed and step determine the draw. `action` receives it, and
@@ -308,7 +308,7 @@ def act(layers, work, deviations, observation, low, high, seed, step, action, cl
             deviation = np.float64(deviations[i])
             action[i] = real(np.float64(work[mean + i]) + math.exp(deviation) * z)
             clipped[i] = min(max(np.float64(action[i]), low[i]), high[i])
-            # As the update will see it: from the action as it is kept.
+            # As in the update: from the stored action.
             z = (np.float64(action[i]) - np.float64(work[mean + i])) * math.exp(-deviation)
             log_probability -= 0.5 * z * z + deviation + LOG_ROOT_TAU
     return log_probability, value
@@ -329,7 +329,7 @@ def value(layers, work, observation):
 def receive(
     normalisers, raw, reward, terminated, gamma, clip_observation, clip_reward, out, rewards, t
 ):
-    """Count and normalise what a step brought; whether all of it is finite."""
+    """Update the normalisers with a step and normalise it; returns whether it is finite."""
     if not math.isfinite(reward):
         return False
     rewards[t] = normalise_reward(normalisers, reward, terminated, gamma, clip_reward)
@@ -365,7 +365,7 @@ def advantages_and_returns(rewards, values, ends, gamma, decay, advantages, retu
 
 @_compiled
 def permutation(out, seed, number):
-    """Fill `out` with a permutation, a function of seed and number: Fisher and Yates's shuffle."""
+    """Fill `out` with a permutation, a function of seed and number: the Fisher-Yates shuffle."""
     k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
     c2, c3 = np.uint32(number), np.uint32(np.uint64(number) >> np.uint64(32))
     for i in range(len(out)):
@@ -399,8 +399,8 @@ def gradient(
 
     In the workspace there is room for a layer's gradient from `scratch` on, and zeros from `zeros`
     on. The logarithms of the deviations are at `deviations_at` among the parameters. `index` has
-    the steps of the rollout that make the minibatch. What was found of losses and norms is added to
-    `found`; the loss itself replaces what was there.
+    the steps of the rollout that make the minibatch. Losses and norms are added to `found`; the
+    loss itself is overwritten.
     """
     # fmt: on
     count, size, inputs = len(index), actions.shape[1], observations.shape[1]
@@ -446,7 +446,7 @@ def gradient(
         total += max(-advantage * ratio, -advantage * bounded)
         kl += ratio - 1 - log_ratio
         clipped += 1.0 if abs(ratio - 1) > clip else 0.0
-        # A ratio beyond the bounds that would gain no more has no gradient.
+        # Where clipping is active the gradient is zero.
         slope = 0.0 if -advantage * ratio < -advantage * bounded else -advantage * ratio / count
         for i in range(size):
             z = (np.float64(actions[t, i]) - np.float64(work[out + i])) * inverse[i]

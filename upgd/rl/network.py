@@ -1,4 +1,4 @@
-"""The networks of an agent: their parameters in one vector, first values, and where things lie."""
+"""The networks of an agent: parameters in one vector, initial values and layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Network:
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the parameters, in order."""
+        """Shapes of the parameters, in order."""
         policy, value = (_layer_shapes(sizes) for sizes in self._sizes)
         return [*policy, (self.actions,), *value]
 
@@ -57,7 +57,7 @@ class Network:
 
     @cached_property
     def deviations_at(self) -> int:
-        """Where the logarithms of the deviations begin; the value network begins behind them."""
+        """Start of the logarithms of the deviations; the value network follows them."""
         return sum(math.prod(shape) for shape in _layer_shapes(self._sizes[0]))
 
     @cached_property
@@ -74,7 +74,7 @@ class Network:
         return [part.view(*flat.shape[:-1], *shape) for part, shape in shapes]
 
     def initial(self, seed: int) -> NDArray[np.float64]:
-        """An agent's first parameters: orthogonal layers, zero biases, deviations of one.
+        """Initial parameters: orthogonal layers, zero biases, deviations of one.
 
         Hidden layers have gain √2, the policy's last 0.01 and the value network's 1.
         """
@@ -89,11 +89,11 @@ class Network:
         return np.concatenate([part.ravel() for part in found])
 
     def workspace(self, rows: int) -> tuple[NDArray[np.int64], int, int, int]:
-        """Where layers lie in the parameters and in a workspace for `rows` samples.
+        """The layout of layers in the parameters and in a workspace for `rows` samples.
 
         Returns:
-            A row per layer as :mod:`upgd.rl.kernels` wants it, where room for a gradient begins,
-            where zeros begin, and the size of the workspace.
+            A row per layer for :mod:`upgd.rl.kernels`, the start of the gradient's buffer, the
+            start of the zeros, and the size of the workspace.
         """
         from upgd.rl import kernels as k
 
@@ -121,7 +121,7 @@ class Network:
                 t[k.HIDDEN] = layer < len(sizes) - 2
                 before, delta_before = int(t[k.AFTER]), int(t[k.DELTA])
                 row += 1
-            weight += self.actions  # behind the policy are the deviations
+            weight += self.actions  # the deviations follow the policy
         scratch, zeros = room(width * width), room(width)
         return table, scratch, zeros, used
 
@@ -132,7 +132,7 @@ def _layer_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _padded(count: int) -> int:
-    """A size in whole vectors."""
+    """A size rounded up to whole vectors."""
     from upgd.kernels.vectors import LANES
 
     return -(-count // LANES) * LANES

@@ -1,13 +1,13 @@
 """PPO for continuous control, for a stack of agents that learn in lock step.
 
-An *iteration* is: every agent takes ``steps`` steps in its environment with the policy at hand
+An *iteration* is: every agent takes ``steps`` steps in its environment with its current policy
 (:mod:`upgd.rl.rollouts`); advantages are estimated from the rewards; then, for some epochs, the
 steps are shuffled, cut into minibatches, and each minibatch makes one update of all parameters.
 
 This file has the settings, and the algorithm for tensors with a leading dimension of agents, on any
-device: it is what runs on CUDA, where the whole update phase is one graph, and the one to read. On
-CPU agents run :mod:`upgd.rl.compiled`, the same for one agent on a core of its own, and tests hold
-both against each other. Updates are made by the rules of the registry, whatever method they are.
+device. It is the reference, and runs on CUDA, where the whole update phase is one graph. On CPU
+agents run :mod:`upgd.rl.compiled`, the same algorithm for one agent on one core; tests compare the
+two. Updates use the rules of any method of the registry.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Settings:
     gamma: float = 0.99
     """Discount of future rewards."""
     gae_lambda: float = 0.95
-    """Decay of later steps' share in an advantage."""
+    """Decay of the weight of later steps in an advantage (λ)."""
     clip: float = 0.2
-    """How far a probability may move from the policy that acted, and a value from its old one."""
+    """Clipping range of probability ratios, and of value changes."""
     clip_values: bool = True
     """Whether values are clipped."""
     normalise_advantages: bool = True
-    """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
+    """Whether each minibatch's advantages are normalised to mean 0 and deviation 1."""
     value_weight: float = 0.5
     """Weight of the value network's loss."""
     entropy_weight: float = 0.0
     """Weight of the policy's entropy."""
     largest_norm: float = 0.5
-    """Gradients longer than this are shortened to it."""
+    """Maximum norm of a gradient; longer ones are clipped."""
     anneal: bool = True
     """Whether the step size falls linearly to zero over the run; long runs keep it constant."""
     hidden: tuple[int, ...] = (64, 64)
@@ -66,7 +66,7 @@ class Settings:
     clip_rewards: float = 10.0
     """Bound of normalised rewards."""
     measure_every: int = 1
-    """Iterations from one measurement of weights, units and utilities to the next; 0 for never."""
+    """Iterations between measurements of weights, units and utilities; 0 for never."""
 
     def __post_init__(self) -> None:
         least = {"steps": 2, "epochs": 1, "minibatches": 1, "measure_every": 0}
@@ -92,12 +92,12 @@ class Settings:
         return self.steps // self.minibatches
 
     def share_of_step_size(self, iteration: int, iterations: int) -> float:
-        """What annealing leaves of the step size in an iteration, counted from 0."""
+        """The factor that annealing applies to the step size in an iteration, counted from 0."""
         return 1 - iteration / iterations if self.anneal and iterations else 1.0
 
 
 DEFAULTS = {"lr": 3e-4, "eps": 1e-5}
-"""CleanRL's for Adam, and the paper's for all methods that have these."""
+"""CleanRL's defaults for Adam; the paper uses them for all methods."""
 
 
 def learner(method: str, seed: int, **hyper: Any) -> Learner:
@@ -118,7 +118,7 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
     fitting = {name: value for name, value in DEFAULTS.items() if name in row.method.hyper}
     found = Learner(method, {**fitting, **hyper}, seed)
     if reason := unsupported(found):
-        raise RLError(f"PPO gives optimizers nothing but gradients, and {reason}")
+        raise RLError(f"PPO gives optimizers only gradients, and {reason}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise RLError(f"a seed is an integer in [0, 2**63), got {seed!r}")
     try:
@@ -136,17 +136,17 @@ def advantages_and_returns(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Generalised advantage estimates of agents' steps [S, T], and what values should have been.
+    """Generalised advantage estimates of agents' steps [S, T], and the value targets.
 
     Args:
         rewards: [S, T].
         values: Of the observations, [S, T + 1].
         ends: Whether an episode ended just before the observation, [S, T + 1]. A time limit ends
-            an episode like anything else does, as CleanRL has it.
+            an episode like a termination, as in CleanRL.
         gamma: Discount of future rewards.
-        gae_lambda: Decay of later steps' share.
+        gae_lambda: Decay of the weight of later steps.
     """
-    # Time first: what one step needs lies together.
+    # Time first: the values of one step are contiguous.
     rewards, values, ends = (np.array(a.T, np.float64, order="C") for a in (rewards, values, ends))
     found = np.zeros_like(rewards)
     last = np.zeros_like(rewards[0])
@@ -167,7 +167,7 @@ def run_network(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 class Losses(NamedTuple):
-    """The parts of the loss, and how far the policy has moved; [S] each."""
+    """The parts of the loss, and the distance between old and new policy; [S] each."""
 
     policy: Tensor
     value: Tensor
@@ -231,7 +231,7 @@ MEASURES = (
     *("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
     *("policy_gradient_norm", "value_gradient_norm"),
 )
-"""What every minibatch has; reported as means over an iteration."""
+"""Measures of a minibatch; reported as means over an iteration."""
 
 
 class StackedPPO(GeneralStack):
@@ -292,11 +292,11 @@ class StackedPPO(GeneralStack):
         Args:
             trajectories: Arrays [S, …] by name, in the order in which learners were given.
             permutations: The order of steps in each epoch, [S, epochs, T].
-            share: What is left of the step size.
+            share: The factor on the step size.
 
         Returns:
-            :data:`MEASURES` [S, …] as means over the minibatches, and plasticity [S] as one over
-            the last of each epoch.
+            :data:`MEASURES` [S, …] as means over the minibatches, and plasticity [S] as a mean
+            over the last minibatch of each epoch.
         """
         settings = self.settings
         rewards, values, ends = (trajectories[name] for name in ("rewards", "values", "ends"))
@@ -318,7 +318,7 @@ class StackedPPO(GeneralStack):
         return measures, (self.plasticity / settings.epochs).cpu().numpy()[back]
 
     def _ordered(self, array: NDArray[Any]) -> NDArray[Any]:
-        """What is in the order of the agents, in that of the stack."""
+        """Reorder from the order of the agents to that of the stack."""
         same = self.order == list(range(len(array)))
         return np.ascontiguousarray(array if same else array[self.order])
 
@@ -332,19 +332,19 @@ class StackedPPO(GeneralStack):
         return np.asarray((self.states[number][k, mine] / correction).cpu().numpy())
 
     def _place(self, run: int) -> tuple[Group, int, int]:
-        """A run's group, its group's number and its number in there."""
+        """A run's group, the number of the group and the run's number in it."""
         for number, group in enumerate(self.groups):
             if run < group.first + group.count:
                 return group, number, run - group.first
         raise IndexError(run)
 
     def agent_state(self, agent: int) -> dict[str, NDArray[Any]]:
-        """Parameters and optimizer of the agent that was given as number `agent`."""
+        """Parameters and optimizer state of agent number `agent`."""
         saved = self.state(self.order.index(agent))
         return {name: saved[name].copy() for name in ("weights", "states", "corrections")}
 
     def restore_agent(self, agent: int, arrays: Mapping[str, NDArray[Any]], updates: int) -> None:
-        """Continue from :meth:`agent_state`, or from what a compiled agent keeps.
+        """Restore :meth:`agent_state`, or the state of a compiled agent.
 
         Raises:
             ValueError: An array is of another shape.
@@ -360,12 +360,14 @@ class StackedPPO(GeneralStack):
         self.clock.fill_(updates)
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        """The update phase as a graph; nothing in it waits for the host or moves in memory."""
+        """The update phase as a CUDA graph: no synchronisation, fixed memory."""
         changing = [self.weights, *self.states, self.corrections, self.clock]
         saved = [tensor.clone() for tensor in changing]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):  # libraries allocate and compile at their first calls
+        with torch.cuda.stream(
+            side
+        ):  # warm up: libraries allocate and compile at their first calls
             for last in (False, True):
                 self._minibatch(0, 0, measured=last)
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -427,6 +429,6 @@ class StackedPPO(GeneralStack):
 
 
 def trajectory(network: Network, settings: Settings, dtype: Any) -> Trajectory:
-    """Room for one agent's rollout."""
+    """Arrays for one agent's rollout."""
     shapes = trajectory_shapes(network, settings.steps)
     return Trajectory(**{name: np.zeros(shape, dtype) for name, shape in shapes.items()})

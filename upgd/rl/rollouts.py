@@ -26,7 +26,7 @@ class Episode(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """What an agent met in T steps; entries T of the last three belong to what comes next.
+    """T steps of an agent; entry T of the last three belongs to the next iteration.
 
     Attributes:
         observations: Normalised, [T + 1, observations].
@@ -59,25 +59,25 @@ def trajectory_shapes(network: Network, steps: int) -> dict[str, tuple[int, ...]
 
 @dataclass
 class Rollout:
-    """What the steps of one iteration have to tell: episodes, and why the agent must stop."""
+    """The result of one iteration: episodes, and why the agent must stop, if it must."""
 
     episodes: list[Episode]
     failure: str | None = None
 
 
 def fresh_normalisers(observations: int) -> NDArray[np.float64]:
-    """Running means and variances that have seen nothing yet, of returns and observations."""
+    """Initial running means and variances of returns and observations."""
     from upgd.rl import kernels
 
     found = np.zeros(kernels.NORMALISERS + 2 * observations)
-    found[[kernels.COUNT, kernels.RETURN_COUNT]] = 1e-4  # a little, to divide by
+    found[[kernels.COUNT, kernels.RETURN_COUNT]] = 1e-4  # avoids a division by zero
     found[kernels.RETURN_VAR] = 1
     found[kernels.NORMALISERS + observations :] = 1
     return found
 
 
 def put(there: NDArray[Any], values: NDArray[Any]) -> None:
-    """Fill an array with values that were saved.
+    """Fill an array with saved values.
 
     Raises:
         ValueError: They are of another shape.
@@ -88,13 +88,13 @@ def put(there: NDArray[Any], values: NDArray[Any]) -> None:
 
 
 class Actor:
-    """An environment and what an agent keeps of it between iterations.
+    """An environment with its normalisers, kept between iterations.
 
     Args:
         environment: Its name.
-        seed: Of the agent: determines its actions and how episodes begin.
+        seed: The agent's: determines its actions and the start of episodes.
         settings: PPO's.
-        trajectory: Where steps are written.
+        trajectory: Receives the steps.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Actor:
         trajectory.ends[-1] = 0
 
     def _begin(self, row: int) -> None:
-        """Begin an episode, whose first observation goes into a row of the trajectory."""
+        """Start an episode and store its first observation in a row of the trajectory."""
         kernels = self.kernels
         raw = self.simulation.reset(int(kernels.reset_seed(self.seed, self.episode)))
         self.episode += 1
@@ -162,7 +162,7 @@ class Actor:
 
     # ---------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that further steps depend on: arrays, and what fits into JSON."""
+        """The complete state: arrays, and values for JSON."""
         arrays, meta = self.simulation.state()
         found = {f"environment/{name}": array for name, array in arrays.items()}
         found["normalisers"] = self.normalisers.copy()
@@ -171,7 +171,7 @@ class Actor:
         return found, meta | {"ended": float(self.trajectory.ends[-1])}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         own = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("environment/")}
         self.simulation.restore(own, meta)
         put(self.normalisers, arrays["normalisers"])

@@ -1,8 +1,8 @@
 """Shares of a group of agents, in this process or each in a process of its own.
 
-A share holds some agents' environments. Where agents learn on the CPU it holds all the rest of
-them too, and an iteration is one message there and one back. Where they learn as a stack, steps are
-written to memory that all processes see, and policies are read from it.
+A share holds some agents' environments. Where agents learn on the CPU it also holds their networks
+and optimizers, and an iteration is one message there and one back. Where they learn as a stack,
+steps are written to shared memory, and policies are read from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
-from upgd.processes import deaf, ignore, tied
+from upgd.processes import dies_with_parent, ignore_interrupts, interrupts_blocked
 from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
@@ -34,11 +34,11 @@ State = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
 class WorkerDiedError(RuntimeError):
-    """A process of a group is not there any more; the others do not know the rest of it."""
+    """A worker process of a group has died, and its agents' state is lost."""
 
 
 class StatesError(RLError):
-    """Agents cannot go on from the states given.
+    """Agents cannot be restored from the given states.
 
     Attributes:
         reasons: By an agent's number in its group, what is wrong with its state.
@@ -53,7 +53,7 @@ class StatesError(RLError):
 
 @dataclass
 class Record:
-    """What one agent has to tell of an iteration.
+    """The record of one agent's iteration.
 
     Attributes:
         step: Steps in its environment so far.
@@ -62,10 +62,10 @@ class Record:
             ``value_plasticity``, the mean plasticity (:func:`upgd.metrics.sample_plasticity`) of
             the value network's squared error on each epoch's last minibatch;
             ``explained_variance`` of the returns; and what
-            :func:`upgd.rl.diagnostics.diagnose` found, where networks were looked at.
-        failure: Why the agent has stopped for good, if it has; its neighbours go on.
+            :func:`upgd.rl.diagnostics.diagnose` found, where networks were measured.
+        failure: Why the agent has stopped, if it has; the others continue.
         seconds: Processor time of its rollout and of its update; where agents learn as a stack,
-            its share of the time that the update took by the clock.
+            its share of the update's wall-clock time.
     """
 
     step: int
@@ -77,7 +77,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a share is made of.
+    """The configuration of a share.
 
     Attributes:
         spaces: Of the environment, with its name.
@@ -86,7 +86,7 @@ class Plan:
         settings: PPO's.
         iterations: Of the whole run.
         dtype: Of the arithmetic.
-        memory: Where all processes see steps and policies, if agents do not learn here.
+        memory: Shared memory for steps and policies, if agents do not learn here.
     """
 
     spaces: Spaces
@@ -109,7 +109,7 @@ class SharedArrays:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
         self.shapes, self.dtype = dict(shapes), np.dtype(dtype)
         total = sum(int(np.prod(shape)) for shape in shapes.values()) * self.dtype.itemsize
-        # A file in memory: the usual folder for these is small in containers.
+        # A memory file: /dev/shm is small in containers.
         if hasattr(os, "memfd_create"):
             self._file = os.memfd_create("upgd")
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -136,7 +136,7 @@ class SharedArrays:
         self._map(self._file)
 
     def close(self) -> None:
-        """Let go of the file; arrays stay as long as they are used."""
+        """Close the file; arrays stay valid as long as they are used."""
         with suppress(OSError):
             os.close(self._file)
         if not self.path.startswith("/proc/"):
@@ -145,7 +145,7 @@ class SharedArrays:
 
 
 def memory_shapes(network: Network, settings: Settings, agents: int) -> dict[str, tuple[int, ...]]:
-    """What agents that learn as a stack share."""
+    """Shared memory of agents that learn as a stack."""
     shapes = trajectory_shapes(network, settings.steps)
     return {"weights": (agents, network.size)} | {
         name: (agents, *shape) for name, shape in shapes.items()
@@ -154,7 +154,7 @@ def memory_shapes(network: Network, settings: Settings, agents: int) -> dict[str
 
 # ------------------------------------------------------------------------------- a share
 class Share:
-    """Some agents of a group: their environments and, where they learn here, all of them."""
+    """Some agents of a group: their environments and, if they learn here, the whole agents."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, settings, spaces = plan, plan.settings, plan.spaces
@@ -172,7 +172,7 @@ class Share:
             self.actors.append(Actor(spaces.name, learner.seed, settings, room))
 
     def rollout(self) -> list[tuple[Rollout, float]]:
-        """Act for an iteration with the policies in shared memory; and how long it took."""
+        """Act for an iteration with the policies in shared memory; returns the time, too."""
         assert self.plan.memory is not None
         weights, told = self.plan.memory.arrays["weights"], []
         for place, number in enumerate(self.plan.numbers):
@@ -216,7 +216,7 @@ class Share:
 
     # ---------------------------------------------------------------------- checkpoints
     def states(self) -> list[State]:
-        """Everything that the agents' further iterations depend on."""
+        """The complete state of the agents."""
         found = []
         for place, actor in enumerate(self.actors):
             arrays, meta = actor.state()
@@ -228,7 +228,7 @@ class Share:
         return found
 
     def restore(self, states: Sequence[State]) -> list[str | None]:
-        """Continue from what :meth:`states` returned; tells, by agent, what is wrong with it."""
+        """Restore what :meth:`states` returned; returns, by agent, what is wrong with it."""
         return [what_is_wrong(self._restore, place, *state) for place, state in enumerate(states)]
 
     def _restore(
@@ -244,7 +244,7 @@ class Share:
 
 
 def what_is_wrong(restore: Callable[..., None], *state: Any) -> str | None:
-    """Why something cannot go on from a state, if it is the state's fault."""
+    """Why a state cannot be restored, if it is the state's fault."""
     try:
         restore(*state)
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -253,18 +253,18 @@ def what_is_wrong(restore: Callable[..., None], *state: Any) -> str | None:
 
 
 def diverged(step: int) -> str:
-    """Why an agent stops whose parameters are not finite."""
+    """The message of an agent whose parameters are not finite."""
     return f"diverged at step {step}: its parameters are not finite"
 
 
 def measured(settings: Settings, iteration: int) -> bool:
-    """Whether networks are looked at after an iteration."""
+    """Whether networks are measured after an iteration."""
     return settings.measure_every > 0 and iteration % settings.measure_every == 0
 
 
 # ---------------------------------------------------------------------------- processes
 class Workers:
-    """Shares of a group; a single one is here, several are processes."""
+    """The shares of a group: one in this process, or several in worker processes."""
 
     def __init__(self, plans: Sequence[Plan], processes: bool) -> None:
         self._share = None if processes else Share(plans[0])
@@ -272,14 +272,18 @@ class Workers:
         self._processes: list[Any] = []
         if not processes:
             return
-        # Before multiprocessing ends its processes by SIGTERM, which these do not hear.
+        # Before multiprocessing sends SIGTERM, which workers ignore.
         self._finish = Finalize(self, _end_all, (self._pipes, self._processes), exitpriority=10)
         context = multiprocessing.get_context("spawn")
         try:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with _one_thread(), deaf(), tied():  # until it is known, or nobody would end it
+                with (
+                    _one_thread(),
+                    interrupts_blocked(),
+                    dies_with_parent(),
+                ):  # until it is registered, nobody would stop it
                     process.start()
                     there.close()
                     self._pipes.append(here)
@@ -313,7 +317,7 @@ class Workers:
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         _end_all(self._pipes, self._processes)
 
 
@@ -330,7 +334,7 @@ def _end_all(pipes: list[Any], processes: list[Any]) -> None:
 
 
 class _one_thread:  # noqa: N801 - used like a function
-    """Processes that begin here take one thread each for what libraries would spread."""
+    """Start children whose libraries use one thread."""
 
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -347,8 +351,8 @@ class _one_thread:  # noqa: N801 - used like a function
 
 
 def _serve(pipe: Any, plan: Plan) -> None:
-    """A worker's process: does what it is told until nobody tells it anything."""
-    ignore()  # the group's process sees to the end
+    """The main loop of a worker: serves calls until its pipe is closed."""
+    ignore_interrupts()  # the parent handles signals
     try:
         share = Share(plan)
     except Exception as error:
@@ -367,7 +371,7 @@ def _serve(pipe: Any, plan: Plan) -> None:
 
 
 def _plain(error: Exception) -> Exception:
-    """An error that travels between processes."""
+    """An error that can be pickled."""
     if isinstance(error, RLError):
         return RLError(str(error))
     return RuntimeError(f"a worker failed: {type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from upgd.engine.dense_cpu import cores
-from upgd.processes import deaf, ignore, tied
+from upgd.processes import dies_with_parent, ignore_interrupts, interrupts_blocked
 from upgd.study.kinds import Room
 from upgd.study.options import Options
 from upgd.study.worker import Alive, Died, Ended, Event, EventReporter, Job, Ready, Worker, do_job
@@ -259,7 +259,10 @@ class LocalPool:
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         worker, self._next = self._next, self._next + 1
-        with deaf(), tied():  # until it is known, or nobody would end it
+        with (
+            interrupts_blocked(),
+            dies_with_parent(),
+        ):  # until it is registered, nobody would stop it
             process.start()
             theirs.close()
             hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
@@ -306,7 +309,7 @@ def _serve(
     at_start: Callable[[], None] | None,
 ) -> None:
     """What a worker's process does."""
-    ignore()
+    ignore_interrupts()
     if at_start is not None:
         at_start()
     inside = Worker(threads, device, share)

@@ -1,4 +1,4 @@
-"""How useful weights and features are: truly, and by the paper's approximations.
+"""Utilities of weights and features: the true ones and the paper's approximations.
 
 The utility of a weight (or of a feature) is the loss without it minus the loss with it. The
 true one takes a forward pass for each of them; :func:`true_utility` runs many of those at once.

@@ -50,7 +50,7 @@ def approximate(
 def weight_utility(
     model: nn.Module, loss: Loss, kind: Kind = "second", curvature: Curvature = "hesscale"
 ) -> Utilities:
-    """An approximated utility of every weight and bias; gradients are left as they are.
+    """An approximated utility of every weight and bias; does not change gradients.
 
     Example:
         >>> import torch, upgd
@@ -160,10 +160,10 @@ def _from_preactivations(
 
 
 def outgoing_sums(model: nn.Module, weights: Utilities, features: Features) -> Utilities:
-    """For every feature the sum of `weights` (utilities, magnitudes, ...) over those that leave it.
+    """For every feature, the sum of `weights` (such as utilities) over its outgoing weights.
 
     A layer's outgoing weights are those of the next linear or convolutional layer in the
-    order of ``model.modules()``, which is meant for chains.
+    order of ``model.modules()``; this fits sequential models.
 
     Example:
         >>> import torch, upgd

@@ -1,4 +1,4 @@
-"""What the functions here have in common."""
+"""Shared helpers."""
 
 from __future__ import annotations
 

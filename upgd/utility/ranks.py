@@ -40,7 +40,7 @@ def _ranks(x: Tensor) -> Tensor:
 
 
 class Correlation(NamedTuple):
-    """A rank correlation, and over how many tensors it could not be had."""
+    """A rank correlation, and the number of tensors for which it is undefined."""
 
     value: Tensor
     undefined: Tensor

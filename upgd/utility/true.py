@@ -34,8 +34,7 @@ def true_utility(
         values: Weights, or gates.
         stacked: All tensors, and what `loss` returns, have a leading dimension of
             independent learners, in which an element is removed from all at once.
-        memory: Roughly how many bytes the counterfactual forward passes that run at one
-            time may take.
+        memory: Approximate limit in bytes for the forward passes that run at one time.
 
     Returns:
         Tensors of the names and shapes of `values`.
@@ -80,7 +79,7 @@ def true_utility(
 
 
 class _LargestOutput(TorchDispatchMode):
-    """Notes the size of the largest tensor that is made."""
+    """Records the size of the largest tensor."""
 
     bytes = 0
 
@@ -116,7 +115,7 @@ def true_weight_utility(model: nn.Module, loss: Loss, *, memory: int = MEMORY) -
 
 
 class _Runner(nn.Module):
-    """Makes a loss that runs a model something that ``functional_call`` can call."""
+    """Wraps a loss as a module for ``functional_call``."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -156,7 +155,7 @@ def true_feature_utility(
 
 
 def _gate_places(model: nn.Module, loss: Loss, features: Features) -> dict[int, FeatureLayer]:
-    """After which of the modules' calls, counted from the loss's start, a gate sits."""
+    """The number of the module call, within one loss, that each gate follows."""
     outputs: list[Tensor | None] = []
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
