@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from upgd.study.stacks import work_stacks
+from upgd.study.work import work
 
 from upgd import UPGD
 from upgd.engine import EagerRun, Setting
@@ -24,8 +26,6 @@ from upgd.optim.foreign import torch_row
 from upgd.optim.registry import METHODS, Row, get, register, scalars
 from upgd.streams import get as get_problem
 from upgd.study import Ledger, RunSpec
-from upgd.study.stacks import work_stacks
-from upgd.study.work import work
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 20, "hidden": "6", "task_length": 20}

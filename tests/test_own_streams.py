@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from upgd.study.work import work
 
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun
@@ -30,7 +31,6 @@ from upgd.streams import (
 )
 from upgd.study import Ledger, RunSpec
 from upgd.study.prepare import prepare
-from upgd.study.work import work
 
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)

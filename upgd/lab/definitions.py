@@ -19,6 +19,7 @@ from upgd import networks
 from upgd.optim import registry
 from upgd.optim.custom import rule_row
 from upgd.optim.foreign import torch_row
+from upgd.rules.vocabulary import Reduce
 from upgd.streams import PROBLEMS, Problem, get, make_problem
 from upgd.streams import register as register_problem
 
@@ -29,7 +30,7 @@ def method(
     *,
     states: Mapping[str, Any] | Sequence[str] = (),
     decays: Mapping[str, str] | None = None,
-    reduce: str | None = None,
+    reduce: Reduce | None = None,
     writes: Sequence[str] | None = None,
     title: str | None = None,
     power: int = 2,
