@@ -70,7 +70,8 @@ def list_(
 
 def _describe(name: str) -> dict[str, Any]:
     problem = PROBLEMS[name]
-    network = problem.network if problem.network == "cnn" else "-".join(map(str, problem.network))
+    own = problem.network
+    network = own if isinstance(own, str) else "-".join(map(str, own))
     return {
         "data": problem.dataset or "-",
         "network": network,

@@ -185,6 +185,7 @@ class EagerRun:
             self.optimizer: Optimizer = row.make(
                 self.model, **hyper, seed=self.setting.seed, noise=noise
             )
+        self._attributes()  # what a checkpoint could not keep is said now
 
     # --------------------------------------------------------------------- learning
     @full_float32()

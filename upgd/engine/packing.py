@@ -14,7 +14,7 @@ from torch import Tensor
 
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_KEPT = "tensors, arrays, numbers, strings, None, and lists, tuples and dicts of them"
+_KEPT = "tensors, generators, arrays, numbers, strings, None, and lists, tuples and dicts of them"
 
 
 class UnpackableError(ValueError):
@@ -27,7 +27,8 @@ def pack(
     """What is left of `value` for JSON when its tensors and arrays are put into `arrays`.
 
     Args:
-        value: Dicts, lists, tuples, numbers, strings, None, tensors and arrays, nested.
+        value: Dicts, lists, tuples, numbers, strings, None, tensors, arrays and PyTorch's
+            generators, nested.
         name: Of the value; names of arrays begin with it.
         arrays: Receives copies.
         own: Tensors that are referred to by their place in here, not copied.
@@ -53,6 +54,9 @@ def pack(
             raise UnpackableError(f"{name} is an array of objects; a checkpoint keeps {_KEPT}")
         arrays[name] = np.array(value)
         return {"array": name, "scalar": isinstance(value, np.generic)}
+    if isinstance(value, torch.Generator):
+        arrays[name] = value.get_state().numpy().copy()
+        return {"generator": name, "host": value.device.type == "cpu"}
     if type(value) in (dict, OrderedDict, defaultdict):
         items = [
             [pack(k, f"{name} key", arrays), pack(v, f"{name}/{k}", arrays, own)]
@@ -107,6 +111,10 @@ def unpack(
         found = torch.from_numpy(np.array(arrays[content]))
         found = found if found.dtype == dtype else found.view(dtype)
         return found.to("cpu" if rest["host"] else device)
+    if kind == "generator":
+        generator = torch.Generator("cpu" if rest["host"] else device)
+        generator.set_state(torch.from_numpy(np.array(arrays[content])))
+        return generator
     if kind == "array":
         array = np.array(arrays[content])
         return array[()] if rest["scalar"] else array

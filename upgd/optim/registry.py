@@ -106,6 +106,8 @@ class Row:
         if type(self).make is not Row.make:
             return f"{type(self).__name__} overrides make()"
         name = self.optimizer.__name__
+        if not issubclass(self.optimizer, RuleOptimizer):
+            return f"{name} is an optimizer of its own, not a rule"
         overridden = _overridden(self.optimizer)
         if overridden:
             return f"{name} overrides {', '.join(overridden)}"
@@ -287,7 +289,7 @@ def table() -> str:
         names = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
         keeps = ", ".join(row.states) or "-"
         needs = ", ".join(sorted(row.needs)) or "-"
-        make = f"`{row.optimizer.__name__}({options})`"
+        make = f"`{getattr(row.optimizer, '__name__', row.title)}({options})`"
         lines.append(f"| {names} | {row.title} | {make} | {hyper} | {keeps} | {needs} |")
     return "\n".join(lines)
 
