@@ -66,6 +66,7 @@ class CpuStack(DenseStack):
         self._allocate()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
         self._learn = kernels.learner()
+        self._noisy = [learner.is_perturbed for learner in self.learners]
         self._bounded = [traces_utility(g.row.method) for g in self.groups]
         self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
 
@@ -115,7 +116,7 @@ class CpuStack(DenseStack):
         return (
             *self._rules[number],
             *(reduce, self._bounded[number], group.features, local_features, group.second),
-            self.learners[run].is_perturbed,
+            self._noisy[run],
             *(self.activation, self.squared, self.layer_table, self.layout.activations),
             *(self.weights[run], states.reshape(-1), states.shape[1] * states.shape[2]),
             (mine if group.states else 0) * states.shape[2],

@@ -100,8 +100,8 @@ def rule_row(
         power=_checked_power(name, power),
     )
     _check_sizes(name, method)
-    for each, hyperparameter in method.hyperparameters.items():
-        hyperparameter.check(name, defaults[each])
+    for hyperparameter in method.hyperparameters.values():
+        hyperparameter.check(name, defaults[hyperparameter.name])
     _check_programs(name, method)
     return Row(
         name, title or name, _optimizer(name, method, defaults), method, source=_digest(method)

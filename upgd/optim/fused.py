@@ -413,8 +413,9 @@ def number_values(method: Method, group: dict[str, Any], wait: bool) -> list[flo
 def _decay(opt: RuleOptimizer, group: dict[str, Any]) -> float | None:
     """The decay of the trace that makes η, if one does."""
     name = opt.method.decays.get(opt.method.phases[0].writes[0])
-    numbers = as_numbers({each: group[each] for each in opt.method.hyper})
-    return None if name is None else numbers[name]
+    if name is None:
+        return None
+    return float(group[name] if name in group else as_numbers(group)[name])
 
 
 def first_draw(opt: RuleOptimizer) -> int:

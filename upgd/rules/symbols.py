@@ -124,7 +124,7 @@ class Symbol:
         raise TypeError(_WAY_OUT.format("values cannot be compared (if, max, min, <, ==)"))
 
     __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __eq__ = __ne__ = _compared
 
     def __bool__(self) -> NoReturn:
         raise TypeError(_WAY_OUT.format("a value cannot be a condition (if, and, or, not)"))

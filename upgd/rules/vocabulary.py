@@ -205,7 +205,7 @@ class Method:
         """
         return 2.0 ** ((_EXPONENTS[dtype] - 16) // self.power)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[str]:
         """What a caller must provide besides gradients: noise, curvature, gates."""
         reads = {name for phase in self.phases for name in phase.reads}
