@@ -1,4 +1,4 @@
-"""What people type: numbers, seeds and hyperparameters."""
+"""Parsing of arguments: numbers, seeds and hyperparameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SEEDS = 100_000
 
 
 def whole(name: str, text: str) -> int:
-    """A whole number from 1 on, such as 1e6."""
+    """A positive integer, such as 1e6."""
     try:
         value = float(text)
     except ValueError:
@@ -47,7 +47,7 @@ def seed_list(text: str) -> list[int]:
 
 
 def all_methods(methods: list[str]) -> list[str]:
-    """Methods by name, also with commas; ``paper`` stands for the ten of the main figures.
+    """Method names, possibly separated by commas; ``paper`` means the ten of the main figures.
 
     Example:
         >>> all_methods(["upgd,pgd", "adamw"])
@@ -58,14 +58,14 @@ def all_methods(methods: list[str]) -> list[str]:
 
 
 def check_once(option: str, settings: Iterable[str]) -> None:
-    """Refuse two values of the same name, of which only one would count.
+    """Refuse two values of the same name.
 
     Args:
-        option: What was given several times.
+        option: The option's name.
         settings: Its values, such as ``lr=0.1``.
 
     Raises:
-        ValueError: A name is there twice.
+        ValueError: A name is given twice.
     """
     seen: dict[str, str] = {}
     for setting in settings:
@@ -80,12 +80,12 @@ def check_once(option: str, settings: Iterable[str]) -> None:
 def hyperparameters(
     methods: list[str], settings: list[str], best_on: str = ""
 ) -> dict[str, dict[str, float]]:
-    """The hyperparameters of each method: those of ``--set`` that it has.
+    """The hyperparameters of each method, changed by ``--set``.
 
     Args:
         methods: Names.
-        settings: What ``--set`` was given.
-        best_on: A problem on which to take the paper's best sets instead of defaults.
+        settings: The values of ``--set``.
+        best_on: A problem whose best sets in the paper replace the defaults.
     """
     given: dict[str, float] = {}
     check_once("--set", settings)

@@ -1,4 +1,4 @@
-"""The sets that a sweep tries: the paper's grids or best sets, a file's, and what ``--set`` says.
+"""The sets of a sweep: the paper's grids or best sets, a grid file, changed by ``--set``.
 
 A grid file is TOML. A table per method, or ``[all]`` for all of them, lists the values of its
 hyperparameters::
@@ -10,7 +10,7 @@ hyperparameters::
     sigma = [0.001, 0.01]
     weight_decay = 0.001
 
-What the file does not name keeps its default. A method's own table comes before ``[all]``.
+Other hyperparameters keep their defaults. A method's own table overrides ``[all]``.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
     """The grids of a TOML file.
 
     Raises:
-        ValueError: It is not TOML, or names what does not exist.
+        ValueError: It is not TOML, or names an unknown method or hyperparameter.
     """
     content = _read_toml(path)
     for name, table in content.items():
         if not isinstance(table, dict):
-            raise ValueError(f"{path}: {name!r} stands in no table; begin with [all] or [upgd]")
+            raise ValueError(f"{path}: {name!r} is in no table; begin with [all] or [upgd]")
         if name != ALL:
             _check_method(path, name)
     found = {}
@@ -80,7 +80,7 @@ def file_grids(path: Path, methods: Collection[str]) -> dict[str, Grid]:
 
 
 def change_axes(found: Mapping[str, Grid], settings: Collection[str]) -> dict[str, Grid]:
-    """Replace axes by what ``--set name=value,value`` says, in the grids that have them."""
+    """Replace values by those of ``--set name=value,value``, in the grids that have the name."""
     given: dict[str, tuple[float, ...]] = {}
     check_once("--set", settings)
     for setting in settings:
@@ -109,10 +109,10 @@ def check_size(sizes: Mapping[str, int], seeds: int, most: int, way_out: str) ->
     """Refuse grids with too many runs, before any of their sets is made.
 
     Args:
-        sizes: By name, how many sets there are.
-        seeds: Of each set.
-        most: So many runs are too few to refuse.
-        way_out: What else to do than to take fewer values.
+        sizes: The number of sets, by name.
+        seeds: Seeds per set.
+        most: The most runs allowed.
+        way_out: An alternative to fewer values, for the message.
 
     Raises:
         ValueError: There are more runs.
@@ -122,12 +122,12 @@ def check_size(sizes: Mapping[str, int], seeds: int, most: int, way_out: str) ->
         largest = max(sizes, key=lambda name: sizes[name])
         raise ValueError(
             f"these are {runs} runs, {sizes[largest]} sets of {largest} alone, and at most {most} "
-            f"are made; take fewer values, {way_out}"
+            f"are allowed; use fewer values, {way_out}"
         )
 
 
 def size(grid: Grid) -> int:
-    """How many sets a grid has."""
+    """The number of sets in a grid."""
     return math.prod(map(len, grid.values()))
 
 
@@ -154,7 +154,7 @@ def _check_method(path: Path, name: str) -> None:
 
 
 def _same(name: str, method: str) -> bool:
-    """Whether a table is a method's: by the name that was given, or by that of its row."""
+    """Whether a table belongs to a method: by the given name, or by that of its row."""
     return name != ALL and name.lower() in (method.lower(), get_method(method)[0].name)
 
 

@@ -33,7 +33,7 @@ def report(
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write a study as one page: figures to explore, tables, claims, where numbers come from.
+    """Write a study as one page: interactive figures, tables, claims, provenance.
 
     The page is a single file that needs no network.
     """
@@ -63,7 +63,7 @@ def report(
 
 
 def judge(ledger: Ledger, problem: str = "") -> tuple[list[Judged], list[str]]:
-    """The paper's claims that a study has runs for, judged by them, and what the others say."""
+    """The paper's claims that a study has runs for, judged, and the text of the others."""
     results = {}
     for name, experiment in EXPERIMENTS.items():
         asked = problem in ("", experiment.problem)

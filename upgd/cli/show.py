@@ -30,7 +30,7 @@ def list_(
     what: Annotated[str, typer.Argument(help="problems, methods or all")] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Show the problems and methods there are."""
+    """List problems and methods."""
     if what not in ("problems", "methods", "all"):
         raise ValueError(f"cannot list {what!r}; there are problems and methods")
     problems = {name: _describe(name) for name in PROBLEMS}
@@ -111,7 +111,7 @@ def plot(
 ) -> None:
     """Draw a metric over time: mean and standard error over seeds, a line per setting.
 
-    Of more than ten settings only each method's best is drawn, by area under the curve.
+    With more than ten settings only each method's best is drawn, by area under the curve.
     """
     if output is not None:
         check_format(output)
@@ -150,7 +150,7 @@ def export(
         Path | None, typer.Option(help="Write event files to this folder instead: all metrics.")
     ] = None,
 ) -> None:
-    """Write a study for other programs: as CSV, or as TensorBoard's event files."""
+    """Export a study as CSV, or as TensorBoard event files."""
     if tensorboard is not None:
         if metric or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
@@ -176,7 +176,7 @@ def _export_events(study: Path, folder: Path) -> None:
 
 
 def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run]:
-    """The runs chosen by options; a choice that there is none of is a mistake."""
+    """The runs chosen by options; raises if there are none."""
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
         have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
@@ -193,7 +193,7 @@ def _curves(
     metric: str,
     best: dict[tables.Group, int] | None,
 ) -> dict[str, Curve]:
-    """By name, what is to be drawn of each group."""
+    """The curves to draw, by name."""
     names = {}
     for key, name in tables.names(groups).items():
         if best is None or key in best:
@@ -254,7 +254,7 @@ def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
-    """What became of agents, if there are any: their best tenth and their last."""
+    """Print peak and final return of agents, if there are any."""
     columns = {
         "peak_return": "peak return",
         "final_return": "final return",
