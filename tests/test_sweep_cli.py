@@ -70,7 +70,7 @@ def test_grids_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lr = [0.1]", "'lr' stands in no table"),
+        ("lr = [0.1]", "'lr' is in no table"),
         ("[updg]\nlr = [0.1]", "unknown method 'updg'; did you mean 'upgd'"),
         ("[upgd]\nkappa = [0.1]", "upgd has no hyperparameter kappa; it has lr"),
         ("[all]\nkappa = [0.1]", "none of upgd has a hyperparameter kappa"),

@@ -37,7 +37,6 @@ def measure(
     rounds: int,
     target: float,
     clock: Callable[[], float] = time.perf_counter,
-    on_round: Callable[[int], None] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds per call, for each call and round; compare within a round.
 
@@ -47,7 +46,6 @@ def measure(
         rounds: The number of rounds.
         target: Seconds per call and round.
         clock: The clock, in seconds.
-        on_round: Called with the number of finished rounds.
     """
     repeats = {}
     for name, call in calls.items():
@@ -55,9 +53,7 @@ def measure(
         once = max(seconds(call, 3, device, clock), 1e-9)
         repeats[name] = max(1, min(200, round(target / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds):
+    for _ in range(rounds):
         for name, call in calls.items():
             times[name].append(seconds(call, repeats[name], device, clock))
-        if on_round is not None:
-            on_round(number + 1)
     return times

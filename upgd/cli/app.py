@@ -1,4 +1,4 @@
-"""The command line's frame: consoles, and mistakes told in one line."""
+"""The frame of the command line: consoles, and errors as one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ out, err = Console(), Console(stderr=True)
 
 
 class Commands(TyperGroup):
-    """Commands whose wrong use is told like every other mistake: one line, exit code 2."""
+    """Commands whose usage errors are one line with exit code 2, like all others."""
 
     def main(
         self,
@@ -36,7 +36,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line, and end the process unless told otherwise."""
+        """Run the command line, and exit in standalone mode."""
         _print_any_character()
         given = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
@@ -78,7 +78,7 @@ _PLAIN = {"±": "+-", "×": "x", "−": "-", "–": "-", "…": "...", "ℓ": "l
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Stands in for characters that a terminal's encoding lacks; a handler of :mod:`codecs`."""
+    """Replace characters that a terminal's encoding lacks; an error handler of :mod:`codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -90,21 +90,21 @@ codecs.register_error("upgd.plain", _plain)
 
 
 def _end_output() -> NoReturn:
-    """End quietly: whoever read the output, such as ``head``, has seen enough."""
+    """Exit quietly after a broken pipe, as with ``head``."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
 
 def _print_any_character() -> None:
-    """Let no text be an error, whatever the encoding of the terminal or pipe."""
+    """Make every text printable, whatever the encoding of the terminal or pipe."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="upgd.plain")
 
 
 def mistakes_are_one_line(command: F) -> F:
-    """End with exit code 2 and one line where the user's input cannot be served."""
+    """Turn errors of the user's input into one line and exit code 2."""
 
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ def mistakes_are_one_line(command: F) -> F:
         except MemoryError as error:
             _fail(f"out of memory: {error}; choose something smaller")
         except KeyboardInterrupt:
-            err.print("interrupted; 'upgd resume' goes on from here", style="yellow")
+            err.print("interrupted; 'upgd resume' continues from here", style="yellow")
             raise typer.Exit(130) from None
 
     return guarded  # type: ignore[return-value]
@@ -154,7 +154,7 @@ def tell(message: str) -> None:
 
 
 def wrote(path: os.PathLike[str], more: str = "") -> None:
-    """Say that a file was written; not on standard output where that is, or may be, the file."""
+    """Report a written file; on standard error if standard output may be that file."""
     console = out if os.path.isfile(path) and not os.fspath(path).startswith("/dev/") else err
     say(f"wrote {path}{more}", console)
 

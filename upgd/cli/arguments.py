@@ -1,4 +1,4 @@
-"""What people type: numbers, seeds and hyperparameters."""
+"""Parsing of arguments: numbers, seeds and hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_SEEDS = 100_000
 
 
 def whole(name: str, text: str) -> int:
-    """A whole number from 1 on, such as 1e6."""
+    """A positive integer, such as 1e6."""
     try:
         value = float(text)
     except ValueError:
@@ -44,7 +44,7 @@ def seed_list(text: str) -> list[int]:
 
 
 def all_methods(methods: list[str]) -> list[str]:
-    """Methods by name, also with commas; ``paper`` stands for the ten of the main figures.
+    """Method names, possibly separated by commas; ``paper`` means the ten of the main figures.
 
     Example:
         >>> all_methods(["upgd,pgd", "adamw"])
@@ -55,14 +55,14 @@ def all_methods(methods: list[str]) -> list[str]:
 
 
 def check_once(option: str, settings: Iterable[str]) -> None:
-    """Refuse two values of the same name, of which only one would count.
+    """Refuse two values of the same name.
 
     Args:
-        option: What was given several times.
+        option: The option's name.
         settings: Its values, such as ``lr=0.1``.
 
     Raises:
-        ValueError: A name is there twice.
+        ValueError: A name is given twice.
     """
     seen: dict[str, str] = {}
     for setting in settings:

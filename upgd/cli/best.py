@@ -98,7 +98,7 @@ def _why_none(ranking: Ranking) -> str:
 
 
 def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
-    """What was compared, and what was not."""
+    """Notes on which sets were compared and which were not."""
     for steps, seeds in dict.fromkeys((r.family.steps, r.seeds) for r in found):
         options = pairs(dict(found[0].family.options)) if alike else ""
         yield ", ".join(filter(None, (f"{steps} steps", f"seeds {ranges(seeds)}", options)))
@@ -114,10 +114,10 @@ def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
 
 
 def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
-    """The set that the paper prints as best for a ranking's method and problem, if it does."""
+    """The set that the paper prints as best for a ranking's method and problem, or None."""
     try:
         name = get_method(ranking.family.method)[0].name
-    except KeyError:  # a study of somebody else's method
+    except KeyError:  # a method that is not registered here
         return None
     if dict(ranking.family.options).get("hidden") == NO_LAYERS:
         return None
@@ -164,7 +164,7 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
 
 
 def _draw(found: Sequence[Ranking], path: Path) -> list[Path]:
-    """A figure per problem; of several, each has its problem in its name."""
+    """Draw a figure per problem; with several, file names contain the problem."""
     problems: Collection[str] = dict.fromkeys(ranking.family.problem for ranking in found)
     written = []
     for problem in problems:

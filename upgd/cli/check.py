@@ -21,14 +21,13 @@ def check(
         bool,
         typer.Option(
             "--repair",
-            help="Copy the ledger aside, and let runs whose results are damaged wait to be "
-            "computed again.",
+            help="Copy the ledger aside, and mark runs with damaged results to be computed again.",
         ),
     ] = False,
 ) -> None:
-    """Check that a study is as it was written: the ledger's file, all results, checkpoints.
+    """Check a study for damage: the ledger's file, all results, checkpoints.
 
-    Exit code 0: it is whole; 1: something is damaged, one line each.
+    Exit code 0: intact; 1: damaged, with one line per damage.
     """
     found = check_study(study)
     for line in found.lines:
@@ -36,7 +35,7 @@ def check(
     if not found.lines or not repair:
         say(_summary(found))
         if found.lines:
-            say(f"'upgd check {study} --repair' mends what can be mended")
+            say(f"'upgd check {study} --repair' repairs what can be repaired")
             raise typer.Exit(1)
         return
     done = repair_study(study, found)

@@ -28,10 +28,9 @@ def claims(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table for a page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Judge the paper's claims by what has been run.
+    """Judge the paper's claims by finished runs.
 
-    There are statistics at whatever scale that is. Verdicts take half of the paper's steps and
-    three seeds.
+    Statistics are shown at any scale. Verdicts need half of the paper's steps and three seeds.
     """
     for place in places:
         if not place.is_dir():

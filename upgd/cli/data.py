@@ -1,4 +1,4 @@
-"""``upgd data``: what data there are, and how they are fetched, checked and converted."""
+"""``upgd data``: list, download, check and convert datasets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NAME = Annotated[
 
 
 def command(name: str) -> Callable[[F], F]:
-    """A command of ``upgd data``. No study is interrupted here, and none to be resumed."""
+    """A command of ``upgd data``, with its own message for an interruption."""
 
     def register(function: F) -> F:
         @functools.wraps(function)
@@ -82,7 +82,7 @@ def command(name: str) -> Callable[[F], F]:
 def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
     """Show every dataset: where it was found, how many samples, which problems need it.
 
-    Looks only at what is needed to count; 'upgd data check' reads everything.
+    Reads only what is needed to count samples; 'upgd data check' reads everything.
     """
     _must_exist(data_dir)
     found = {name: _look(name, data_dir) for name in NAMES}
@@ -105,7 +105,7 @@ def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
 
 
 def _look(name: str, data_dir: Path | None) -> dict[str, Any]:
-    """Where a dataset lies and how large it is, without reading it."""
+    """The location and size of a dataset, without reading it."""
     facts: dict[str, Any] = {"source": None, "samples": {}, "error": None}
     facts["problems"] = [p.name for p in PROBLEMS.values() if p.dataset == name]
     for split in splits_of(name):
@@ -133,8 +133,7 @@ def fetch(
 ) -> None:
     """Download public datasets, with checksums, into the first folder that is searched.
 
-    What is there already is not downloaded again. Without a network, says which file to put
-    where.
+    Existing files are not downloaded again. Without a network, says which file to put where.
     """
     for name in names:
         splits_of(name)  # all names, before the first download
@@ -157,7 +156,7 @@ def check(
     data_dir: DATA_DIR = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Read datasets whole: a truncated or wrong file is named, and the exit code is 2."""
+    """Read whole datasets: names a truncated or wrong file, with exit code 2."""
     _must_exist(data_dir)
     for name in names or []:
         if not name.endswith(".npz"):
@@ -192,7 +191,7 @@ def convert(
     quiet: QUIET = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """Write one compressed .npz, which loads wherever the originals would.
+    """Convert a dataset to one compressed .npz, which replaces the original files.
 
     SOURCE may be a folder with idx files (MNIST, EMNIST; .gz or not), with CIFAR-10's binary
     batches, with images in a sub-folder per class (directly, or below train and test), or
@@ -226,7 +225,7 @@ def features(
     quiet: QUIET = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """Write the features of images: 2048 numbers each, by a frozen ResNet-50 of ImageNet.
+    """Compute features of images: 2048 numbers each, from a frozen ResNet-50 of ImageNet.
 
     Images are cut to their middle square and scaled to 84x84; features are averages over the last
     layer's places. mini-ImageNet's train, val and test folders may lie side by side in IMAGES:
@@ -266,7 +265,7 @@ def _say_facts(name: str, facts: list[Facts]) -> None:
 
 
 def _target(target: Path, name: str, force: bool) -> str | None:
-    """The dataset that a file to be written is, if known; before any work is done."""
+    """Check an output path before any work; returns its dataset, if known."""
     if target.suffix != ".npz":
         raise ValueError(f"{target} must end in .npz; such as {target.with_suffix('.npz').name}")
     if target.is_dir():
@@ -299,7 +298,7 @@ def _write(target: Path, content: Content, known: str | None, quiet: bool, as_js
 
 @contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[OnProgress | None]:
-    """A line that moves, where there is a terminal, else nothing."""
+    """A progress bar, if there is a terminal."""
     if quiet or not err.is_terminal:
         yield None
         return
@@ -310,7 +309,7 @@ def _bar(what: str, quiet: bool) -> Iterator[OnProgress | None]:
 
 
 class _Bytes:
-    """A progress bar as pooch wants one."""
+    """A progress bar with pooch's interface."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self.progress, self.task = progress, progress.add_task(name, total=None)
@@ -330,7 +329,7 @@ class _Bytes:
         self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing: the next file goes on in the same line."""
+        """Does nothing: the next file continues in the same line."""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def report(
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write a study as one page: figures to explore, tables, claims, where numbers come from.
+    """Write a study as one page: interactive figures, tables, claims, provenance.
 
     The page is a single file that needs no network.
     """

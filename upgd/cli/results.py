@@ -22,7 +22,7 @@ def results(
     ] = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures too.")] = True,
 ) -> None:
-    """Make pages and figures of tables: one per experiment, an index, and parts of other pages."""
+    """Generate pages and figures from tables: per experiment, an index, parts of other pages."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; 'upgd reproduce' writes STUDY/results")
     site = Site(folder)

@@ -29,7 +29,7 @@ def list_(
     use: USE = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Show the problems and methods there are."""
+    """List problems and methods."""
     if what not in ("problems", "methods", "all"):
         raise ValueError(f"cannot list {what!r}; there are problems and methods")
     load(use)
@@ -105,7 +105,7 @@ def plot(
 ) -> None:
     """Draw a metric over time: mean and standard error over seeds, a line per setting.
 
-    Of more than ten settings only each method's best is drawn, by area under the curve.
+    With more than ten settings only each method's best is drawn, by area under the curve.
     """
     wrote(open_study(study).plot(metric, problem=problem, method=method, every=every, path=output))
 
@@ -122,7 +122,7 @@ def export(
         Path | None, typer.Option(help="Write event files to this folder instead: all metrics.")
     ] = None,
 ) -> None:
-    """Write a study for other programs: as CSV, or as TensorBoard's event files."""
+    """Export a study as CSV, or as TensorBoard event files."""
     if tensorboard is not None:
         if metric or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
@@ -179,7 +179,7 @@ def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
-    """What became of agents, if there are any: their best tenth and their last."""
+    """Print peak and final return of agents, if there are any."""
     columns = {
         "peak_return": "peak return",
         "final_return": "final return",

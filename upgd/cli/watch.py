@@ -22,9 +22,9 @@ from upgd.study.watching import Row, View, look
 from upgd.text import clock, count, printable, short
 
 LONGEST = 400
-"""Characters of a note."""
+"""The most characters of a note."""
 LOOKS = 3
-"""How often in a row there must be nothing to do: a sweep adds runs after each of its rungs."""
+"""Polls without work before it ends: a sweep adds runs after each of its rungs."""
 
 
 @app.command()
@@ -37,7 +37,7 @@ def watch(
 ) -> None:
     """Watch a study: progress, pace and time left of each method, and what failed.
 
-    Reads alone, while others work. Ends when nothing is left to do, or with Ctrl-C.
+    Only reads. Ends when nothing is left to do, or with Ctrl-C.
     """
     with Ledger.open(study, create=False, read_only=True) as ledger:
         if as_json:
@@ -63,7 +63,7 @@ def _watch(ledger: Ledger, study: Path, every: float) -> None:
 
 
 def frame(view: View, study: Path) -> Group:
-    """What is shown at one moment."""
+    """The display at one moment."""
     table = Table(title=Text(printable(study)), expand=False)
     table.add_column("method", no_wrap=True)
     table.add_column("")

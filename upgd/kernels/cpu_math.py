@@ -64,12 +64,6 @@ def bits_float(typingctx, x):
     return _bitcast(types.int32, types.float32)
 
 
-@intrinsic
-def bits_double(typingctx, x):
-    """An int64 as a float64 with the same bits."""
-    return _bitcast(types.int64, types.float64)
-
-
 def _extreme(name, x):
     def codegen(context, builder, signature, args):
         kind = args[0].type

@@ -261,19 +261,17 @@ def lead(
     return interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
 
 
-def smallest_lead(
-    results: Results | None, arm: str, others: Sequence[str], metric: str = "accuracy"
-) -> Interval | None:
+def smallest_lead(results: Results | None, arm: str, others: Sequence[str]) -> Interval | None:
     """The lead over the best of the others; None unless all have results or have lost."""
     rivals = [other for other in others if other != arm and not has_lost(results, other)]
-    leads = [lead(results, arm, other, metric) for other in rivals]
+    leads = [lead(results, arm, other, "accuracy") for other in rivals]
     if not leads or any(found is None for found in leads):
         return None
     return min((found for found in leads if found is not None), key=lambda found: found.estimate)
 
 
 def interval(values: Sequence[float] | Array) -> Interval:
-    """The mean with Student's 95% interval; None for fewer than :data:`FEWEST` seeds."""
+    """The mean with Student's 95% interval; NaN bounds for fewer than :data:`FEWEST` seeds."""
     found = mean_interval(values)
     return found if len(values) >= FEWEST else Interval(found.estimate, math.nan, math.nan)
 

@@ -25,6 +25,7 @@ def explained_variance(values: NDArray[Any], returns: NDArray[Any]) -> float:
 
 
 @torch.no_grad()
+@one_thread()
 def diagnose(
     network: Network,
     weights: NDArray[Any],
@@ -47,17 +48,6 @@ def diagnose(
         utility: Of its parameters, [size], if its method has one.
         observations: Normalised, [T, observations]; :data:`SAMPLES` of them are used.
     """
-    with one_thread():
-        return _diagnose(network, weights, gradients, utility, observations)
-
-
-def _diagnose(
-    network: Network,
-    weights: NDArray[Any],
-    gradients: NDArray[Any],
-    utility: NDArray[Any] | None,
-    observations: NDArray[Any],
-) -> dict[str, float]:
     found: dict[str, float] = {}
     flat = torch.from_numpy(weights)
     stride = max(1, len(observations) // SAMPLES)
