@@ -159,7 +159,7 @@ def _curves(ledger: Ledger, runs: list[Run]) -> dict[str, dict[int, NDArray[np.f
     for run in runs:
         if run.state == "done":
             series = ledger.series(run.key, "accuracy")
-            found[TITLES[run.spec.method]][run.spec.seed] = series.astype(np.float64)
+            found[TITLES[run.spec.name]][run.spec.seed] = series.astype(np.float64)
     if not any(found.values()):
         raise StudyError("every run of the demo diverged; there is nothing to show")
     return found
@@ -227,7 +227,7 @@ def _row(name: str, by_seed: Mapping[int, NDArray[np.floating]], tasks: int) -> 
 
 def _losses(runs: list[Run]) -> list[str]:
     lost = [run for run in runs if run.state == "diverged"]
-    named = ", ".join(f"{TITLES[run.spec.method]} with seed {run.spec.seed}" for run in lost)
+    named = ", ".join(f"{TITLES[run.spec.name]} with seed {run.spec.seed}" for run in lost)
     return [f"Diverged, and not in the means: {named}."] if lost else []
 
 
@@ -236,7 +236,7 @@ def _facts(runs: list[Run], study: Path) -> dict[str, str]:
     network = get_problem(PROBLEM).network
     shown = {}
     for method, title in TITLES.items():
-        mine = next(run.spec.hyper for run in runs if run.spec.method == method)
+        mine = next(run.spec.hyper for run in runs if run.spec.name == method)
         shown[title] = ", ".join(f"{name} {value:g}" for name, value in mine.items())
     results = [run.result for run in runs if run.result is not None]
     stacks = dict.fromkeys(
@@ -305,7 +305,7 @@ def _progress(left: list[RunSpec], quiet: bool) -> Iterator[Callable[[RunProgres
     with Progress(*columns, console=err, transient=True) as bars:
         totals: dict[str, int] = {}
         for spec in left:
-            totals[spec.method] = totals.get(spec.method, 0) + spec.steps
+            totals[spec.name] = totals.get(spec.name, 0) + spec.steps
         rows = {m: bars.add_task(TITLES[m], total=n, latest="") for m, n in totals.items()}
         everything = bars.add_task("all", total=sum(totals.values()), latest="")
         heard: dict[str, RunProgress] = {}
@@ -314,8 +314,8 @@ def _progress(left: list[RunSpec], quiet: bool) -> Iterator[Callable[[RunProgres
             heard[progress.spec.key] = progress
             for other in progress.others:  # in lock step; what they have reached is not told
                 heard[other.key] = replace(progress, spec=other, latest={})
-            for method in {spec.method for spec in (progress.spec, *progress.others)}:
-                mine = [p for p in heard.values() if p.spec.method == method]
+            for method in {spec.name for spec in (progress.spec, *progress.others)}:
+                mine = [p for p in heard.values() if p.spec.name == method]
                 known = [p.latest["accuracy"] for p in mine if "accuracy" in p.latest]
                 latest = f"accuracy {np.mean(known):.3f}" if known else ""
                 bars.update(rows[method], completed=sum(p.step for p in mine), latest=latest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +51,8 @@ def known_runs(folder: Path, plan: Sweep) -> list[Run]:
     if not (folder / NAME).exists():
         return []
     with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return [run for run in ledger.runs(problem=plan.problem) if run.spec.method in plan.sets]
+        rows = {plan.family(name).method for name in plan.sets}
+        return [run for run in ledger.runs(problem=plan.problem) if run.spec.method in rows]
 
 
 def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
@@ -66,10 +66,11 @@ def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
 def halving_amount(plan: Sweep, known: Iterable[Run], eta: int, window: int) -> Amount:
     """The rungs; which sets will reach the later ones is not known yet, only how many."""
     amount, over = Amount(_sizes(plan), rungs=halving.schedule(plan, eta, window)), _over(known)
+    hypers = plan.hypers()
     for steps, sizes in amount.rungs.items():
-        done = Counter(spec.method for spec in plan.specs(steps) if spec.key in over)
         for method, size in sizes.items():
-            amount.add(size * len(plan.seeds), done[method], steps)
+            specs = plan.specs(steps, {method: hypers[method]})
+            amount.add(size * len(plan.seeds), sum(spec.key in over for spec in specs), steps)
     return amount
 
 
@@ -81,7 +82,7 @@ def search_amount(
     runs = [run for run in known if run.state in OVER and run.spec.seed in plan.seeds]
     for method, space in spaces.items():
         family = plan.family(method)
-        mine = [tuple(run.spec.hyper.items()) for run in runs if Family.of(run) == family]
+        mine = [tuple(run.spec.hyper.items()) for run in runs if Family.of(run.spec) == family]
         amount.add(sets * len(plan.seeds), len(space.searched(mine)), plan.steps)
     return amount
 

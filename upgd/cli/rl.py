@@ -18,9 +18,10 @@ from upgd.cli.show import show_study
 from upgd.cli.working import CHECKPOINT, DEVICE, QUIET, Work, do_work, end
 from upgd.optim.registry import scalars
 from upgd.rl.environments import RLError, Spaces, make
-from upgd.rl.runs import agent, canonical, parse_settings, plan, specification
+from upgd.rl.runs import PREFIX, agent, parse_settings, plan
 from upgd.rl.study import newest_environments, pace
 from upgd.study import Ledger, RunSpec
+from upgd.study.canonical import proper_name
 from upgd.study.ledger import NAME
 from upgd.study.prepare import check_device
 
@@ -93,12 +94,13 @@ def rl(
     length = whole("steps", steps)
     check_device(device)
     names = dict.fromkeys(make(name)[1].name for name in environments)
-    specs = [
-        specification(name, method, hyper, seed, length, options)
+    every = (
+        RunSpec(f"{PREFIX}{name}", method, hyper, seed, length, options)
         for name in names
         for method, hyper in arms
         for seed in seed_list(seeds)
-    ]
+    )
+    specs = list(dict.fromkeys(every))  # two names may mean the same run
     for spec in {(s.problem, s.method, tuple(s.hyper.items())): s for s in specs}.values():
         plan(spec)
         agent(spec)
@@ -125,15 +127,15 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     """The methods and their hyperparameters."""
     found: list[Arm] = []
     used: set[str] = set()
-    check_once("--set", map(_canonical, settings))
+    check_once("--set", map(_of_one_name, settings))
     for text in filter(None, (part.strip() for part in optimizers.split(","))):
         method, *own = text.split(":")
-        name = canonical(method)
+        name = proper_name(method)
         known = scalars(name)
         hyper: dict[str, float] = {}
         for setting in sorted(settings, key=lambda each: ":" in each):  # a method's own last
             whose, _, rest = setting.rpartition(":")
-            if whose and canonical(whose) != name:
+            if whose and proper_name(whose) != name:
                 continue
             key, value = _pair(rest, setting)
             if key in known:
@@ -157,9 +159,9 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     return found
 
 
-def _canonical(setting: str) -> str:
+def _of_one_name(setting: str) -> str:
     whose, colon, rest = setting.rpartition(":")
-    return f"{canonical(whose)}:{rest}" if colon else rest
+    return f"{proper_name(whose)}:{rest}" if colon else rest
 
 
 def _pair(text: str, whole_text: str) -> tuple[str, float]:

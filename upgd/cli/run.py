@@ -78,13 +78,13 @@ def run(
     options |= {"window": window} if window else {}
     options |= {"task_length": task_length} if task_length else {}
     options |= {"hidden": hidden} if hidden else {}
-    specs = [
+    arms = hyperparameters(all_methods(methods), settings or [], row.name if best else "")
+    every = (
         RunSpec(row.name, name, hyper, seed, length, options)
-        for name, hyper in hyperparameters(
-            all_methods(methods), settings or [], row.name if best else ""
-        ).items()
+        for name, hyper in arms.items()
         for seed in seed_list(seeds)
-    ]
+    )
+    specs = list(dict.fromkeys(every))  # two names may mean the same run
     how = Work(data_dir, device, engine, quiet, checkpoint_seconds, on, workers)
     here = device if on == "local" else "cpu"  # a driver needs no GPU
     check_device(here)

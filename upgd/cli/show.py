@@ -185,7 +185,7 @@ def chosen_runs(ledger: Ledger, problem: str = "", method: str = "") -> list[Run
     """The runs chosen by options; a choice that there is none of is a mistake."""
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
-        have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
+        have = {(run.spec.problem, run.spec.name) for run in ledger.runs()}
         names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
         raise ValueError(
             f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"

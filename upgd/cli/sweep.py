@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -40,12 +40,12 @@ from upgd.cli.working import (
 from upgd.paper.grids import each_set
 from upgd.streams import check
 from upgd.streams import get as get_problem
-from upgd.study import Ledger, RunSpec, StudyError
+from upgd.study import Ledger, Run, RunSpec, StudyError
 from upgd.study import halving as halvings
 from upgd.study import search as searches
 from upgd.study.forecast import at_a_time
 from upgd.study.prepare import check_device, prepare
-from upgd.study.selection import Candidate, Hyper, best_sets
+from upgd.study.selection import Candidate, Hyper, Ranking, longest
 from upgd.study.sweeps import OVER, Sweep
 from upgd.study.work import Tally
 
@@ -143,8 +143,9 @@ def sweep(
         check(row.dataset, data_dir)  # a wrong file is found before anything starts
     points = {name: _steps_per_point(plan, name, data_dir, here) for name in names}
     folder = study if study is not None else Path("studies") / row.name
-    spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
+    spaces: dict[str, searches.Space] = {}
     if search:
+        spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
         searches.check(spaces)
     how = Work(
         data_dir=data_dir,
@@ -169,10 +170,10 @@ def sweep(
         try:
             if halving:
                 tally = _halve(ledger, plan, how, halving, points[names[0]], say)
-                tally = tally + failed_earlier(ledger, _keys(ledger, plan), tally.failed)
+                tally = tally + failed_earlier(ledger, _keys(ledger, plan, spaces), tally.failed)
             elif search:
                 tally = _search(ledger, plan, how, spaces, search, say)
-                tally = tally + failed_earlier(ledger, _keys(ledger, plan), tally.failed)
+                tally = tally + failed_earlier(ledger, _keys(ledger, plan, spaces), tally.failed)
             else:
                 ledger.add(plan.specs())
                 tally = do_work(ledger, [spec.key for spec in plan.specs()], how)
@@ -180,19 +181,45 @@ def sweep(
             err.print("interrupted; the same command goes on from here", style="yellow")
             raise typer.Exit(130) from None
         if not quiet:
-            found = best_sets(ledger, plan.problem, plan.sets, plan.seeds)
-            mine = [r for r in found if r.family == plan.family(r.family.method)]
-            show_best(mine, folder, as_json)
+            show_best(list(_rankings(ledger, plan, spaces)), folder, as_json)
     end(tally)
 
 
-def _keys(ledger: Ledger, plan: Sweep) -> set[str]:
+def _own_runs(
+    runs: Sequence[Run], plan: Sweep, spaces: Mapping[str, searches.Space]
+) -> dict[str, list[Run]]:
+    """By name that was asked for, the runs of its sets, of whatever length.
+
+    Names may stand for the same row of the registry, as sgd and sgdw do. Of a search, sets are
+    those that lie in its space.
+    """
+    found: dict[str, list[Run]] = {}
+    for name, hypers in plan.hypers().items():
+        row, own, space = plan.family(name).method, set(hypers), spaces.get(name)
+        mine = ((run, tuple(run.spec.hyper.items())) for run in runs if run.spec.method == row)
+        found[name] = [
+            run
+            for run, hyper in mine
+            if (hyper in own if space is None else space.places(hyper) is not None)
+        ]
+    return found
+
+
+def _rankings(
+    ledger: Ledger, plan: Sweep, spaces: Mapping[str, searches.Space]
+) -> Iterator[Ranking]:
+    """How the sets of each name rank that was asked for."""
+    runs = list(ledger.runs(problem=plan.problem))
+    for name, mine in _own_runs(runs, plan, spaces).items():
+        for ranking in longest(mine, plan.seeds):
+            if ranking.family == plan.family(name):
+                yield replace(ranking, requested=name)
+
+
+def _keys(ledger: Ledger, plan: Sweep, spaces: Mapping[str, searches.Space]) -> set[str]:
     """The runs of a sweep that there are, of whatever length."""
-    return {
-        run.key
-        for run in ledger.runs(problem=plan.problem)
-        if run.spec.method in plan.sets and run.spec.seed in plan.seeds
-    }
+    own = _own_runs(list(ledger.runs(problem=plan.problem)), plan, spaces)
+    return {run.key for some in own.values() for run in some if run.spec.seed in plan.seeds}
 
 
 def _axes(
@@ -290,12 +317,11 @@ def _search(
     together = max(1, min(fill, sets // ROUNDS))
     while chosen := searches.next_sets(ledger, plan, spaces, sets, together):
         tally = tally + settle(ledger, plan.specs(sets=chosen), how)
-        for ranking in best_sets(ledger, plan.problem, chosen.keys(), plan.seeds, plan.steps):
+        for ranking in _rankings(ledger, plan, spaces):
             best = ranking.winner
-            if best is not None and ranking.family == plan.family(ranking.family.method):
-                name, known = ranking.family.method, len(ranking.complete)
-                where = pairs(dict(best.hyper))
-                say(f"{name}: {count(known, 'set')}, best {best.value:.4f} at {where}")
+            if best is not None and ranking.requested in chosen:
+                known, where = len(ranking.complete), pairs(dict(best.hyper))
+                say(f"{ranking.name}: {count(known, 'set')}, best {best.value:.4f} at {where}")
     return tally
 
 

@@ -16,10 +16,11 @@ from typing import Any
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
-from upgd.rl.runs import PREFIX, is_rl, specification
+from upgd.rl.runs import PREFIX, is_rl
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
-from upgd.study import Run, write_atomically
+from upgd.study import Run, RunSpec, write_atomically
+from upgd.study.canonical import display_name
 
 NAME = "provenance.json"
 CPU = "cpu"
@@ -253,9 +254,10 @@ def _listed(seeds: Sequence[int]) -> str:
 
 def _optimizer(arm: Arm) -> str:
     """A method with the hyperparameters that it does not have anyway, as ``upgd rl`` takes it."""
-    usual = specification("", arm.method, {}, 0, 1).hyper
+    called = display_name(arm.method, arm.hyper)
+    usual = RunSpec(PREFIX, called).hyper
     own = [f":{name}={value!r}" for name, value in arm.hyper.items() if value != usual[name]]
-    return arm.method + "".join(own)
+    return called + "".join(own)
 
 
 def _where(parts: Sequence[Part]) -> list[str]:

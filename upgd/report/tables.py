@@ -42,7 +42,7 @@ def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
 def setting(spec: RunSpec) -> Group:
     """What a run has in common with those that differ in their seed alone."""
     hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
-    return Group(spec.problem, spec.method, hyper, spec.steps, options)
+    return Group(spec.problem, spec.name, hyper, spec.steps, options)
 
 
 def names(keys: Iterable[Group]) -> dict[Group, str]:
