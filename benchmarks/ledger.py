@@ -34,7 +34,18 @@ from upgd.cli import app
 from upgd.study import Ledger, Result, RunSpec, Series
 
 PROBLEM = "label-permuted-digits"
-METHODS = ("upgd", "upgd-w", "n-upgd", "sgd", "pgd", "s&p", "adam", "adamw", "s-ewc", "s-mas")
+METHODS = (
+    "upgd",
+    "upgd-w",
+    "n-upgd",
+    "sgd",
+    "pgd",
+    "shrink-and-perturb",
+    "adam",
+    "adamw",
+    "s-ewc",
+    "s-mas",
+)
 SETTINGS, WINDOWS, WINDOW = 20, 400, 100
 METRICS = ("accuracy", "loss", "plasticity")
 GOAL = 5.0  # seconds for each command
@@ -59,7 +70,7 @@ def specs(runs: int) -> Iterator[RunSpec]:
 def series_of(spec: RunSpec) -> dict[str, np.ndarray[Any, Any]]:
     """Curves of the right shape: they rise to a level of the setting, with noise."""
     rng = np.random.default_rng([spec.seed, *spec.key.encode()])
-    level = 0.3 + 0.05 * METHODS.index(spec.method) + 0.2 * spec.hyper["sigma"] / 0.01
+    level = 0.3 + 0.05 * METHODS.index(spec.name) + 0.2 * spec.hyper["sigma"] / 0.01
     rise = level * (1 - np.exp(-np.arange(1, WINDOWS + 1) / (400 * spec.hyper["lr"] + 10)))
     noise = rng.normal(0, 0.02, (3, WINDOWS))
     accuracy, loss, plasticity = rise + noise[0], 2.3 - 2 * rise + noise[1], 0.5 + noise[2]
@@ -96,7 +107,7 @@ def fill_folders(folder: Path, todo: list[RunSpec]) -> float:
     start = time.perf_counter()
     for spec in todo:
         hyper = "_".join(f"{name}_{value}" for name, value in spec.hyper.items())
-        place = folder / spec.problem / spec.method / hyper
+        place = folder / spec.problem / spec.name / hyper
         place.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {name: v.tolist() for name, v in made[spec.key].items()}
         content |= {"seed": spec.seed, "n_samples": spec.steps, **spec.hyper}

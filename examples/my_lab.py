@@ -11,13 +11,17 @@ def l2_init(w, g, start, lr, kappa):  # a rule: a plain function of scalars
     return w - lr * (g + kappa * (w - start))
 
 
-class SignSGD(torch.optim.Optimizer):  # any optimizer
+class SignSGD(torch.optim.Optimizer):
+    """Any optimizer."""
+
     def __init__(self, params, lr=0.002):
         super().__init__(params, {"lr": lr})
 
     def step(self, closure=None):
         for group in self.param_groups:
-            torch._foreach_sub_(group["params"], [p.grad.sign() for p in group["params"]], alpha=group["lr"])
+            torch._foreach_sub_(
+                group["params"], [p.grad.sign() for p in group["params"]], alpha=group["lr"]
+            )
 
 
 def normed(inputs, outputs):  # any network

@@ -44,6 +44,21 @@ def test_version_and_list() -> None:
         assert alias in shown.output
 
 
+def test_the_command_line_and_python_mean_the_same_run(tmp_path: Path) -> None:
+    options = ("--seeds", "1", "--steps", "40", "--window", "20", "--study", str(tmp_path))
+    done = call("run", PROBLEM, "sgd", *options, "--task-length", "20", "--engine", "eager")
+    assert done.exit_code == 0, done.output
+    with Ledger.open(tmp_path, create=False) as ledger:
+        [run] = ledger.runs()
+        spec = RunSpec(PROBLEM, "sgd", {}, 0, 40, {"task_length": 20})
+        assert (run.key, run.spec) == (spec.key, spec)
+        assert ledger.add([spec]) == (0, 1)
+    same = ("--set", "weight_decay=0", "--task-length", "20", "--dry-run")
+    assert "0 of 1 runs to do" in call("run", PROBLEM, "SGDW", "sgd", *options, *same).output
+    shown = json.loads(call("show", str(tmp_path), "--json").output)
+    assert [row["method"] for row in shown["results"]] == ["sgd"]
+
+
 def test_run_show_and_plot(tmp_path: Path) -> None:
     study = tmp_path / "study"
     arguments = ("run", PROBLEM, "sgd", "upgd", "--seeds", "2", "--steps", "400")

@@ -41,7 +41,7 @@ def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 
     with Ledger.open(study) as ledger:
         ledger.add(demo_module.specs(list(range(seeds)), demo_module.STEPS))
         for claim in ledger.claim("me", 60, limit=100):
-            first, last = levels[claim.spec.method]
+            first, last = levels[claim.spec.name]
             tasks = claim.spec.steps // demo_module.TASK_LENGTH
             curve = np.linspace(first, last, tasks) + noise.normal(0, 0.002)
             series = {"accuracy": Series(curve, demo_module.TASK_LENGTH)}

@@ -132,8 +132,16 @@ def test_filters(tmp_path: Path) -> None:
         ]
         ledger.add(grid)
         found = [r.spec for r in ledger.runs(problem="a", method="sgd", hyper={"lr": 1})]
-        assert found == [s for s in grid if (s.problem, s.method, s.hyper["lr"]) == ("a", "sgd", 1)]
+        assert found == [s for s in grid if (s.problem, s.name, s.hyper["lr"]) == ("a", "sgd", 1)]
         assert list(ledger.runs(hyper={"sigma": 1})) == []
+        decays = spec(0, problem="c", method="sgdw", hyper={"weight_decay": 0.5})
+        ledger.add([decays])
+        sgd = [s for s in grid if s.method == "sgdw"]
+        assert len(sgd) == 8
+        for name, wanted in {"SGD": sgd, "sgdw": [*sgd, decays], "upgd-w": [], "adam": []}.items():
+            assert [run.spec for run in ledger.runs(method=name)] == wanted, name
+            assert ledger.unfinished({"method": [name]}) == len(wanted)
+        assert ledger.unfinished({"method": []}) == 0
         with pytest.raises(LedgerError, match="unknown state 'finished'"):
             next(ledger.runs(state="finished"))
         where = {"method": "upgd", "seed": [1, 5]}
@@ -169,9 +177,9 @@ def test_csv_round_trip(tmp_path: Path) -> None:
         for row, run in zip(rows, ledger.runs(), strict=True):
             assert RunSpec.from_json(row["spec"]) == run.spec
             assert (row["key"], row["state"], row["method"]) == (
-                *(run.key, run.state, run.spec.method),
+                *(run.key, run.state, run.spec.name),
             )
-            given = {name: row[f"hyper.{name}"] for name in ("lr", "sigma")}
+            given = {k.removeprefix("hyper."): v for k, v in row.items() if "hyper." in k}
             assert {n: float(v) for n, v in given.items() if v} == dict(run.spec.hyper)
         assert (rows[2]["option.batch"], rows[2]["option.restart"]) == ("32", "true")
         assert (rows[0]["summary.accuracy"], rows[1]["summary.accuracy"]) == ("0.0", "")

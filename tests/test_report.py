@@ -107,9 +107,9 @@ def test_rows_are_told_apart_by_what_differs(seed: int) -> None:
 
 def test_best_settings_are_the_largest_area_without_divergence(tmp_path: Path) -> None:
     def accuracy(spec: RunSpec) -> float | None:
-        if spec.method == "m1" and spec.hyper["lr"] == 4 and spec.seed == 0:
+        if spec.name == "m1" and spec.hyper["lr"] == 4 and spec.seed == 0:
             return None  # the largest area, but one seed diverged
-        return spec.hyper["lr"] / 10 if spec.method == "m1" else 0.9 - spec.hyper["lr"] / 10
+        return spec.hyper["lr"] / 10 if spec.name == "m1" else 0.9 - spec.hyper["lr"] / 10
 
     fill(tmp_path, grid(2, 5, 2), accuracy)
     with Ledger.open(tmp_path) as ledger:

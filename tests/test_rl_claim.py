@@ -262,7 +262,7 @@ def test_what_a_study_has_of_agents(tmp_path: Path) -> None:
         ledger.add([*runs, longer, *shorter])
         for claim in ledger.claim("me", 60, limit=100):
             series = {"return": Series(RISING, 20480)}
-            if claim.spec.method == "adam" and claim.spec.seed == 1:
+            if claim.spec.name == "adam" and claim.spec.seed == 1:
                 series = {"return": Series(RISING[:74], 20480)}
                 ledger.diverge(claim, 74 * 20480, Result("ppo-cpu", series=series, wall=1.0))
             else:

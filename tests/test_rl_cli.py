@@ -28,7 +28,7 @@ from upgd.paper.figures import FIGURES
 from upgd.paper.pages import Site
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
-from upgd.rl.runs import plan, specification
+from upgd.rl.runs import PREFIX, plan
 from upgd.rl.study import Curves
 from upgd.rl.workers import Record, WorkerDiedError
 from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError, runner
@@ -62,7 +62,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def specs(seeds: int, steps: int = STEPS) -> list[RunSpec]:
     return [
-        specification(ENV, method, {}, seed, steps, OPTIONS)
+        RunSpec(f"{PREFIX}{ENV}", method, {}, seed, steps, OPTIONS)
         for method in ("adam", "ada-upgd")
         for seed in range(seeds)
     ]
@@ -72,7 +72,7 @@ def series(study: Path) -> dict[tuple[str, str, int], Any]:
     with Ledger.open(study, create=False, read_only=True) as ledger:
         runs = {run.key: run.spec for run in ledger.runs()}
         return {
-            (kept.metric, runs[kept.key].method, runs[kept.key].seed): kept.values
+            (kept.metric, runs[kept.key].name, runs[kept.key].seed): kept.values
             for kept in ledger.each_series()
         }
 
@@ -298,8 +298,8 @@ def test_resume_finishes_runs_of_all_kinds(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
-    wild = specification(ENV, "sgd", {"lr": 1e30}, 0, STEPS, OPTIONS)
-    calm = specification(ENV, "adam", {}, 0, STEPS, OPTIONS)
+    wild = RunSpec(f"{PREFIX}{ENV}", "sgd", {"lr": 1e30}, 0, STEPS, OPTIONS)
+    calm = RunSpec(f"{PREFIX}{ENV}", "adam", {}, 0, STEPS, OPTIONS)
     with Ledger.open(tmp_path) as ledger:
         ledger.add([wild, calm])
         tally = work(ledger, workers=0)
@@ -318,7 +318,7 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
             ledger.add(runs)
         for claim in ledger.claim("me", 60, limit=9):
             returns = np.linspace(0, 2000, 146) + rng.normal(size=146)
-            if claim.spec.method == "adam":
+            if claim.spec.name == "adam":
                 returns[73:] -= np.linspace(0, 1000, 73)
             series = {"return": Series(returns, 20480)}
             ledger.finish(claim, Result("ppo-cpu", series=series, wall=1.0))

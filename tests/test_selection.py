@@ -40,7 +40,7 @@ def winners(ledger: Ledger, **options: Any) -> dict[str, float | None]:
     found = {}
     for ranking in best_sets(ledger, **options):
         best = ranking.winner
-        found[ranking.family.method] = None if best is None else dict(best.hyper)["lr"]
+        found[ranking.name] = None if best is None else dict(best.hyper)["lr"]
     return found
 
 

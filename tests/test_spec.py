@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upgd.optim.registry import METHODS
+from upgd.optim.registry import scalars as scalars_of
 from upgd.study import RULES_VERSION, RunSpec, SpecError
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
@@ -105,12 +107,146 @@ def test_signed_zero_and_booleans() -> None:
 
 
 def test_key_is_the_documented_hash() -> None:
-    spec = RunSpec("digits", "upgd", {"sigma": 0.001, "lr": 1}, 3, 500, {"batch": 32.0})
+    spec = RunSpec("digits", "theirs", {"sigma": 0.001, "lr": 1}, 3, 500, {"batch": 32.0})
     plain = (
-        '{"hyper":{"lr":1.0,"sigma":0.001},"method":"upgd","options":{"batch":32},'
+        '{"hyper":{"lr":1.0,"sigma":0.001},"method":"theirs","options":{"batch":32},'
         f'"problem":"digits","rules":{RULES_VERSION},"seed":3,"steps":500}}'
     )
     assert spec.key == hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+DIGITS = "label-permuted-digits"
+SAME = {
+    "an alias, without defaults and with them": (
+        RunSpec(DIGITS, "sgd"),
+        RunSpec(DIGITS, "sgd", {"lr": 0.01, "weight_decay": 0}),
+    ),
+    "an alias and its row": (
+        RunSpec(DIGITS, "sgd", {"lr": 0.5}),
+        RunSpec(DIGITS, "sgdw", {"lr": 0.5, "weight_decay": 0.0}),
+    ),
+    "upper and lower case": (RunSpec(DIGITS, "UPGD-W"), RunSpec(DIGITS, "upgd-w")),
+    "UPGD-W": (RunSpec(DIGITS, "upgd-w"), RunSpec(DIGITS, "upgd", {"weight_decay": 0.001})),
+    "another name": (RunSpec(DIGITS, "s&p"), RunSpec(DIGITS, "shrink-and-perturb")),
+    "a pair": (
+        RunSpec(DIGITS, "adam", {"betas": (0.5, 0.75)}),
+        RunSpec(DIGITS, "adamw", {"beta1": 0.5, "beta2": 0.75, "weight_decay": 0}),
+    ),
+    "options that change nothing": (
+        RunSpec(DIGITS, "pgd"),
+        RunSpec(
+            *(DIGITS, "pgd"),
+            options={"batch": 1, "restart": False, "held_out": 0, "stride": 0, "window": 2500}
+            | {"task_length": 2500, "hidden": "300-150"},
+        ),
+    ),
+    "a window of one task": (
+        RunSpec(DIGITS, "pgd", options={"task_length": 100}),
+        RunSpec(DIGITS, "pgd", options={"task_length": 100, "window": 100}),
+    ),
+    "an agent": (
+        RunSpec("ppo/Hopper-v5", "Adam"),
+        RunSpec(
+            *("ppo/Hopper-v5", "adamw", {"weight_decay": 0, "lr": 3e-4, "eps": 1e-5}),
+            options={"anneal": True, "hidden": "64-64", "gamma": 0.99, "window": 20_480},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_a_run_has_one_key_however_it_is_written(what: str) -> None:
+    one, other = SAME[what]
+    assert one == other
+    assert (one.key, one.label()) == (other.key, other.label())
+
+
+def test_what_changes_a_run_is_kept() -> None:
+    different = [
+        RunSpec(DIGITS, "pgd", options=options)
+        for options in (
+            {},
+            {"batch": 2},
+            {"restart": True},
+            {"held_out": 1},
+            {"stride": 5},
+            {"window": 100},
+            {"task_length": 100},
+            {"task_length": 100, "window": 2500},
+            {"hidden": "none"},
+            {"hidden": "8"},
+            {"unknown": 0},
+        )
+    ]
+    different += [RunSpec("ppo/X", "pgd", options=o) for o in ({}, {"anneal": False}, {"batch": 1})]
+    different += [
+        RunSpec(DIGITS, "sgdw"),
+        RunSpec(DIGITS, "sgd"),
+        RunSpec(DIGITS, "sgd", {"no": 1}),
+    ]
+    assert len({spec.key for spec in different}) == len(different)
+
+
+@pytest.mark.parametrize("row", METHODS.values(), ids=METHODS)
+def test_every_name_of_a_method_leads_to_its_row(row: Any) -> None:
+    for name in (row.name, *row.aliases):
+        spec = RunSpec(DIGITS, name.upper())
+        assert (spec.method, dict(spec.hyper)) == (row.name, scalars_of(name))
+        assert spec.is_called(name)
+        assert spec.is_called(row.name)
+        if row.aliases.get(name):
+            assert spec.name == name  # people see the alias that they asked for
+        assert RunSpec(DIGITS, spec.name, spec.hyper) == spec
+
+
+def test_what_is_not_registered_stays_as_it_is() -> None:
+    options = {"batch": 1, "window": 2500}
+    spec = RunSpec("Theirs", "Mine", {"lr": 1}, options=options)
+    assert (spec.problem, spec.method, spec.name) == ("Theirs", "Mine", "Mine")
+    assert (dict(spec.hyper), dict(spec.options)) == ({"lr": 1.0}, options)
+    assert dict(RunSpec("Theirs", "sgd", options=options).options) == options
+    assert RunSpec(DIGITS, "Mine", options=options).options == {}
+
+
+def test_what_was_written_does_not_change_with_the_registries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A method that is registered later, another default, a changed source: the same run."""
+    written = RunSpec("p", "mine", {"lr": 0.5}, sources={"method": "0123456789abcdef"}).to_json()
+
+    @dataclass
+    class Mine:
+        name: str = "mine"
+        source: str = "fedcba9876543210"
+        aliases: Any = field(default_factory=dict)
+        defaults: Any = field(default_factory=lambda: {"lr": 0.1, "kappa": 2.0})
+
+    monkeypatch.setitem(METHODS, "mine", Mine())
+    stored = RunSpec.from_json(written)
+    assert stored.to_json() == written
+    assert pickle.loads(pickle.dumps(stored)) == stored
+    new = RunSpec("p", "mine", {"lr": 0.5})
+    assert dict(new.hyper) == {"kappa": 2.0, "lr": 0.5}
+    assert dict(new.sources) == {"method": "fedcba9876543210"}
+    assert new.key != stored.key
+    assert json.loads(new.to_json())["sources"] == {"method": "fedcba9876543210"}
+    assert "sources" not in RunSpec(DIGITS, "sgd").to_json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"hyper": {"betas": (0.9,)}}, "two numbers"),
+        ({"hyper": {"betas": 0.9}}, "two numbers"),
+        ({"hyper": {"betas": (0.9, 0.9), "beta1": 0.9}}, "one of them"),
+        ({"hyper": {"betas": (0.9, "x")}}, "number"),
+        ({"sources": {"weights": "0123"}}, "sources of its method, problem, network"),
+        ({"sources": {"method": 7}}, "name"),
+    ],
+)
+def test_pairs_and_sources_that_are_none(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        RunSpec("p", "adam", **fields)
 
 
 def test_cannot_be_changed() -> None:
@@ -197,7 +333,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
-fields = st.sampled_from(["problem", "method", "hyper", "seed", "steps", "options", "rules", "x"])
+fields = st.sampled_from(
+    ["problem", "method", "hyper", "seed", "steps", "options", "rules", "sources", "x"]
+)
 
 
 @given(st.dictionaries(fields, json_values) | json_values)

@@ -145,6 +145,28 @@ def test_best_sets_share_runs_with_upgd_run(tmp_path: Path, by_hand: list[int]) 
     assert facts["paper"]["set"]["sigma"] == 0.1
 
 
+def test_a_sweep_of_two_names_for_one_row(tmp_path: Path, by_hand: list[int]) -> None:
+    """sgd has λ = 0 and sgdw has not: each is ranked by its own sets."""
+    file = tmp_path / "grid.toml"
+    file.write_text("[all]\nlr = [0.1, 0.01]\n")
+    arguments = ("sweep", PROBLEM, "sgd", "sgdw", *SMALL, "--grid", file, "--study", tmp_path / "s")
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["best"]
+    assert [(row["method"], row["complete"]) for row in found] == [("sgd", 2), ("sgdw", 2)]
+    assert [row["best"]["hyper"] for row in found] == [
+        {"lr": 0.1, "weight_decay": 0.0},
+        {"lr": 0.1, "weight_decay": 0.001},
+    ]
+    for name, complete in {"SGD": 2, "sgdw": 4}.items():
+        best = json.loads(call("best", tmp_path / "s", "--method", name, "--json").stdout)["best"]
+        assert [(row["method"], row["complete"]) for row in best] == [(name.lower(), complete)]
+    halved = json.loads(call(*arguments, "--halving", "2", "--dry-run", "--json").stdout)
+    seeds = len(found[0]["seeds"])
+    assert halved["rungs"] == {"200": {"sgd": 2, "sgdw": 2}, "400": {"sgd": 1, "sgdw": 1}}
+    assert (halved["runs"], halved["to_do"]) == (6 * seeds, 4 * seeds)  # the full ones are done
+
+
 def test_halving_tells_what_it_drops_and_goes_on(tmp_path: Path, by_hand: list[int]) -> None:
     arguments = ("sweep", PROBLEM, "sgdw", *SMALL, "--set", "weight_decay=0", "--halving", "2")
     done = call(*arguments, "--study", tmp_path)
@@ -244,14 +266,14 @@ def test_disk_is_what_a_ledger_takes(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------------- best
 def test_best_shows_the_papers_set_beside(tmp_path: Path) -> None:
-    rows = {("sgd", lr, seed): 1 / lr + seed for lr in (0.1, 0.01) for seed in (0, 1)}
+    rows = {("sgd", lr, seed): 1 / lr + seed for lr in (0.1, 0.02) for seed in (0, 1)}
     rows |= {("sgd", 1.0, 0): 0.1}
     fill(tmp_path, rows, problem="toy-changing-sign", metric="loss").close()
     shown = call("best", tmp_path)
     assert shown.exit_code == 0, shown.output
     assert "2 of 3" in shown.output
     assert "1 set without all seeds" in shown.output
-    assert "not run" in shown.output  # the printed set has no σ
+    assert "not run" in shown.output  # the printed set has another step size
     facts = json.loads(call("best", tmp_path, "--json").stdout)["best"][0]
     assert facts["best"]["mean"] == pytest.approx(10.5)
     assert (facts["complete"], facts["incomplete"]) == (2, 1)

@@ -235,3 +235,53 @@ def test_places_and_values_belong_together(name: str, values: tuple[float, ...])
         assert axis.start <= place <= axis.high
         assert axis.value(place) == value
     assert axis.place(1e6 if name != "beta1" else 0.99) is None
+
+
+# ------------------------------------------------------------- names of one row of the registry
+def test_names_of_one_row_have_their_own_sets_and_share_runs(tmp_path: Path) -> None:
+    """sgd is sgdw with λ = 0: each ranks what it was asked for, and no run is done twice."""
+    sets = {
+        "sgd": [{"lr": float(n)} for n in range(1, 10)],
+        "sgdw": [{"lr": float(n), "weight_decay": d} for n in range(1, 10) for d in (0.0, 0.5)],
+    }
+    plan = Sweep("digits", sets, (0, 1), STEPS)
+
+    def value(spec: RunSpec) -> float:
+        return by_step_size(spec) + spec.hyper["weight_decay"] / 100
+
+    with Ledger.open(tmp_path) as ledger:
+        rungs = run_halving(ledger, plan, value)
+        hypers = {method: [dict(c.hyper) for c in rungs[-1].kept[method]] for method in sets}
+        assert hypers["sgd"] == [{"lr": 9.0, "weight_decay": 0.0}]
+        assert hypers["sgdw"][0] == {"lr": 9.0, "weight_decay": 0.5}
+        assert [len(rungs[0].sets[method]) for method in sets] == [9, 18]
+        runs = list(ledger.runs())
+        assert sum(run.spec.steps == 100 for run in runs) == 2 * 18  # those of sgd are among them
+        ranking = plan.ranking(runs, "sgd", plan.hypers()["sgd"], 100)
+        assert len(ranking.complete) == 9
+        assert ranking.name == "sgd"
+        assert plan.ranking(runs, "sgdw", plan.hypers()["sgdw"], 100).name == "sgdw"
+
+
+@pytest.mark.parametrize(("asked", "there"), [("sgd", "sgdw"), ("sgdw", "sgd")])
+def test_nothing_waits_for_runs_that_are_there_by_another_name(
+    tmp_path: Path, asked: str, there: str
+) -> None:
+    sets = [{"lr": float(n), "weight_decay": 0.0} for n in range(9)]
+    done, plan = (Sweep("digits", {m: sets}, (0, 1), STEPS) for m in (there, asked))
+    with Ledger.open(tmp_path) as ledger:
+        first = run_halving(ledger, done, by_step_size)
+        count = sum(ledger.counts().values())
+        again = halving.rungs(ledger, plan, 3, 100)
+        assert again[-1].over
+        assert [alive(rung, asked) for rung in again] == [alive(rung, there) for rung in first]
+        assert sum(ledger.counts().values()) == count
+
+
+def test_a_set_counts_that_another_name_would_mean(tmp_path: Path) -> None:
+    """Of upgd-w, one with λ = 0, which people call upgd."""
+    plan = Sweep("digits", {"upgd-w": [{"weight_decay": 0.0}, {"lr": 0.5}]}, (0,), STEPS)
+    with Ledger.open(tmp_path) as ledger:
+        [rung] = run_halving(ledger, plan, by_step_size)
+        assert [dict(c.hyper)["weight_decay"] for c in rung.kept["upgd-w"]] == [0.001, 0.0]
+        assert {run.spec.name for run in ledger.runs()} == {"upgd", "upgd-w"}

@@ -49,7 +49,7 @@ def best(
         check_output(plot)
     found = Study(study).best(
         problem or None,
-        {name.lower() for name in method} if method else None,
+        method or None,
         seed_list(seeds) if seeds else None,
         whole("steps", steps) if steps else None,
     )
@@ -83,7 +83,7 @@ def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
             counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
         options = "" if alike else pairs(dict(ranking.family.options))
         told = pairs(dict(winner.hyper)) if winner else _why_none(ranking)
-        table.add_row(ranking.family.method, f"{told} {options}".strip(), counts, _value(winner))
+        table.add_row(ranking.name, f"{told} {options}".strip(), counts, _value(winner))
         printed = printed_set(ranking)
         if printed is not None:
             here = ranking.find(printed)
@@ -139,7 +139,7 @@ def _facts(ranking: Ranking) -> dict[str, Any]:
     family, winner, printed = ranking.family, ranking.winner, printed_set(ranking)
     facts: dict[str, Any] = {
         "problem": family.problem,
-        "method": family.method,
+        "method": ranking.name,
         "steps": family.steps,
         "options": dict(family.options),
         "metric": ranking.metric,
@@ -176,7 +176,7 @@ def _draw(found: Sequence[Ranking], path: Path) -> list[Path]:
 
 
 def _name(ranking: Ranking, among: Sequence[Ranking]) -> str:
-    method = ranking.family.method
-    if sum(other.family.method == method for other in among) == 1:
+    method = ranking.name
+    if sum(other.name == method for other in among) == 1:
         return method
     return f"{method} {pairs(dict(ranking.family.options))}".strip()

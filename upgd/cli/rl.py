@@ -18,9 +18,10 @@ from upgd.cli.show import show_table
 from upgd.lab.study import Study
 from upgd.optim.registry import scalars
 from upgd.rl.environments import RLError, Spaces, make
-from upgd.rl.runs import canonical, parse_settings, specification
+from upgd.rl.runs import PREFIX, parse_settings
 from upgd.rl.study import newest_environments
 from upgd.study import RunSpec
+from upgd.study.canonical import proper_name
 from upgd.study.forecast import forecast_lines
 from upgd.text import count
 
@@ -92,12 +93,13 @@ def rl(
     arms = _arms(optimizers, settings or [])
     length = whole("steps", steps)
     names = dict.fromkeys(make(name)[1].name for name in environments)
-    specs = [
-        specification(name, method, hyper, seed, length, options)
+    every = (
+        RunSpec(f"{PREFIX}{name}", method, hyper, seed, length, options)
         for name in names
         for method, hyper in arms
         for seed in seed_list(seeds)
-    ]
+    )
+    specs = list(dict.fromkeys(every))  # two names may mean the same run
     mine = open_study(
         study,
         quiet=quiet,
@@ -124,15 +126,15 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     """The methods and their hyperparameters."""
     found: list[Arm] = []
     used: set[str] = set()
-    check_once("--set", map(_canonical, settings))
+    check_once("--set", map(_of_one_name, settings))
     for text in filter(None, (part.strip() for part in optimizers.split(","))):
         method, *own = text.split(":")
-        name = canonical(method)
+        name = proper_name(method)
         known = scalars(name)
         hyper: dict[str, float] = {}
         for setting in sorted(settings, key=lambda each: ":" in each):  # a method's own last
             whose, _, rest = setting.rpartition(":")
-            if whose and canonical(whose) != name:
+            if whose and proper_name(whose) != name:
                 continue
             key, value = _pair(rest, setting)
             if key in known:
@@ -156,9 +158,9 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     return found
 
 
-def _canonical(setting: str) -> str:
+def _of_one_name(setting: str) -> str:
     whose, colon, rest = setting.rpartition(":")
-    return f"{canonical(whose)}:{rest}" if colon else rest
+    return f"{proper_name(whose)}:{rest}" if colon else rest
 
 
 def _pair(text: str, whole_text: str) -> tuple[str, float]:

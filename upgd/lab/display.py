@@ -125,6 +125,6 @@ def _what(progress: Progress) -> str:
     spec, together = progress.spec, 1 + len(progress.others)
     noun = kind_of(spec.problem).noun
     if noun == "run" and together == 1:
-        return f"{spec.method} seed {spec.seed}"
+        return f"{spec.name} seed {spec.seed}"
     where = f"{spec.problem.partition('/')[2]}: " if "/" in spec.problem else ""
     return f"{where}{count(together, noun)} at step {progress.step}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from upgd.lab.sweeping import PlannedSweep
-from upgd.study import Ledger, Run, RunSpec, forecast, halving
-from upgd.study.ledger import NAME
+from upgd.study import Run, RunSpec, forecast, halving
 from upgd.study.options import Options
 from upgd.study.search import Space
 from upgd.study.selection import Family
@@ -44,14 +42,6 @@ class Amount:
         self.steps += left * steps
 
 
-def known_runs(folder: Path, problem: str | None = None) -> list[Run]:
-    """The runs of a study, of one problem or all; none where there is no study yet."""
-    if not (folder / NAME).exists():
-        return []
-    with Ledger.open(folder, create=False, read_only=True) as ledger:
-        return list(ledger.runs(problem=problem))
-
-
 def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
     """All sets at full length."""
     amount, over = Amount(_sizes(plan)), over_keys(known)
@@ -63,10 +53,11 @@ def whole_amount(plan: Sweep, known: Iterable[Run]) -> Amount:
 def halving_amount(plan: Sweep, known: Iterable[Run], eta: int, window: int) -> Amount:
     """The rungs; which sets will reach the later ones is not known yet, only how many."""
     amount, over = Amount(_sizes(plan), rungs=halving.schedule(plan, eta, window)), over_keys(known)
+    hypers = plan.hypers()
     for steps, sizes in amount.rungs.items():
-        done = Counter(spec.method for spec in plan.specs(steps) if spec.key in over)
         for method, size in sizes.items():
-            amount.add(size * len(plan.seeds), done[method], steps)
+            specs = plan.specs(steps, {method: hypers[method]})
+            amount.add(size * len(plan.seeds), sum(spec.key in over for spec in specs), steps)
     return amount
 
 
@@ -78,7 +69,7 @@ def search_amount(
     runs = [run for run in known if run.state in OVER and run.spec.seed in plan.seeds]
     for method, space in spaces.items():
         family = plan.family(method)
-        mine = [tuple(run.spec.hyper.items()) for run in runs if Family.of(run) == family]
+        mine = [tuple(run.spec.hyper.items()) for run in runs if Family.of(run.spec) == family]
         amount.add(sets * len(plan.seeds), len(space.searched(mine)), plan.steps)
     return amount
 
@@ -104,7 +95,8 @@ def outlook(
         known: The runs of the study.
     """
     sweep = planned.sweep
-    runs = [run for run in known if run.spec.method in sweep.sets]
+    rows = {sweep.family(name).method for name in sweep.sets}
+    runs = [run for run in known if run.spec.method in rows]
     if planned.halving:
         amount = halving_amount(sweep, runs, planned.halving, planned.window)
     elif planned.search:

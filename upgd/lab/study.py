@@ -130,11 +130,12 @@ class Study:
         options, hyper = split_settings(settings)
         sets = grids.settings(_names(methods), hyper, row.name if best else "")
         length = row.steps if steps is None else steps
-        specs = [
+        every = (
             RunSpec(row.name, name, values, seed, length, options)
             for name, values in sets.items()
             for seed in seed_numbers(seeds)
-        ]
+        )
+        specs = list(dict.fromkeys(every))  # two names may mean the same run
         self.check(specs)
         return specs
 
@@ -275,7 +276,7 @@ class Study:
         with self.read() as ledger:
             found = best_sets(ledger, problem, methods, seeds, steps)
             if not found:
-                have = {f"{r.family.problem} {r.family.method}" for r in best_sets(ledger)}
+                have = {f"{r.family.problem} {r.name}" for r in best_sets(ledger)}
                 raise ValueError(
                     f"no such run in {self.folder}; there are {', '.join(sorted(have)) or 'none'}"
                 )
@@ -498,7 +499,7 @@ def _names(methods: Methods) -> list[str]:
 def _run_rows(ledger: Ledger) -> Iterable[dict[str, Any]]:
     for run in ledger.runs():
         spec = run.spec
-        row: dict[str, Any] = {"key": run.key, "problem": spec.problem, "method": spec.method}
+        row: dict[str, Any] = {"key": run.key, "problem": spec.problem, "method": spec.name}
         row |= {"seed": spec.seed, "steps": spec.steps, "state": run.state}
         row |= {**spec.hyper, **spec.options}
         yield row | (dict(run.result.summary) if run.result is not None else {})
@@ -510,7 +511,7 @@ def _series_rows(ledger: Ledger, metric: str) -> Iterable[dict[str, Any]]:
         spec = specs[series.key]
         for number, value in enumerate(series.values.tolist(), 1):
             row: dict[str, Any] = {"key": series.key, "problem": spec.problem}
-            row |= {"method": spec.method}
+            row |= {"method": spec.name}
             row |= {"seed": spec.seed, "samples": number * series.window, metric: value}
             yield row
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from upgd.lab import grids
 from upgd.paper.grids import each_set
 from upgd.streams import Problem
-from upgd.study import Ledger, RunSpec, Scalar
+from upgd.study import Ledger, Run, RunSpec, Scalar
 from upgd.study import halving as halvings
 from upgd.study import search as searches
 from upgd.study.execution import Tally
 from upgd.study.learners import at_a_time
 from upgd.study.options import Options
 from upgd.study.prepare import prepare
-from upgd.study.selection import Candidate, Hyper, Ranking, best_sets
+from upgd.study.selection import Candidate, Hyper, Ranking, longest
 from upgd.study.sweeps import Sweep
 from upgd.text import count, pairs
 
@@ -26,7 +26,7 @@ SHOWN = 10
 """Dropped sets that are listed one by one."""
 ROUNDS = 4
 """Of a search, at least: sets that are proposed together do not learn from each other."""
-Run = Callable[[Sequence[RunSpec]], Tally]
+Work = Callable[[Sequence[RunSpec]], Tally]
 """Does runs, all of them."""
 Say = Callable[[str], None]
 
@@ -49,7 +49,7 @@ class PlannedSweep:
     search: int | None
     window: int
 
-    def execute(self, ledger: Ledger, options: Options, run: Run, say: Say) -> Tally:
+    def execute(self, ledger: Ledger, options: Options, run: Work, say: Say) -> Tally:
         """Do all runs of the sweep; what the study has already is not run again."""
         if self.halving:
             return self._halve(ledger, run, say)
@@ -57,21 +57,40 @@ class PlannedSweep:
             return self._search(ledger, options, run, say)
         return run(self.sweep.specs())
 
+    def own_runs(self, runs: Iterable[Run]) -> dict[str, list[Run]]:
+        """By name that was asked for, the runs of its sets, of whatever length.
+
+        Names may stand for the same row of the registry, as sgd and sgdw do. Of a search, sets
+        are those that lie in its space.
+        """
+        every, found = list(runs), dict[str, list[Run]]()
+        for name, hypers in self.sweep.hypers().items():
+            row, own, space = self.sweep.family(name).method, set(hypers), self.spaces.get(name)
+            mine = ((run, tuple(run.spec.hyper.items())) for run in every if run.spec.method == row)
+            found[name] = [
+                run
+                for run, hyper in mine
+                if (hyper in own if space is None else space.places(hyper) is not None)
+            ]
+        return found
+
     def keys(self, ledger: Ledger) -> set[str]:
         """The runs of the sweep that there are, of whatever length."""
-        return {
-            run.key
-            for run in ledger.runs(problem=self.sweep.problem)
-            if run.spec.method in self.sweep.sets and run.spec.seed in self.sweep.seeds
-        }
+        own = self.own_runs(ledger.runs(problem=self.sweep.problem))
+        seeds = self.sweep.seeds
+        return {run.key for some in own.values() for run in some if run.spec.seed in seeds}
 
     def rankings(self, ledger: Ledger) -> list[Ranking]:
-        """The order of each method's sets."""
-        sweep = self.sweep
-        found = best_sets(ledger, sweep.problem, sweep.sets, sweep.seeds)
-        return [r for r in found if r.family == sweep.family(r.family.method)]
+        """How the sets of each name rank that was asked for."""
+        own = self.own_runs(ledger.runs(problem=self.sweep.problem))
+        return [
+            replace(ranking, requested=name)
+            for name, mine in own.items()
+            for ranking in longest(mine, self.sweep.seeds)
+            if ranking.family == self.sweep.family(name)
+        ]
 
-    def _halve(self, ledger: Ledger, run: Run, say: Say) -> Tally:
+    def _halve(self, ledger: Ledger, run: Work, say: Say) -> Tally:
         """Rung by rung; what each one drops is said once."""
         assert self.halving is not None
         tally, told = Tally(), 0
@@ -90,7 +109,7 @@ class PlannedSweep:
             say(f"rung {told + 1} of {of}, {rungs[-1].steps} steps: {sizes}")
             tally = tally + run(halvings.specs_of(sweep, rungs[-1]))
 
-    def _search(self, ledger: Ledger, options: Options, run: Run, say: Say) -> Tally:
+    def _search(self, ledger: Ledger, options: Options, run: Work, say: Say) -> Tally:
         """Propose, run, and again, until every method has so many sets."""
         assert self.search is not None
         tally, sweep, spaces, sets = Tally(), self.sweep, self.spaces, self.search
@@ -98,11 +117,11 @@ class PlannedSweep:
         together = max(1, min(fill // (len(sweep.seeds) * len(spaces)), sets // ROUNDS))
         while chosen := searches.next_sets(ledger, sweep, spaces, sets, together):
             tally = tally + run(sweep.specs(sets=chosen))
-            for ranking in best_sets(ledger, sweep.problem, chosen, sweep.seeds, sweep.steps):
-                best, name = ranking.winner, ranking.family.method
-                if best is not None and ranking.family == sweep.family(name):
+            for ranking in self.rankings(ledger):
+                best = ranking.winner
+                if best is not None and ranking.requested in chosen:
                     known, where = count(len(ranking.complete), "set"), pairs(dict(best.hyper))
-                    say(f"{name}: {known}, best {best.value:.4f} at {where}")
+                    say(f"{ranking.name}: {known}, best {best.value:.4f} at {where}")
         return tally
 
 
@@ -143,8 +162,9 @@ def plan_sweep(
         steps,
         run_options,
     )
-    spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
+    spaces: dict[str, searches.Space] = {}
     if search:
+        spaces = {name: searches.Space.around(mine) for name, mine in axes.items()}
         searches.check(spaces)
     [first, *_] = sweep.specs()
     setting = prepare(first, options.data_dir, options.here).setting

@@ -73,7 +73,7 @@ class Rankings:
         best: dict[str, dict[str, float]] = {}
         for ranking in self.found:
             if ranking.winner is not None:
-                best.setdefault(ranking.family.method, dict(ranking.winner.hyper))
+                best.setdefault(ranking.name, dict(ranking.winner.hyper))
         return best
 
     def cells(self) -> list[list[str]]:
@@ -87,7 +87,7 @@ class Rankings:
                 interval = "" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]"
                 shown = [pairs(dict(winner.hyper)), f"{mean:.4f}{interval}"]
             sets = str(len(ranking.complete))
-            found.append([family.problem, family.method, shown[0], sets, ranking.metric, shown[1]])
+            found.append([family.problem, ranking.name, shown[0], sets, ranking.metric, shown[1]])
         return found
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from upgd.paper.found import Found, Sets, read
 from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
 from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best
 from upgd.rl.ppo import Settings
-from upgd.rl.runs import ITERATIONS, PREFIX, specification
+from upgd.rl.runs import ITERATIONS, PREFIX
 from upgd.streams import get as get_problem
 from upgd.study import RunSpec
 
@@ -294,11 +294,11 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
     AdaUPGD is as the paper prints it: Adam's α, β₁, β₂ and ε, σ = 0.001, no decay. The authors'
     script multiplies its step by two and decays weights, which amounts to another α and a λ.
     """
-    name = f"{environment}-{VERSION}"
     trace = 0.9 if environment.startswith("Humanoid") else 0.999
 
     def arm(key: str, title: str, method: str, hyper: Set) -> Arm:
-        return Arm(key, title, method, dict(specification(name, method, hyper, 0, 1).hyper))
+        spec = RunSpec(f"{PREFIX}{environment}-{VERSION}", method, hyper)
+        return Arm(key, title, spec.method, dict(spec.hyper))
 
     upgd = {"sigma": 0.001, "beta_utility": trace}
     authors = {**upgd, "lr": 6e-4, "weight_decay": 5e-4}

@@ -17,10 +17,11 @@ from typing import Any
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
-from upgd.rl.runs import PREFIX, specification
+from upgd.rl.runs import PREFIX
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
-from upgd.study import Run, write_atomically
+from upgd.study import Run, RunSpec, write_atomically
+from upgd.study.canonical import display_name
 from upgd.study.kinds import kind_of
 from upgd.text import ranges
 
@@ -256,9 +257,10 @@ def _listed(seeds: Sequence[int]) -> str:
 
 def _optimizer(arm: Arm) -> str:
     """A method with its non-default hyperparameters, as an argument of ``upgd rl``."""
-    usual = specification("", arm.method, {}, 0, 1).hyper
+    called = display_name(arm.method, arm.hyper)
+    usual = RunSpec(PREFIX, called).hyper
     own = [f":{name}={value!r}" for name, value in arm.hyper.items() if value != usual[name]]
-    return arm.method + "".join(own)
+    return called + "".join(own)
 
 
 def _where(parts: Sequence[Part]) -> list[str]:

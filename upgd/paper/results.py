@@ -93,15 +93,16 @@ def find(
     measure (:data:`MEASURING`) are ignored: a run without them lacks those series, and one with
     more of them is preferred. Seeds of searches do not count: they were used to choose the sets.
     """
+    firsts = {arm: spec for arm, [spec] in experiment.specs(seeds=1).items()}
     known = {
-        _learner(arm.method, arm.hyper, {**experiment.options, **arm.options}): arm.name
+        _learner(firsts[arm.name]): arm.name
         for arm in reversed(experiment.arms)  # of equal arms, keep the first
     }
     found: dict[int, dict[tuple[str, int], Found]] = {}
     for ledger in ledgers:
         for run in ledger.runs(problem=experiment.problem):
             spec = run.spec
-            arm = known.get(_learner(spec.method, spec.hyper, spec.options))
+            arm = known.get(_learner(spec))
             if arm is None or run.result is None or spec.seed in SEEDS_OF_SEARCHES:
                 continue
             same = found.setdefault(spec.steps, {})
@@ -143,8 +144,7 @@ def lacking(specs: Sequence[RunSpec], known: Iterable[Run]) -> list[RunSpec]:
 
 
 def _task(spec: RunSpec) -> Any:
-    learner = _learner(spec.method, spec.hyper, spec.options)
-    return spec.problem, spec.seed, spec.steps, *learner
+    return spec.problem, spec.seed, spec.steps, *_learner(spec)
 
 
 def _measures(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -214,11 +214,10 @@ def _windows(run: Run, window: int) -> int | None:
     return None if end is None else (end - 1) // window
 
 
-def _learner(method: str, hyper: Mapping[str, float], options: Mapping[str, Any]) -> Any:
+def _learner(spec: RunSpec) -> Any:
     """The identity of a run without its seed and length."""
-    rest = {name: value for name, value in options.items() if name not in MEASURING}
-    numbers = {name: float(value) for name, value in hyper.items()}
-    return method, tuple(sorted(numbers.items())), tuple(sorted(rest.items()))
+    rest = tuple((name, value) for name, value in spec.options.items() if name not in MEASURING)
+    return spec.method, tuple(spec.hyper.items()), rest, tuple(spec.sources.items())
 
 
 # ------------------------------------------------------------------------------ tables

@@ -232,7 +232,7 @@ def _shows_seeds(lines: Mapping[int, Line]) -> bool:
 # ---------------------------------------------------------------------------- sections
 def _summary(report: Report) -> str:
     runs = [run for section in report.sections for arm in section.arms for run in arm.runs]
-    methods = len({run.spec.method for run in runs})
+    methods = len({run.spec.name for run in runs})
     several = f"{methods} method" + ("s" if methods > 1 else "")
     problems = list(dict.fromkeys(section.problem for section in report.sections))
     where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"

@@ -38,7 +38,7 @@ def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None
     """
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
-        have = {(run.spec.problem, run.spec.method) for run in ledger.runs()}
+        have = {(run.spec.problem, run.spec.name) for run in ledger.runs()}
         names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
         raise ValueError(
             f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"
@@ -58,7 +58,7 @@ def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
 def setting(spec: RunSpec) -> Group:
     """The group of a run: everything but its seed."""
     hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
-    return Group(spec.problem, spec.method, hyper, spec.steps, options)
+    return Group(spec.problem, spec.name, hyper, spec.steps, options)
 
 
 def names(keys: Iterable[Group]) -> dict[Group, str]:

@@ -11,9 +11,9 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from upgd.engine.dense import Learner
-from upgd.optim.registry import get, scalars
 from upgd.rl.environments import RLError
 from upgd.rl.ppo import DEFAULTS, Settings, learner
+from upgd.study.canonical import Usual
 from upgd.study.errors import SpecError
 from upgd.study.prepare import arguments
 from upgd.study.spec import RunSpec, Scalar
@@ -46,16 +46,6 @@ class Plan:
         return self.steps // self.settings.steps
 
 
-def is_rl(problem: str) -> bool:
-    """Whether a problem is an environment.
-
-    Example:
-        >>> is_rl("ppo/Hopper-v5"), is_rl("input-permuted-mnist")
-        (True, False)
-    """
-    return problem.startswith(PREFIX)
-
-
 def plan(spec: RunSpec) -> Plan:
     """What a specification describes.
 
@@ -69,7 +59,7 @@ def plan(spec: RunSpec) -> Plan:
         >>> found.environment, found.window, found.iterations
         ('Hopper-v5', 20480, 488)
     """
-    if not is_rl(spec.problem):
+    if not spec.problem.startswith(PREFIX):
         raise SpecError(f"{spec.problem} is no environment of reinforcement learning")
     options = dict(spec.options)
     window = options.pop("window", None)
@@ -111,43 +101,19 @@ def agent(spec: RunSpec) -> Learner:
         raise SpecError(str(error.args[0])) from error
 
 
-def specification(
-    environment: str,
-    method: str,
-    hyper: Mapping[str, float],
-    seed: int,
-    steps: int,
-    options: Mapping[str, Scalar] | None = None,
-) -> RunSpec:
-    """A run's specification: one name per method, all hyperparameters, no option that changes none.
+def usual(options: Mapping[str, Scalar]) -> Usual:
+    """What agents do unless they are told otherwise.
 
     Example:
-        >>> spec = specification("Hopper-v5", "AdaUPGD", {"lr": 6e-4}, 0, 10_000, {"anneal": True})
+        >>> from upgd.study import RunSpec
+        >>> spec = RunSpec("ppo/Hopper-v5", "AdaUPGD", {"lr": 6e-4}, options={"anneal": True})
         >>> spec.method, spec.hyper["eps"], dict(spec.options)
         ('ada-upgd', 1e-05, {})
     """
-    name = canonical(method)
-    defaults = scalars(name)
-    own = {key: value for key, value in DEFAULTS.items() if key in defaults}
-    usual = {field.name: _plain(field.default) for field in fields(Settings)}
-    kept = {
-        key: value
-        for key, value in (options or {}).items()
-        if key not in usual or usual[key] != value
-    }
-    return RunSpec(PREFIX + environment, name, {**defaults, **own, **hyper}, seed, steps, kept)
-
-
-def canonical(method: str) -> str:
-    """A method's name; one of those that change defaults is a name of its own.
-
-    Example:
-        >>> canonical("AdaUPGD"), canonical("Adam")
-        ('ada-upgd', 'adam')
-    """
-    row, _ = get(method)
-    name = method.lower()
-    return name if row.aliases.get(name) else row.name
+    settings = {field.name: _plain(field.default) for field in fields(Settings)}
+    steps = options.get("steps", settings["steps"])
+    window = {"window": ITERATIONS * steps} if isinstance(steps, int) else {}
+    return Usual({**settings, **window}, DEFAULTS)
 
 
 def parse_settings(given: Iterable[str]) -> dict[str, Scalar]:

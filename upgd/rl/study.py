@@ -18,8 +18,9 @@ from upgd.engine.dense_cpu import cores
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import environment_id, known_environments, make
-from upgd.rl.runs import PREFIX, Plan, agent, plan
+from upgd.rl.runs import PREFIX, Plan, agent, plan, usual
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
+from upgd.study.canonical import Usual
 from upgd.study.checkpoints import Checkpoint
 from upgd.study.errors import StudyError
 from upgd.study.execution import LONGEST_LOSS, Execution, Progress, Recorder, Reporter
@@ -27,7 +28,7 @@ from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.learners import device_name
 from upgd.study.options import Options
 from upgd.study.records import Result
-from upgd.study.spec import RunSpec
+from upgd.study.spec import RunSpec, Scalar
 from upgd.study.versions import OF_AGENTS
 
 RECENT = 10
@@ -47,6 +48,9 @@ class Agents(Kind):
     lock_step = False
     packages = OF_AGENTS
     diverged_counts = True
+
+    def usual(self, problem: str, options: Mapping[str, Scalar]) -> Usual:
+        return usual(options)
 
     def check(self, spec: RunSpec, options: Options) -> None:
         plan(spec)
@@ -328,7 +332,7 @@ class AgentsExecution(Execution):
         for member in self._active:
             if member.recent:
                 mean = float(np.mean(member.recent))
-                latest.setdefault(f"return {member.spec.method}", []).append(mean)
+                latest.setdefault(f"return {member.spec.name}", []).append(mean)
         means = {name: float(np.mean(values)) for name, values in latest.items()}
         return Progress(specs[0], self._group.step, rate, means, specs[1:])
 

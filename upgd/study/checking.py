@@ -56,7 +56,7 @@ def check_study(folder: Path) -> Findings:
     """
     found = Findings()
     try:
-        database = Database(folder / NAME, create=False, read_only=True)
+        database = Database(folder / NAME, create=False, as_it_is=True)
     except DamagedError as error:
         found.ledger.append(error.what)
         return found
@@ -112,6 +112,15 @@ def _runs(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
             mine = (series or {}).get(row.key, [])
             found.series += len(mine)
             yield from run_faults(database, row, mine)
+    keys.update(former_keys(database))
+
+
+def former_keys(database: Database) -> set[str]:
+    """Keys under which runs were known before; a checkpoint of one may have been left behind."""
+    with database.read() as db:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        rows = db.execute("SELECT key FROM former") if "former" in tables else ()
+        return {key for (key,) in rows}
 
 
 def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:

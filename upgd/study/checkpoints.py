@@ -7,7 +7,6 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.study import crash
-from upgd.study.errors import CheckpointError, LedgerError, StudyError
-from upgd.study.files import cannot_write, remove_partial, replace_file
-from upgd.study.ledger import Ledger
+from upgd.study.errors import CheckpointError, StudyError
+from upgd.study.files import cannot_write, replace_file
 
 META = "__meta__"
 FORMAT = "upgd-checkpoint"
@@ -182,9 +180,13 @@ def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 
 
 # ------------------------------------------------------------------------ of a study
-def checkpoints(ledger: Ledger) -> Path:
-    """The folder where a study's checkpoints lie."""
-    folder = ledger.path.parent / "checkpoints"
+def checkpoints(study: Path) -> Path:
+    """The folder with the checkpoints of a study; made if it is missing.
+
+    Raises:
+        StudyError: It cannot be made.
+    """
+    folder = study / "checkpoints"
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -193,28 +195,18 @@ def checkpoints(ledger: Ledger) -> Path:
     return folder
 
 
-def kept_checkpoints(ledger: Ledger) -> dict[str, Path]:
+def kept_checkpoints(study: Path) -> dict[str, Path]:
     """All that there are, by the keys of their runs."""
-    return {path.stem: path for path in checkpoints(ledger).glob("*.npz")}
+    return {path.stem: path for path in checkpoints(study).glob("*.npz")}
 
 
-def checkpoint_path(ledger: Ledger, key: str) -> Path:
+def checkpoint_path(study: Path, key: str) -> Path:
     """Where a run's checkpoint lies, if it has one."""
-    return checkpoints(ledger) / f"{key}.npz"
+    return checkpoints(study) / f"{key}.npz"
 
 
-def forget(ledger: Ledger, key: str) -> None:
-    """Remove a run's checkpoint: it is over."""
+def forget(study: Path, key: str) -> None:
+    """Remove the checkpoint of a run that is over."""
     crash.point("forget: before removal")
-    checkpoint_path(ledger, key).unlink(missing_ok=True)
+    checkpoint_path(study, key).unlink(missing_ok=True)
     crash.point("forget: after removal")
-
-
-def tidy(ledger: Ledger) -> None:
-    """Remove what killed processes left: checkpoints of runs that are over, half-written files."""
-    folder = checkpoints(ledger)
-    remove_partial(folder)
-    for file in folder.glob("*.npz"):
-        with suppress(LedgerError):  # a file that is not ours
-            if ledger.get(file.stem).result is not None:
-                file.unlink(missing_ok=True)

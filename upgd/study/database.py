@@ -18,7 +18,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from upgd.study import crash, disks, schema
-from upgd.study.errors import DamagedError, LedgerError
+from upgd.study.checkpoints import load_checkpoint, save_checkpoint
+from upgd.study.errors import CheckpointError, DamagedError, LedgerError
 
 MAGIC = b"SQLite format 3\0"
 BUSY_SECONDS = 30.0
@@ -41,15 +42,23 @@ class Database:
         create: Whether to make it where there is none.
         exclusive: Keep other processes out and do without the write-ahead log, which makes
             network disks safe.
-        read_only: Write nothing at all, so that a read-only folder can be read.
+        read_only: Write nothing at all, so that a read-only folder can be read. A ledger of an
+            older version is copied to memory and upgraded there.
+        as_it_is: Read only, without upgrading anything.
 
     Raises:
         LedgerError: If the file cannot be opened, is no ledger, or is one of a newer version.
     """
 
     def __init__(
-        self, path: Path, create: bool = True, exclusive: bool = False, read_only: bool = False
+        self,
+        path: Path,
+        create: bool = True,
+        exclusive: bool = False,
+        read_only: bool = False,
+        as_it_is: bool = False,
     ) -> None:
+        read_only = read_only or as_it_is
         self.path = path
         self.checksums = True
         """Whether rows have checksums; those of an older version have none while read only."""
@@ -71,6 +80,8 @@ class Database:
                         f"{path} is of an older version of upgd and cannot be upgraded while read "
                         "only; open it once for writing ('upgd resume')"
                     )
+                if self._version() < schema.CANONICAL and not as_it_is:
+                    connection = self._connection = _upgraded_copy(connection)
                 connection.execute("PRAGMA query_only=ON")
                 return
             self._configure(exclusive)
@@ -255,6 +266,11 @@ class Database:
         with self.write("migrate") as db:
             version = self._version()  # again: another process may have been faster
             upgrade(db, version)
+            folder = self.path.parent / "checkpoints"
+            left = copy_checkpoints(db, folder) if 0 < version < schema.CANONICAL else []
+        for file in left:
+            file.unlink(missing_ok=True)
+            crash.point("migrate: after removal")
 
 
 def connect(target: str, uri: bool = False, seconds: float | None = None) -> sqlite3.Connection:
@@ -282,6 +298,48 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
                 db.execute(statement)
             crash.point("migrate: after statement")
         db.execute(f"PRAGMA user_version={number}")
+
+
+def _upgraded_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """A ledger in memory, up to date; the one that it is copied from is closed."""
+    copy = connect(":memory:")
+    try:
+        connection.backup(copy)
+        copy.execute("BEGIN")
+        upgrade(copy, int(copy.execute("PRAGMA user_version").fetchone()[0]))
+        copy.execute("COMMIT")
+    except BaseException:
+        copy.close()
+        raise
+    connection.close()
+    return copy
+
+
+def copy_checkpoints(db: sqlite3.Connection, folder: Path) -> list[Path]:
+    """Copy the checkpoints of runs that have other keys now; returns those that can be removed.
+
+    The originals stay until the keys are on disk: a process that is killed before has changed
+    nothing, and one that is killed later leaves files that nobody reads.
+    """
+    query = """
+        SELECT former.key, run, state FROM former JOIN runs ON runs.key = run
+        ORDER BY former.rowid
+    """
+    left: list[Path] = []
+    for old, new, state in db.execute(query).fetchall():
+        source, target = folder / f"{old}.npz", folder / f"{new}.npz"
+        if not source.is_file():
+            continue
+        left.append(source)
+        if state in ("done", "diverged") or target.is_file():
+            continue
+        try:
+            arrays, facts = load_checkpoint(source)
+            facts["stack"]["run"] = new
+        except (CheckpointError, LookupError, TypeError):
+            continue  # the run starts over, as it would have
+        save_checkpoint(target, arrays, facts)
+    return left
 
 
 def _text(content: bytes) -> str:

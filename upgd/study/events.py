@@ -65,13 +65,13 @@ def place(spec: RunSpec) -> Path:
     """The folder of a run's event file.
 
     Example:
-        >>> place(RunSpec("digits", "s&p", {"lr": 0.1, "sigma": 1}, 3, 500)).as_posix()
-        'digits/s_p-87ab0256/lr=0.1,sigma=1/500-steps-seed-3'
+        >>> place(RunSpec("digits", "r&d", {"lr": 0.1, "sigma": 1}, 3, 500)).as_posix()
+        'digits/r_d-dacc7c16/lr=0.1,sigma=1/500-steps-seed-3'
     """
     hyper = [f"{name}={_exact(value)}" for name, value in spec.hyper.items()]
     options = [f"{name}={value}" for name, value in spec.options.items()]
     last = f"{spec.steps}-steps-seed-{spec.seed}"
-    parts = [_safe(p) for p in (spec.problem, spec.method, ",".join(hyper + options) or "set")]
+    parts = [_safe(p) for p in (spec.problem, spec.name, ",".join(hyper + options) or "set")]
     return Path(*parts, last)
 
 

@@ -25,7 +25,8 @@ def runs_csv(runs: Iterable[Run], target: Target) -> int:
 
     Hyperparameters, options and final metrics have a column each, called ``hyper.lr``,
     ``option.batch``, ``summary.accuracy``; a cell is empty where a run has no such value. Numbers
-    are written exactly. The last column, ``spec``, is the whole specification as JSON.
+    are written exactly. Methods are called as people call them; the last column, ``spec``, is the
+    whole specification as JSON.
 
     Args:
         runs: What to write.
@@ -58,7 +59,7 @@ def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None =
         for key, metric, window, values in ledger.each_series(metrics):
             if key in specs:  # not one that was added meanwhile
                 spec = specs[key]
-                start = _line([key, spec.problem, spec.method, spec.seed, metric])[:-1]
+                start = _line([key, spec.problem, spec.name, spec.seed, metric])[:-1]
                 count += len(values)
                 yield "".join(f"{start},{i * window},{v!s}\n" for i, v in enumerate(values, 1))
 
@@ -69,7 +70,7 @@ def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None =
 def _row(run: Run) -> dict[str, Any]:
     spec, result = run.spec, run.result
     row = {name: getattr(run if hasattr(run, name) else spec, name) for name in FIRST}
-    row["spec"] = spec.to_json()
+    row |= {"method": spec.name, "spec": spec.to_json()}
     row.update({f"hyper.{name}": value for name, value in spec.hyper.items()})
     row.update({f"option.{name}": _cell(value) for name, value in spec.options.items()})
     if result is not None:

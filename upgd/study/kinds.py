@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from upgd.engine import memory
+from upgd.study.canonical import KINDS, Usual
 from upgd.study.execution import Execution, Reporter
 from upgd.study.options import Options
-from upgd.study.spec import RunSpec
+from upgd.study.spec import RunSpec, Scalar
 
-KINDS = {"ppo/": "upgd.rl.study"}
-"""By the prefix of a problem's name, the module whose ``KIND`` it is; all others are learners."""
 LEARNERS = "upgd.study.learners"
 
 
@@ -140,8 +139,8 @@ class Kind:
         """Begin some runs and time them."""
         raise NotImplementedError
 
-    def canonical(self, problem: str, method: str, hyper: Any, options: Any) -> Any:
-        """A specification's parts in the one form that decides its key."""
+    def usual(self, problem: str, options: Mapping[str, Scalar]) -> Usual:
+        """What its runs do unless they are told otherwise."""
         raise NotImplementedError
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.study import crash, export, queries
+from upgd.study.canonical import proper_name
 from upgd.study.checksums import checksum
 from upgd.study.database import Database, damaged
 from upgd.study.errors import LeaseLostError, LedgerError
@@ -140,7 +141,8 @@ class Ledger:
             owner: Who asks; see :func:`owner_name`.
             lease_seconds: How long the claim holds without a heartbeat.
             limit: How many runs to take at most.
-            where: Restricts problem, method, seed, steps or key to a value or to several.
+            where: Restricts problem, method (by name or alias), seed, steps or key to a value or
+                to several.
 
         Returns:
             The claims; fewer than `limit`, or none, where there is no more to do.
@@ -346,7 +348,7 @@ class Ledger:
             DamagedError: A damaged index hides some of them, so that no claim would find them.
         """
         accepts = _acceptance(where or {})
-        columns = ", ".join(FILTERS)
+        columns = ", ".join((*FILTERS, "spec"))
         with self._database.read() as db:
             cursor = db.cursor()
             cursor.row_factory = sqlite3.Row
@@ -390,7 +392,7 @@ class Ledger:
 
         Args:
             problem: Only this problem's.
-            method: Only this method's.
+            method: Only this method's: all of a row of the registry, or those that bear an alias.
             state: Only those in this state.
             hyper: Only those with these values of hyperparameters, among others.
         """
@@ -402,7 +404,7 @@ class Ledger:
                 yield run
 
     def get(self, key: str) -> Run:
-        """The run with this key.
+        """The run with this key, or with the one that it had in an older version's ledger.
 
         Raises:
             LedgerError: If there is none.
@@ -499,7 +501,12 @@ def _acceptance(where: Where) -> Callable[[sqlite3.Row], bool]:
         if name not in FILTERS:
             raise LedgerError(f"cannot choose runs by {name!r}; choose by {', '.join(FILTERS)}")
         allowed[name] = frozenset([value] if isinstance(value, str | int) else value)
-    return lambda row: all(row[name] in values for name, values in allowed.items())
+    named = "method" in allowed
+    methods = frozenset(map(proper_name, allowed.pop("method", ())))
+    return lambda row: (
+        all(row[name] in values for name, values in allowed.items())
+        and not (named and methods.isdisjoint(queries.names(row["method"], row["spec"])))
+    )
 
 
 def _few_keys(where: Where, limit: int) -> list[str] | None:

@@ -44,7 +44,7 @@ class Pending:
         """Read from the ledger what is left to do."""
         groups: dict[Any, Group] = {}
         suspects = self._ledger.suspects()
-        kept = kept_checkpoints(self._ledger)
+        kept = kept_checkpoints(self._ledger.path.parent)
         for spec in self._ledger.claimable(self._where):
             found = self._kind.group(spec, self._options)
             if found is None:
@@ -106,7 +106,7 @@ def restarts(
         options: How they will be executed.
         here: Whether this process will; the devices of other machines are not known.
     """
-    kept = kept_checkpoints(ledger)
+    kept = kept_checkpoints(ledger.path.parent)
     found = Counter[tuple[str, str]]()
     for spec in ledger.claimable(where) if kept else ():
         with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # no use

@@ -13,11 +13,9 @@ from upgd.engine import EagerRun, Setting
 from upgd.optim.registry import get as get_method
 from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
+from upgd.study.canonical import NO_LAYERS as NO_LAYERS
 from upgd.study.errors import SpecError
 from upgd.study.spec import RunSpec, Scalar
-
-NO_LAYERS = "none"
-"""What the option ``hidden`` is called for a network from inputs to outputs."""
 
 
 def prepare(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.study import schema
+from upgd.study.canonical import display_name, proper_name
 from upgd.study.checksums import checksum
 from upgd.study.database import Database, damaged
 from upgd.study.records import Result, Run, from_blob, from_summary
@@ -166,16 +167,29 @@ def sound_rows(database: Database, results: bool = False) -> Iterator[Row]:
 
 
 # ------------------------------------------------------------------------------------ runs
-def select_runs(database: Database, **equal: str | None) -> Iterator[Run]:
-    """Runs whose columns have these values.
+def select_runs(
+    database: Database, method: str | None = None, **equal: str | None
+) -> Iterator[Run]:
+    """Runs of a method, by its name or an alias, whose columns have these values.
 
     Raises:
         DamagedError: One of them, or its result, does not match its checksum.
     """
     wanted = [(schema.RUN.index(name), value) for name, value in equal.items() if value is not None]
+    called = None if method is None else proper_name(method)
     for row in sound_rows(database, results=True):
-        if all(row.run[place] == value for place, value in wanted):
+        if all(row.run[place] == value for place, value in wanted) and (
+            called is None or called in names(row.run[4], row.run[1])
+        ):
             yield as_run(database, row)
+
+
+def names(method: str, spec: str) -> tuple[str, str]:
+    """The names by which a run can be chosen: that of its row, and what people call it."""
+    try:
+        return method, display_name(method, json.loads(spec)["hyper"])
+    except (ValueError, LookupError, TypeError):  # damaged, which others tell
+        return method, method
 
 
 def read_run(database: Database, key: str) -> Run | None:
@@ -185,10 +199,13 @@ def read_run(database: Database, key: str) -> Run | None:
 
 
 def read_row(database: Database, key: str) -> Row | None:
-    """The run with this key, if there is one, held against its checksum."""
-    query = columns(database, results=True).replace(" NOT INDEXED", "")
+    """The run with this key, now or before, if there is one, held against its checksum."""
+    query = f"{columns(database, results=True)} WHERE runs.key = ?".replace(" NOT INDEXED", "")
     with database.read() as db:
-        cells = db.execute(f"{query} WHERE runs.key = ?", (key,)).fetchone()
+        cells = db.execute(query, (key,)).fetchone()
+        if cells is None:
+            known = db.execute("SELECT run FROM former WHERE key = ?", (key,)).fetchone()
+            cells = None if known is None else db.execute(query, known).fetchone()
     row = None if cells is None else as_row(cells)
     if row is not None and (fault := row.fault()):
         raise damaged(database.path, fault)
@@ -292,7 +309,10 @@ def all_metrics(database: Database) -> list[str]:
 
 # ------------------------------------------------------------------------------------ parts
 class Part(NamedTuple):
-    """Runs of one problem and method in one state: how many, and their steps in all."""
+    """Runs of one problem and method in one state: how many, and their steps in all.
+
+    Here and below, methods are called as people call them (:attr:`RunSpec.name`).
+    """
 
     problem: str
     method: str
@@ -323,7 +343,8 @@ def count_parts(database: Database) -> list[Part]:
     """All runs, counted, in the order in which methods were added."""
     found: dict[tuple[str, str, str], tuple[int, int]] = {}
     for row in sound_rows(database):
-        _, _, _, problem, method, _, steps, state, _, _ = row.run
+        _, spec, _, problem, method, _, steps, state, _, _ = row.run
+        method = names(method, spec)[1]
         runs, total = found.get((problem, method, state), (0, 0))
         found[problem, method, state] = runs + 1, total + steps
     return [Part(*name, *counted) for name, counted in found.items()]
@@ -332,27 +353,27 @@ def count_parts(database: Database) -> list[Part]:
 def select_under_way(database: Database, now: float) -> list[UnderWay]:
     """The runs that are under way, those that nobody holds any more too."""
     query = """
-        SELECT runs.key, problem, method, steps, coalesce(expires > ?, 0)
+        SELECT runs.key, problem, method, spec, steps, coalesce(expires > ?, 0)
         FROM runs LEFT JOIN leases ON leases.key = runs.key WHERE state = 'running'
     """
     with database.read() as db:
         rows = db.execute(query, (now,)).fetchall()
     return [
-        UnderWay(key, problem, method, steps, bool(held))
-        for key, problem, method, steps, held in rows
+        UnderWay(key, problem, names(method, spec)[1], steps, bool(held))
+        for key, problem, method, spec, steps, held in rows
     ]
 
 
 def recent_paces(database: Database) -> dict[tuple[str, str], float]:
     """By problem and method, steps per second of a run among the last ones that finished."""
     query = f"""
-        SELECT problem, method, steps / wall FROM results JOIN runs ON runs.key = results.key
+        SELECT problem, method, spec, steps / wall FROM results JOIN runs ON runs.key = results.key
         WHERE wall > 0 AND diverged_at IS NULL ORDER BY finished DESC LIMIT {PAGE}
     """
     found: dict[tuple[str, str], list[float]] = {}
     with database.read() as db:
-        for problem, method, pace in db.execute(query):
-            found.setdefault((problem, method), []).append(pace)
+        for problem, method, spec, pace in db.execute(query):
+            found.setdefault((problem, names(method, spec)[1]), []).append(pace)
     return {name: float(np.median(paces[: PAGE // 20])) for name, paces in found.items()}
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from upgd.study import crash, schema
 from upgd.study.checking import Findings, spec_cells
 from upgd.study.checksums import checksum
-from upgd.study.database import ERRORS, connect, explain, upgrade
+from upgd.study.database import ERRORS, connect, copy_checkpoints, explain, upgrade
 from upgd.study.errors import DamagedError, SpecError
 from upgd.study.files import write_atomically
 from upgd.study.ledger import NAME
@@ -60,14 +60,22 @@ def repair_study(folder: Path, findings: Findings) -> Repair:
             old.execute("PRAGMA journal_mode=DELETE")
             old.execute("BEGIN EXCLUSIVE")
             old.execute("COMMIT")
+            version = int(old.execute("PRAGMA user_version").fetchone()[0])
             upgrade(new, 0)
             repair = _salvage(old, new)
+            left: list[Path] = []
+            if version < schema.CANONICAL:
+                schema.canonicalise(new)
+                left = copy_checkpoints(new, folder / "checkpoints")
             repair.copy = _copy_aside(path)
             crash.point("repair: before commit")
             new.backup(old)
             crash.point("repair: after commit")
     except ERRORS as error:
         raise _hopeless(path, explain(error, path)) from error
+    for file in left:
+        if file not in findings.checkpoints:
+            file.unlink(missing_ok=True)
     for file in findings.checkpoints:
         file.rename(file.with_name(f"{file.name}.damaged"))
     return repair
@@ -128,6 +136,11 @@ def _salvage(old: sqlite3.Connection, new: sqlite3.Connection) -> Repair:
             for one in _one(old, "series", schema.SERIES, number)
         ]
         _take_over(new, row, [one[1:] for one in mine], repair)
+    with suppress(sqlite3.Error):  # an older version has none
+        former = old.execute("SELECT key, run FROM former").fetchall()
+        new.executemany(
+            "INSERT INTO former VALUES (?, ?)", [pair for pair in former if pair[1] in known]
+        )
     new.execute("UPDATE totals SET runs = ?", (len(known),))
     new.execute("COMMIT")
     repair.lost = None

@@ -29,11 +29,11 @@ from upgd.study.checkpoints import (
     forget,
     kept_checkpoints,
     save_packed,
-    tidy,
 )
-from upgd.study.errors import CheckpointError, LeaseLostError, StudyError
+from upgd.study.errors import CheckpointError, LeaseLostError, LedgerError, StudyError
 from upgd.study.execution import Progress, Tally
 from upgd.study.extensions import carried
+from upgd.study.files import remove_partial
 from upgd.study.kinds import Group, Kind, Room, kind_of
 from upgd.study.learners import EAGER, together
 from upgd.study.ledger import SUSPECT, Ledger
@@ -217,6 +217,16 @@ def at_work(ledger: Ledger, owner: str, where: Where | None) -> Iterator[None]:
             raise
 
 
+def tidy(ledger: Ledger) -> None:
+    """Remove what killed processes left: checkpoints of runs that are over, partial files."""
+    folder = checkpoints(ledger.path.parent)
+    remove_partial(folder)
+    for file in folder.glob("*.npz"):
+        with suppress(LedgerError):  # a file that is not ours
+            if ledger.get(file.stem).result is not None:
+                file.unlink(missing_ok=True)
+
+
 def evict_departed(ledger: Ledger) -> None:
     """Free the runs of processes that died."""
     for dead in departed(ledger.path.parent / "workers"):
@@ -238,7 +248,7 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
     """
     made = Counter[tuple[tuple[str, str], ...]]()
     here: dict[str, str] = {}
-    kept = kept_checkpoints(ledger)
+    kept = kept_checkpoints(ledger.path.parent)
     for spec in ledger.claimable(where) if kept else ():
         with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or no use
             stack = dict(checkpoint_facts(kept[spec.key])["stack"])
@@ -250,7 +260,7 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
         now = ", ".join(f"{name} {here[name]}" for name, _ in others)
         raise StudyError(
             f"{count} run{'s have' if count > 1 else ' has'} been begun with {then}, and here is "
-            f"{now}: continue with those versions, or remove {checkpoints(ledger)} to restart"
+            f"{now}: continue with those versions, or remove {checkpoints(ledger.path.parent)} to restart"
         )
 
 
@@ -266,7 +276,7 @@ def settle(ledger: Ledger, results: Sequence[tuple[Claim, Result]], tally: Tally
             tally.done += 1
         else:
             tally.diverged += 1
-        forget(ledger, key)
+        forget(ledger.path.parent, key)
 
 
 @contextmanager
@@ -499,7 +509,9 @@ class Runner:
             self.say(f"{runs} in another stack than before, where sums may be rounded otherwise")
         found = {key: saved[key] for key in hand.left}
         known = {key: content for key, content in found.items() if content is not None}
-        folder = checkpoints(self.ledger) if isinstance(self.pool, ThisProcess) else None
+        folder = (
+            checkpoints(self.ledger.path.parent) if isinstance(self.pool, ThisProcess) else None
+        )
         self.pool.start(worker, Job(specs, first.engine, self.options, known, folder))
 
     def _facts(self, content: bytes | Path | None, engine: str) -> Mapping[str, Any]:
@@ -511,7 +523,7 @@ class Runner:
         return {}
 
     def _saved(self, claim: Claim) -> bytes | Path | None:
-        path = checkpoint_path(self.ledger, claim.spec.key)
+        path = checkpoint_path(self.ledger.path.parent, claim.spec.key)
         if self.pool.shares_files:
             return path if path.exists() else None
         try:
@@ -574,7 +586,7 @@ class Runner:
         claim = hand.left.get(event.key)
         if claim is not None and event.key in self.held:
             if event.content is not None:
-                save_packed(checkpoint_path(self.ledger, event.key), event.content)
+                save_packed(checkpoint_path(self.ledger.path.parent, event.key), event.content)
             self.kept[event.key] = claim
             self.deaths.pop(event.key, None)
             hand.kept = True

@@ -10,8 +10,10 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable
+from typing import Any
 
 from upgd.study.checksums import checksum
+from upgd.study.old_specs import canonical_json
 
 APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLite databases
 
@@ -24,6 +26,7 @@ RESULT = (
 """Those of a result; ``contents`` has the checksums of its series by metric, as JSON."""
 SERIES = ("key", "metric", "window", "data")
 """Those of a series."""
+Cells = tuple[Any, ...]
 
 
 def _add_checksums(db: sqlite3.Connection) -> None:
@@ -44,10 +47,89 @@ def _add_checksums(db: sqlite3.Connection) -> None:
 
 def is_key_of(key: object, spec: object) -> bool:
     """Whether a key is that of a specification's JSON."""
-    return (
-        isinstance(spec, str)
-        and key == hashlib.sha256(spec.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return isinstance(spec, str) and key == key_of(spec)
+
+
+def key_of(spec: str) -> str:
+    """The key of a specification's JSON."""
+    return hashlib.sha256(spec.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def canonicalise(db: sqlite3.Connection) -> None:
+    """Bring all runs to their canonical specifications and keys; those that become one are merged.
+
+    Of several, one with a result stays, a finished one first, else the one that got furthest. Rows
+    that do not match their checksums are left as they are: they stay damaged.
+    """
+    db.execute("PRAGMA defer_foreign_keys=ON")
+    query = f"SELECT {', '.join(RUN)}, checksum FROM runs ORDER BY id"
+    alike: dict[str, list[tuple[Cells, str]]] = {}
+    damaged: set[str] = set()
+    for *run, known in db.execute(query).fetchall():
+        try:
+            sound = checksum("run", *run) == known and is_key_of(run[0], run[1])
+            spec = canonical_json(run[1]) if sound else ""
+        except ValueError:
+            sound = False
+        if sound:
+            alike.setdefault(key_of(spec), []).append((tuple(run), spec))
+        else:
+            damaged.add(str(run[0]))
+    for key, found in alike.items():
+        if key not in damaged and [run[0] for run, _ in found] != [key]:
+            _merge(db, key, found[0][1], [run for run, _ in found])
+
+
+def _merge(db: sqlite3.Connection, key: str, spec: str, runs: list[Cells]) -> None:
+    """Make several rows of one run a single one, under its canonical key."""
+    kept = min(runs, key=lambda run: _rank(db, run))
+    for run in runs:
+        if run is not kept:
+            for table in ("leases", "series", "results", "runs"):
+                db.execute(f"DELETE FROM {table} WHERE key = ?", run[:1])
+            db.execute("UPDATE totals SET runs = runs - 1")
+    cells = dict(zip(RUN, kept, strict=True))
+    cells |= {"key": key, "spec": spec, "method": json.loads(spec)["method"]}
+    db.execute(
+        "UPDATE runs SET key = ?, spec = ?, method = ?, checksum = ? WHERE key = ?",
+        (key, spec, cells["method"], checksum("run", *cells.values()), kept[0]),
     )
+    _rename_result(db, kept[0], key)
+    db.execute("UPDATE leases SET key = ? WHERE key = ?", (key, kept[0]))
+    former = [(run[0], key) for run in (kept, *runs) if run[0] != key]
+    db.executemany("INSERT OR IGNORE INTO former VALUES (?, ?)", former)
+
+
+def _rank(db: sqlite3.Connection, run: Cells) -> tuple[bool, int, int]:
+    """Which of several rows of one run stays: the least."""
+    key, state, attempts = run[0], run[7], run[8]
+    query = f"SELECT {', '.join(RESULT)}, checksum FROM results WHERE key = ?"
+    found = db.execute(query, (key,)).fetchone()
+    whole = found is not None and checksum("result", *found[:-1]) == found[-1]
+    order = ("done", "diverged", "running", "pending", "failed")
+    return not whole, order.index(state), -attempts
+
+
+def _rename_result(db: sqlite3.Connection, old: str, new: str) -> None:
+    """Give a result and its series another key; checksums that were wrong stay wrong."""
+    query = f"SELECT {', '.join(RESULT)}, checksum FROM results WHERE key = ?"
+    found = db.execute(query, (old,)).fetchone()
+    if found is None:
+        return
+    *result, known = found
+    if checksum("result", *result) == known:
+        contents: dict[str, str] = json.loads(result[-1])
+        series = f"SELECT {', '.join(SERIES)} FROM series WHERE key = ?"
+        for _, metric, *rest in db.execute(series, (old,)):
+            if contents.get(metric) == checksum("series", old, metric, *rest):
+                contents[metric] = checksum("series", new, metric, *rest)
+        result = [new, *result[1:-1], json.dumps(contents, sort_keys=True)]
+        known = checksum("result", *result)
+    db.execute(
+        "UPDATE results SET key = ?, contents = ?, checksum = ? WHERE key = ?",
+        (new, result[-1], known, old),
+    )
+    db.execute("UPDATE series SET key = ? WHERE key = ?", (new, old))
 
 
 Step = str | Callable[[sqlite3.Connection], None]
@@ -118,10 +200,23 @@ MIGRATIONS: list[tuple[Step, ...]] = [
         "CREATE TABLE totals (runs INTEGER NOT NULL)",
         _add_checksums,
     ),
+    # Canonical specifications, and under which keys runs were known before.
+    (
+        """
+        CREATE TABLE former (
+            key TEXT PRIMARY KEY,
+            run TEXT NOT NULL REFERENCES runs (key)
+        )
+        """,
+        canonicalise,
+    ),
 ]
 
 CHECKSUMS = 4
 """The version from which on there are checksums; older ones have them once they are upgraded."""
+
+CANONICAL = 5
+"""The version from which on specifications are canonical; older ones are read from a copy."""
 
 READABLE = 1
 """The oldest version whose results can be read as they are, without bringing it up to date."""

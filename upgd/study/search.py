@@ -156,8 +156,8 @@ def next_sets(
     found: dict[str, list[Hyper]] = {}
     for method, space in spaces.items():
         family = sweep.family(method)
-        every = ledger.runs(problem=sweep.problem, method=method)
-        runs = [run for run in every if Family.of(run) == family and run.spec.seed in sweep.seeds]
+        every = ledger.runs(problem=sweep.problem, method=family.method)
+        runs = [r for r in every if Family.of(r.spec) == family and r.spec.seed in sweep.seeds]
         known = list(dict.fromkeys(tuple(run.spec.hyper.items()) for run in runs))
         searched = space.searched(known)
         over = {run.key for run in runs if run.state in OVER}

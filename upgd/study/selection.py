@@ -22,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from upgd.metrics import Interval, mean_interval
+from upgd.study.canonical import display_name
 from upgd.study.ledger import Ledger
 from upgd.study.records import Run
-from upgd.study.spec import Scalar
+from upgd.study.spec import RunSpec, Scalar
 
 LARGER = ("accuracy", "return")
 """Metrics of which more is better, the first that is known first; else methods have a loss."""
@@ -40,12 +41,13 @@ class Family(NamedTuple):
     steps: int
     options: tuple[tuple[str, Scalar], ...]
     rules: int
+    sources: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, run: Run) -> Family:
-        """The family of a run."""
-        spec = run.spec
-        return cls(spec.problem, spec.method, spec.steps, tuple(spec.options.items()), spec.rules)
+    def of(cls, spec: RunSpec) -> Family:
+        """The family of a run; its method is a row of the registry."""
+        options, sources = tuple(spec.options.items()), tuple(spec.sources.items())
+        return cls(spec.problem, spec.method, spec.steps, options, spec.rules, sources)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Ranking:
         complete: The sets that have them all, best first.
         incomplete: The others, in the order of their hyperparameters.
         dropped: How many further sets there are in shorter runs alone, as halving leaves them.
+        requested: The name by which somebody asked for them, if so.
     """
 
     family: Family
@@ -96,6 +99,14 @@ class Ranking:
     complete: tuple[Candidate, ...]
     incomplete: tuple[Candidate, ...]
     dropped: int = 0
+    requested: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call the method: as they asked for it, else an alias that means all sets."""
+        every = (*self.complete, *self.incomplete)
+        names = {display_name(self.family.method, dict(one.hyper)) for one in every}
+        return self.requested or (names.pop() if len(names) == 1 else self.family.method)
 
     @property
     def winner(self) -> Candidate | None:
@@ -126,7 +137,7 @@ def rankings(
     for run in runs:
         hyper = tuple(run.spec.hyper.items())
         if sets is None or hyper in sets:
-            by_set = families.setdefault(Family.of(run), {})
+            by_set = families.setdefault(Family.of(run.spec), {})
             by_set.setdefault(hyper, {})[run.spec.seed] = run
     return {family: _rank(family, by_set, seeds) for family, by_set in families.items()}
 
@@ -143,20 +154,26 @@ def best_sets(
     Args:
         ledger: The study's.
         problem: Only this one.
-        methods: Only these.
+        methods: Only these: names of rows, or aliases, which mean the sets that bear them.
         seeds: Those that each set must have; by default all that its family has.
         steps: Runs of this length instead of the longest.
     """
     runs = (
         run
         for run in ledger.runs(problem=problem)
-        if (methods is None or run.spec.method in methods)
+        if (methods is None or any(map(run.spec.is_called, methods)))
         and (steps is None or run.spec.steps == steps)
-        and (seeds is None or run.spec.seed in seeds)
     )
+    return longest(runs, seeds)
+
+
+def longest(runs: Iterable[Run], seeds: Collection[int] | None = None) -> list[Ranking]:
+    """Per problem, method and options the ranking of the longest runs; see :func:`rankings`."""
     alike: dict[tuple[object, ...], list[Ranking]] = {}
-    for family, ranking in rankings(runs, seeds).items():
-        alike.setdefault((family.problem, family.method, family.options), []).append(ranking)
+    chosen = (run for run in runs if seeds is None or run.spec.seed in seeds)
+    for family, ranking in rankings(chosen, seeds).items():
+        key = (family.problem, family.method, family.options, family.sources)
+        alike.setdefault(key, []).append(ranking)
     return [_longest(found) for found in alike.values()]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from upgd.study.canonical import canonical, display_name, proper_name
 from upgd.study.errors import SpecError
 
 RULES_VERSION = 2
@@ -21,6 +22,8 @@ Scalar: TypeAlias = str | int | float | bool | None
 """What JSON can hold without nesting."""
 
 LIMIT = 2**63  # what SQLite's integers hold
+SOURCES = ("method", "problem", "network")
+"""Of what a run may have code that is not part of upgd."""
 MEASURING = frozenset({"stride", "held_out"})
 """Options that change what is measured and nothing else."""
 
@@ -30,24 +33,28 @@ class RunSpec:
     """One run: the same specification gives the same result on the same engine and device.
 
     Values are brought to one form: hyperparameters are floats sorted by name, -0.0 is 0.0, and an
-    option that is a whole number is an int. Specifications are equal where their JSON is.
+    option that is a whole number is an int. A method of the registry has its own name there and all
+    of its hyperparameters, and a problem's options that change nothing are left out
+    (:mod:`upgd.study.canonical`). Specifications are equal where their JSON is.
 
     Attributes:
         problem: Name of the stream, such as ``"input-permuted-mnist"``.
-        method: Name of the method, such as ``"upgd"``.
-        hyper: The method's hyperparameters.
+        method: Name of the method, such as ``"upgd"``, or an alias.
+        hyper: The method's hyperparameters, or some of them; ``betas`` may be given as a pair.
         seed: From 0 to 2⁶³ - 1.
         steps: How many samples (or batches) the learner sees; at least 1.
         options: Anything else that changes the result, such as the batch size.
         rules: The rules and randomness that the run was specified for.
+        sources: Digests of the method, problem or network where they are not part of upgd: those of
+            the registries; what is given counts for names that are not registered here.
 
     Raises:
         SpecError: If a value has the wrong type or is out of its range.
 
-    >>> spec = RunSpec("digits", "upgd", {"sigma": 0.001, "lr": 1}, seed=3, steps=500)
+    >>> spec = RunSpec("digits", "SGD", {"lr": 1}, seed=3, steps=500)
     >>> print(spec.label())
-    digits upgd lr=1.0 sigma=0.001 seed=3 steps=500
-    >>> spec == RunSpec("digits", "upgd", {"lr": 1.0, "sigma": 1e-3}, seed=3, steps=500)
+    digits sgd lr=1.0 weight_decay=0.0 seed=3 steps=500
+    >>> spec == RunSpec("digits", "sgdw", {"weight_decay": 0, "lr": 1.0}, seed=3, steps=500)
     True
     >>> spec.key == RunSpec.from_json(spec.to_json()).key
     True
@@ -60,25 +67,52 @@ class RunSpec:
     steps: int = 1
     options: Mapping[str, Scalar] = field(default_factory=dict)
     rules: int = RULES_VERSION
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            "problem": _name("problem", self.problem),
-            "method": _name("method", self.method),
-            "hyper": _mapping("hyper", self.hyper, _hyperparameter),
-            "seed": _integer("seed", self.seed, 0),
-            "steps": _integer("steps", self.steps, 1),
-            "options": _mapping("options", self.options, _option),
-            "rules": _integer("rules", self.rules, 1),
-        }
-        for name, value in checked.items():
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        checked = _checked(given | {"hyper": _without_pair(given["hyper"])})
+        form = canonical(*(checked[name] for name in ("problem", "method", "hyper", "options")))
+        sources = {**checked["sources"], **form.sources}
+        self._fill(
+            checked
+            | {
+                "method": form.method,
+                "hyper": _sorted(form.hyper),
+                "options": _sorted(form.options),
+                "sources": _sorted({what: digest for what, digest in sources.items() if digest}),
+            }
+        )
+
+    def _fill(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @cached_property
     def _json(self) -> str:
         content = {f.name: getattr(self, f.name) for f in fields(self)}
-        content.update(hyper=dict(self.hyper), options=dict(self.options))
+        content.update({name: dict(content[name]) for name in ("hyper", "options", "sources")})
+        if not self.sources:
+            del content["sources"]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @cached_property
+    def name(self) -> str:
+        """What people call the method: an alias where the hyperparameters are what it means.
+
+        >>> RunSpec("digits", "adamw", {"weight_decay": 0}).name
+        'adam'
+        """
+        return display_name(self.method, self.hyper)
+
+    def is_called(self, name: str) -> bool:
+        """Whether a method's name means this run: that of its row does, an alias may.
+
+        >>> spec = RunSpec("digits", "sgdw", {"weight_decay": 0.1})
+        >>> spec.is_called("SGDW"), spec.is_called("sgd")
+        (True, False)
+        """
+        return proper_name(name) in (self.method, self.name)
 
     @cached_property
     def key(self) -> str:
@@ -93,14 +127,17 @@ class RunSpec:
     def to_json(self) -> str:
         """The canonical JSON: ASCII, sorted keys, no spaces.
 
-        >>> RunSpec("digits", "sgd", {"lr": 0.1}).to_json()[:42]
-        '{"hyper":{"lr":0.1},"method":"sgd","option'
+        >>> RunSpec("digits", "theirs", {"lr": 0.1}).to_json()[:40]
+        '{"hyper":{"lr":0.1},"method":"theirs","o'
         """
         return self._json
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Read what :meth:`to_json` wrote, or a person.
+        """Read what :meth:`to_json` wrote.
+
+        The run stays the one that was written, whatever the registries say by now: nothing is
+        filled in.
 
         Raises:
             SpecError: If the text is not JSON, or not the JSON of a run.
@@ -109,7 +146,7 @@ class RunSpec:
         Traceback (most recent call last):
         ...
         upgd.study.errors.SpecError: a run has no field 'methd'; its fields are problem, method, \
-hyper, seed, steps, options, rules
+hyper, seed, steps, options, rules, sources
         """
         try:
             content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -127,13 +164,15 @@ hyper, seed, steps, options, rules
         for name in ("problem", "method"):
             if name not in content:
                 raise SpecError(f"a run needs the field {name!r}")
-        return cls(**content)
+        spec = object.__new__(cls)
+        spec._fill(_checked({**_DEFAULTS, **content}))
+        return spec
 
     def label(self) -> str:
         """The run in one line for people."""
         numbers = (*self.hyper.items(), ("seed", self.seed), ("steps", self.steps))
         pairs = (*numbers, *self.options.items())
-        return " ".join([self.problem, self.method, *(f"{name}={value}" for name, value in pairs)])
+        return " ".join([self.problem, self.name, *(f"{name}={value}" for name, value in pairs)])
 
     def __eq__(self, other: object) -> bool:
         return self._json == other._json if isinstance(other, RunSpec) else NotImplemented
@@ -143,6 +182,38 @@ hyper, seed, steps, options, rules
 
     def __reduce__(self) -> tuple[Callable[[str], RunSpec], tuple[str]]:
         return RunSpec.from_json, (self._json,)  # read-only mappings do not travel by themselves
+
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"hyper": {}, "seed": 0, "steps": 1, "options": {}, "rules": RULES_VERSION, "sources": {}}
+)
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run's fields in one form each."""
+    return {
+        "problem": _name("problem", given["problem"]),
+        "method": _name("method", given["method"]),
+        "hyper": _mapping("hyper", given["hyper"], _hyperparameter),
+        "seed": _integer("seed", given["seed"], 0),
+        "steps": _integer("steps", given["steps"], 1),
+        "options": _mapping("options", given["options"], _option),
+        "rules": _integer("rules", given["rules"], 1),
+        "sources": _mapping("sources", given["sources"], _source),
+    }
+
+
+def _without_pair(hyper: object) -> object:
+    """Hyperparameters with ``beta1`` and ``beta2`` in place of a pair ``betas``."""
+    if not isinstance(hyper, Mapping) or "betas" not in hyper:
+        return hyper
+    betas = hyper["betas"]
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise SpecError(f"hyper 'betas' must be two numbers, not {_show(betas)}")
+    if "beta1" in hyper or "beta2" in hyper:
+        raise SpecError("hyper has betas besides beta1 or beta2; give one of them")
+    rest = {name: value for name, value in hyper.items() if name != "betas"}
+    return {**rest, "beta1": betas[0], "beta2": betas[1]}
 
 
 def _show(value: object) -> str:
@@ -214,6 +285,17 @@ def _option(what: str, value: object) -> Scalar:
         number = _finite(what, value)
         return int(number) if number.is_integer() and abs(number) < LIMIT else number
     raise SpecError(f"{what} must be text, a number, true, false or null, not {_show(value)}")
+
+
+def _source(what: str, value: object) -> str:
+    known = [f"sources {name!r}" for name in SOURCES]
+    if what not in known:
+        raise SpecError(f"a run has sources of its {', '.join(SOURCES)}; not {what}")
+    return _name(what, value)
+
+
+def _sorted(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(sorted(values.items())))
 
 
 def _mapping(what: str, value: object, check: Callable[[str, object], Any]) -> Mapping[str, Any]:

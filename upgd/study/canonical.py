@@ -1,0 +1,153 @@
+"""One form for every run: the method's own name, all hyperparameters, no option without effect.
+
+So the same run has the same key, whoever writes it down and however much of it. What is not in the
+registries stays as it is: a ledger with somebody else's methods can be read everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from upgd.networks import NETWORKS
+from upgd.optim.registry import METHODS, scalars
+from upgd.streams.problems import PROBLEMS, Problem
+
+Scalar = str | int | float | bool | None
+NO_LAYERS = "none"
+"""What the option ``hidden`` is called for a network from inputs to outputs."""
+KINDS = {"ppo/": "upgd.rl.study"}
+"""By the prefix of a problem's name, the module whose ``KIND`` its runs are
+(:mod:`upgd.study.kinds`), imported when such a run is met; all others are learners."""
+
+
+class Usual(NamedTuple):
+    """What runs of a problem do unless they are told otherwise.
+
+    Attributes:
+        options: Those that can be left out, with the values that they then have.
+        hyper: Defaults of hyperparameters, before those of the method.
+        sources: Of code that is not part of upgd, by what it is; empty texts for upgd's own.
+    """
+
+    options: Mapping[str, Scalar]
+    hyper: Mapping[str, float] = {}
+    sources: Mapping[str, str] = {}
+
+
+class Form(NamedTuple):
+    """The canonical values of a run's fields."""
+
+    method: str
+    hyper: dict[str, float]
+    options: dict[str, Scalar]
+    sources: dict[str, str]
+
+
+def canonical(
+    problem: str, method: str, hyper: Mapping[str, float], options: Mapping[str, Scalar]
+) -> Form:
+    """A run in canonical form; sources are known where the method and the problem are.
+
+    Example:
+        >>> form = canonical("label-permuted-digits", "SGD", {"lr": 0.1}, {"batch": 1, "window": 5})
+        >>> form.method, form.hyper, form.options
+        ('sgdw', {'lr': 0.1, 'weight_decay': 0.0}, {'window': 5})
+    """
+    usual = usual_of(problem, options)
+    sources = {} if usual is None else dict(usual.sources)
+    left, filled = dict(options), dict(hyper)
+    if usual is not None:
+        left = {
+            name: value
+            for name, value in options.items()
+            if name not in usual.options or usual.options[name] != value
+        }
+    name = proper_name(method)
+    row = METHODS.get(row_name(name))
+    if row is not None:
+        defaults = scalars(name)
+        own = {} if usual is None else {k: v for k, v in usual.hyper.items() if k in defaults}
+        filled = {**defaults, **own, **hyper}
+        sources["method"] = row.source
+    return Form(method if row is None else row.name, filled, left, sources)
+
+
+def usual_of(problem: str, options: Mapping[str, Scalar]) -> Usual | None:
+    """What runs of a problem with these options do unless told otherwise; None if it is unknown."""
+    for prefix, module in KINDS.items():
+        if problem.startswith(prefix):
+            found: Usual = importlib.import_module(module).KIND.usual(problem, options)
+            return found
+    row = PROBLEMS.get(problem)
+    return None if row is None else _usual_of_stream(row, options)
+
+
+def _usual_of_stream(problem: Problem, options: Mapping[str, Scalar]) -> Usual:
+    usual: dict[str, Scalar] = {"batch": 1, "restart": False, "held_out": 0, "stride": 0}
+    usual["window"] = problem.window
+    length = options.get("task_length", problem.task_length)
+    if problem.task_length is not None:
+        usual["task_length"] = problem.task_length
+        if isinstance(length, int):
+            usual["window"] = problem.window // problem.task_length * length
+    network: Any = problem.network
+    if isinstance(network, str):
+        usual["network"] = network
+    elif isinstance(network, tuple):
+        usual["hidden"] = "-".join(map(str, network[1:-1])) or NO_LAYERS
+    named = NETWORKS.get(str(options.get("network", network)))
+    return Usual(
+        usual, sources={"problem": problem.source, "network": named.source if named else ""}
+    )
+
+
+# ------------------------------------------------------------------------------------- names
+def proper_name(name: str) -> str:
+    """A method's own name; an alias that changes defaults is a name of its own.
+
+    Example:
+        >>> proper_name("AdaUPGD"), proper_name("SGD"), proper_name("Theirs")
+        ('ada-upgd', 'sgd', 'Theirs')
+    """
+    wanted = name.lower()
+    if wanted in METHODS:
+        return wanted
+    for row in METHODS.values():
+        if wanted in row.aliases:
+            return wanted if row.aliases[wanted] else row.name
+    return name
+
+
+def row_name(name: str) -> str:
+    """The name of the registry's row that a proper name stands for.
+
+    Example:
+        >>> row_name("sgd"), row_name("sgdw"), row_name("Theirs")
+        ('sgdw', 'sgdw', 'Theirs')
+    """
+    if name in METHODS:
+        return name
+    return next((row.name for row in METHODS.values() if name in row.aliases), name)
+
+
+def display_name(method: str, hyper: Mapping[str, float]) -> str:
+    """What people call a method with these hyperparameters: the alias that means them, if any.
+
+    An alias that sets a hyperparameter to 0 means all sets in which it is 0; one that sets it to
+    something larger, all in which it is larger.
+
+    Example:
+        >>> display_name("sgdw", {"weight_decay": 0.0}), display_name("upgd", {"weight_decay": 0.1})
+        ('sgd', 'upgd-w')
+        >>> display_name("sgdw", {"weight_decay": 0.1}), display_name("theirs", {})
+        ('sgdw', 'theirs')
+    """
+    row = METHODS.get(method)
+    for alias, changed in row.aliases.items() if row is not None else ():
+        if changed and all(
+            name in hyper and (hyper[name] > 0) == (value > 0) for name, value in changed.items()
+        ):
+            return alias
+    return method
