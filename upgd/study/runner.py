@@ -255,12 +255,13 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
             here |= versions(kind_of(spec.problem).packages)
             made[tuple((n, v) for n, v in stack.items() if v != here.get(n, v))] += 1
     del made[()]
+    folder = checkpoints(ledger.path.parent)
     for others, count in made.most_common(1):
         then = ", ".join(f"{name} {version}" for name, version in others)
         now = ", ".join(f"{name} {here[name]}" for name, _ in others)
         raise StudyError(
             f"{count} run{'s have' if count > 1 else ' has'} been begun with {then}, and here is "
-            f"{now}: continue with those versions, or remove {checkpoints(ledger.path.parent)} to restart"
+            f"{now}: continue with those versions, or remove {folder} to restart"
         )
 
 
