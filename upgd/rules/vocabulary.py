@@ -1,8 +1,8 @@
 """The vocabulary in which a method is written: hyperparameters, phases, methods.
 
 A *rule* is a plain function of scalars. It uses positional arguments, the operators
-``+ - * /`` and the functions of :mod:`upgd.rules.ops`, and returns new values: it
-changes nothing in place and mentions no library. Its argument names say what it
+``+ - * /``, small whole powers and the functions of :mod:`upgd.rules.ops`, and returns
+new values: it changes nothing in place and mentions no library. Its argument names say what it
 reads:
 
 ========================  ==========================================================
