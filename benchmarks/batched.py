@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from own_rule import own_upgd
 from torch.nn import functional as F
 
 import upgd
@@ -239,6 +240,7 @@ def main() -> None:
 
     many, few = (2, 1) if QUICK else (200, 20)
     row(f"UPGD-W with noise, R = {many}", dense(("upgd",), many), passes("upgd"))
+    row(f"the same as a user's rule, R = {many}", dense((own_upgd(),), many), passes("upgd"))
     row(f"UPGD-W with noise, R = {few}", dense(("upgd",), few), passes("upgd"))
     row(f"the same, diagnostics at stride 100, R = {many}", dense(("upgd",), many, stride=100), 6)
     for method in arguments.methods.split(","):

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from own_rule import own_upgd
 from torch import nn
 
 from upgd.engine.dense import Learner
@@ -109,7 +110,7 @@ def fused(
     method: str = "upgd-w",
     **changes: float,
 ) -> Callable[[int], None]:
-    hyper = {**HYPER, **changes} if method.startswith("upgd") else {}
+    hyper = {**HYPER, **changes} if method.startswith("upgd") else changes
     learners = [Learner(method, hyper, seed) for seed in range(runs)]
     stack = CpuStack(
         Layout(SIZES),
@@ -246,6 +247,11 @@ def main() -> None:
     works = {
         "plain loop": (plain_loop(inputs, labels), 10, 1),
         "one learner, one thread": (fused(inputs, labels, 1, 1), 40, 1),
+        "the same as a user's rule, one thread": (
+            fused(inputs, labels, 1, 1, own_upgd(), lr=HYPER["lr"], sigma=HYPER["sigma"]),
+            40,
+            1,
+        ),
         "one learner, faded traces (β_u 0.9), one thread": (faded(inputs, labels), 40, 1),
         "one learner without noise (SGDW), one thread": (
             fused(inputs, labels, 1, 1, "sgdw"),
