@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = """
 cli
+lab
 paper
 report
 rl
@@ -27,7 +28,7 @@ utility
 optim
 curvature
 kernels
-rules caches filesystem processes threads timing
+rules sources caches filesystem processes text threads timing
 """
 """Folders and modules of the package, top to bottom; ``upgd`` is the package's ``__init__``.
 

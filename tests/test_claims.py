@@ -352,7 +352,8 @@ def test_tasks_longer_than_windows() -> None:
 
 # ------------------------------------------------------------------------------ experiments
 def test_arms_name_every_hyperparameter() -> None:
-    from upgd.cli.arguments import get_method, scalars
+    from upgd.optim.registry import get as get_method
+    from upgd.optim.registry import scalars
 
     for experiment in EXPERIMENTS.values():
         for arm in experiment.arms:

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tests.running import drive
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
-from upgd.cli import demo as demo_module
+from upgd.lab import demo as demo_module
 from upgd.metrics import mean_interval
 from upgd.study import Ledger, Result, Series, StudyError
 from upgd.study.pools import LocalPool

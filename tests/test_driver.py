@@ -43,7 +43,8 @@ from tests.waiting import PATIENCE, states, wait_for
 from upgd.study import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.execution import Tally
 from upgd.study.kinds import Room
-from upgd.study.pools import LocalPool, _Hand, make_pool
+from upgd.study.options import Options
+from upgd.study.pools import LocalPool, _Hand
 from upgd.study.worker import Advanced, Died, Finished, Job, Ready
 
 EAGER = [
@@ -478,7 +479,7 @@ def test_a_worker_with_another_upgd_is_refused(tmp_path: Path) -> None:
 
 def test_workers_that_never_begin_end_the_work(tmp_path: Path) -> None:
     timed = Timed(tmp_path, 2, workers=1, starting=1e6)
-    with pytest.raises(StudyError, match="no worker came up"):
+    with pytest.raises(StudyError, match="no worker started"):
         timed.drive()
     timed = Timed(tmp_path, 2, workers=1)
     events = timed.pool.events
@@ -502,12 +503,12 @@ def test_a_driver_that_stopped_for_a_while_blames_no_worker(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("on", ["", "cluster", "ray:/host"])
 def test_pools_that_do_not_exist(on: str) -> None:
-    with pytest.raises(ValueError, match="--on is local, ray or ray://host:port"):
-        make_pool(on, 1)
+    with pytest.raises(ValueError, match="on is local, ray or ray://host:port"):
+        Options(on=on)
 
 
 def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "upgd.study.ray_pool", raising=False)
     with pytest.raises(ImportError, match=r"Ray is not installed; pip install 'upgd\[ray\]'"):
-        make_pool("ray", 1)
+        Options(on="ray")

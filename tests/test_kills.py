@@ -175,7 +175,7 @@ def test_a_whole_study_killed_before_and_after_every_durable_write(
     expected = results(tmp_path / "whole")
     states = [expected[spec.key][1] for spec in SMALL]
     assert states == ["done", "diverged", "failed"]
-    for write in ("migrate", "add", "claim", "heartbeat", "settle", "fail"):
+    for write in ("migrate", "add", "claim", "hear", "settle", "fail"):
         assert {f"{write}: before begin", f"{write}: before commit"} <= set(names)
         assert f"{write}: after commit" in names
     for write in ("write: before file", "write: before sync", "write: before replace"):
@@ -195,7 +195,7 @@ def test_killed_again_at_every_point_while_resuming(server: Server, tmp_path: Pa
     log = tmp_path / "log"
     names = crash_points(server, tmp_path / "whole", log)
     expected = results(tmp_path / "whole")
-    first = names.index("heartbeat: after commit")
+    first = names.index("hear: after commit")
     assert server.run("crash", str(tmp_path / "once"), first, str(log)) == -signal.SIGKILL
     names = crash_points(server, tmp_path / "once", log)
     assert "evict: after commit" in names

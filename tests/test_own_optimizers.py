@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from upgd.study.stacks import work_stacks
-from upgd.study.work import work
 
+from tests.running import work, work_stacks
 from upgd import UPGD
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun, kind_of, why_eager

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
-from upgd.study.work import work
 
+from tests.running import work
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun
 from upgd.networks import build_for

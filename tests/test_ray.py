@@ -61,7 +61,7 @@ def test_two_workers_are_killed_and_the_driver_is_restarted(tmp_path: Path, runs
         return found == (4, 4, 2)
 
     def told() -> int:
-        return (tmp_path / "said").read_text().count("2 runs go on from their checkpoints")
+        return (tmp_path / "said").read_text().count("2 runs continue from their checkpoints")
 
     second = None
     try:

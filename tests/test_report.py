@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from upgd.cli import app, show
+from upgd.cli import app
 from upgd.report import tables
 from upgd.report.figures import Curve, draw_curves
 from upgd.study import Ledger, Result, RunSpec, Series, StudyError, crash
@@ -146,7 +146,7 @@ def test_what_is_measured_makes_no_other_learner(tmp_path: Path) -> None:
 def drawn(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``upgd plot`` hands to the figure, and what it says."""
     curves: dict[str, Curve] = {}
-    monkeypatch.setattr(show, "draw_curves", lambda c, *rest: curves.update(c))
+    monkeypatch.setattr(figures, "draw_curves", lambda c, *rest: curves.update(c))
     result = CliRunner().invoke(app, ["plot", str(folder), *arguments])
     assert result.exit_code == 0, result.output
     return curves, result.output

@@ -21,7 +21,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.running import work
-from upgd.cli import app, reproduce
+from upgd.cli import app
+from upgd.lab import reproducing as reproduce
+from upgd.lab.reproducing import Reproduction
+from upgd.lab.study import Study
 from upgd.paper import provenance
 from upgd.paper.experiments import EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES
@@ -55,9 +58,10 @@ def rl(study: Path, *arguments: object) -> Any:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands start no processes for agents, which takes long."""
 
-    monkeypatch.setattr(
-        AgentGroup.__init__, "__kwdefaults__", AgentGroup.__init__.__kwdefaults__ | {"workers": 0}
-    )
+    def alone(*given: Any, **more: Any) -> AgentGroup:
+        return AgentGroup(*given, **{**more, "workers": 0})
+
+    monkeypatch.setattr("upgd.rl.study.AgentGroup", alone)
 
 
 def specs(seeds: int, steps: int = STEPS) -> list[RunSpec]:
@@ -350,7 +354,12 @@ def asked_for(commands: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The runs that commands would do."""
     found: list[RunSpec] = []
     monkeypatch.setattr("upgd.cli.rl._outlook", lambda study, specs, *_: found.extend(specs))
-    monkeypatch.setattr(reproduce, "_run", lambda specs, *_: found.extend(specs))
+
+    def outlook(asked: Reproduction) -> list[str]:
+        found.extend(asked._all_specs())
+        return []
+
+    monkeypatch.setattr(Reproduction, "outlook", outlook)
     for line in commands.splitlines():
         ran = call(*shlex.split(line)[1:], "--dry-run")
         assert ran.exit_code == 0, ran.output
@@ -407,13 +416,16 @@ def test_committed_commands_give_the_same_runs(
 
 
 def test_reproduce_leaves_agents_out_without_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {figure.name for figure in reproduce._chosen(["all"])[0]}
+    def chosen(to_run: bool = True) -> list[Any]:
+        return Reproduction(Study(tmp_path), ["all"], to_run=to_run).drawn
+
+    names = {figure.name for figure in chosen()}
     assert {"fig8", "fig8-annealed", "fig3"} <= names
     monkeypatch.setattr(reproduce, "find_spec", lambda name: None)
-    assert len(reproduce._chosen(["all"], to_run=False)[0]) == len(names)
-    fewer = {figure.name for figure in reproduce._chosen(["all"])[0]}
+    assert len(chosen(to_run=False)) == len(names)
+    fewer = {figure.name for figure in chosen()}
     assert names - fewer == {"fig8", "fig8-annealed"}
 
 

@@ -95,7 +95,7 @@ def test_stacks_tell_their_share(tmp_path: Path) -> None:
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("typer")
-    from upgd.cli import working as run
+    from upgd.lab import display as run
 
     specs = [RunSpec(PROBLEM, "sgd", {}, seed, 1_000_000) for seed in range(200)]
     monkeypatch.setattr(run, "SECONDS_BETWEEN_LINES", 0.0)

@@ -13,11 +13,12 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from tests.test_selection import fill
-from upgd.cli import app, grids
-from upgd.cli import sweep as sweeping
+from upgd.cli import app
+from upgd.lab import grids
+from upgd.lab.study import Study
 from upgd.paper.grids import grid
 from upgd.report.sensitivity import sensitivity, varied
-from upgd.study import Ledger, Result, RunSpec, Series, forecast
+from upgd.study import Ledger, Result, RunSpec, Series, learners, runner
 from upgd.study.execution import Tally
 from upgd.study.selection import best_sets
 
@@ -35,7 +36,10 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Runs are not run: their accuracy is a function of step size and seed. Gives their steps."""
     seen: list[int] = []
 
-    def do_work(ledger: Ledger, keys: Any, how: Any) -> Tally:
+    def do(self: Study, ledger: Ledger, what: Any) -> Tally:
+        specs = list(what)
+        ledger.add(specs)
+        keys = [spec.key for spec in specs]
         for claim in ledger.claim("me", 60, limit=10**6, where={"key": keys}):
             lr = claim.spec.hyper["lr"]
             value = 0.5 + 0.1 * np.log10(lr) + claim.spec.seed / 1000
@@ -45,7 +49,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             ledger.finish(claim, Result("eager", series=series, summary=summary))
         return Tally()
 
-    monkeypatch.setattr(sweeping, "do_work", do_work)
+    monkeypatch.setattr(Study, "_do", do)
     return seen
 
 
@@ -62,7 +66,7 @@ def test_grids_from_a_file(tmp_path: Path) -> None:
     assert found["upgd"]["weight_decay"] == (0.0,)  # the default
     assert found["sgd"] == {"lr": (0.1, 0.01), "weight_decay": (0.0,)}
     assert grids.file_grids(path, ["upgd", "adam"])["adam"]["beta1"] == (0.0, 0.9)
-    changed = grids.change_axes(found, ["lr=3,2", "sigma=7"])
+    changed = grids.change_axes(found, {"lr": [3, 2], "sigma": 7})
     assert changed["sgd"]["lr"] == changed["upgd"]["lr"] == (3.0, 2.0)
     assert changed["upgd"]["sigma"] == (7.0,)
 
@@ -216,7 +220,8 @@ def test_runs_of_a_rung_are_the_beginning_of_longer_ones(tmp_path: Path) -> None
 def test_an_engine_that_cannot_is_told(
     tmp_path: Path, by_hand: list[int], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(sweeping, "do_work", lambda *rest: Tally())
+    monkeypatch.undo()
+    monkeypatch.setattr(runner, "run_pending", lambda *given, **more: Tally())
     result = call("sweep", PROBLEM, "sgd", *SMALL, *FEW, "--halving", "2", "--study", tmp_path)
     assert result.exit_code == 2
     assert "cannot be done by the auto engine" in result.output
@@ -224,7 +229,7 @@ def test_an_engine_that_cannot_is_told(
 
 # ------------------------------------------------------------------------------- outlook
 def test_dry_run_counts(tmp_path: Path, by_hand: list[int], monkeypatch: Any) -> None:
-    monkeypatch.setattr(forecast, "SECONDS", 0.01)
+    monkeypatch.setattr(learners, "SECONDS", 0.01)
     arguments = ("sweep", PROBLEM, "sgdw", *SMALL, *FEW, "--study", tmp_path / "s")
     facts = json.loads(call(*arguments, "--dry-run", "--json").stdout)
     assert (facts["sets"], facts["runs"], facts["to_do"]) == ({"sgdw": 3}, 6, 6)

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from tests.ledgers import posix, spec
 from tests.running import work
 from tests.test_ledger_disks import no_file_larger_than
-from upgd.cli import app, working
+from upgd.cli import app
 from upgd.rl.runs import PREFIX
-from upgd.study import Ledger, RunSpec, StudyError
+from upgd.study import Ledger, RunSpec, StudyError, runner
 from upgd.study.execution import Tally
+from upgd.study.options import Options
 
 TOY = "toy-changing-inputs"
 OPTIONS = {"window": 2, "hidden": "4"}
@@ -195,16 +196,16 @@ def test_there_are_no_more_workers_than_runs(
 ) -> None:
     counts: list[int] = []
 
-    def make(on: str, count: int, device: str) -> Any:
+    def make(options: Options, count: int) -> Any:
         counts.append(count)
         raise StudyError("they are not needed")
 
-    monkeypatch.setattr(working, "make_pool", make)
+    monkeypatch.setattr(runner, "make_pool", make)
     with Ledger.open(tmp_path) as ledger:
         ledger.add([toy(100)])
         work(ledger)  # a run that is over needs no worker
         ledger.add([toy(seed) for seed in range(runs)])
-        keys = None if asked == 64 else [toy(seed).key for seed in (100, *range(runs))]
+        keys = [toy(seed).key for seed in (100, *range(runs))]
         with contextlib.suppress(StudyError):
-            working.do_work(ledger, keys, working.Work(quiet=True, workers=asked))
+            work(ledger, workers=asked, where=None if asked == 64 else {"key": keys})
     assert counts == begun

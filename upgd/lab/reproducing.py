@@ -313,7 +313,9 @@ class Reproduction:
                 if unlike:
                     self._warn(f"{name}: the table in {folder} does not count, it has {unlike}")
                 elif name in found:
-                    self._warn(f"{name}: the table in {folder} does not count, there is another")
+                    self._warn(
+                        f"{name}: the table in {folder} does not count, another folder has one"
+                    )
                 else:
                     found[name] = table
         return found

@@ -23,10 +23,10 @@ from upgd.study.execution import Tally
 from upgd.study.files import check_generated, check_output
 from upgd.study.kinds import kind_of
 from upgd.study.ledger import NAME
-from upgd.study.options import Options
+from upgd.study.options import Options, check_device
 from upgd.study.runner import run_pending, run_specs
 from upgd.study.selection import best_sets
-from upgd.text import count
+from upgd.text import count, printable
 
 Methods = str | Any | Sequence[Any]
 Seeds = int | Iterable[int]
@@ -145,6 +145,7 @@ class Study:
         Raises:
             SpecError: A run cannot be executed here.
         """
+        check_device(self.options.here)
         for problem in dict.fromkeys(spec.problem for spec in specs):
             kind_of(problem).check_data(problem, self.options.data_dir)
         for spec in {(s.problem, s.method, tuple(s.hyper)): s for s in specs}.values():
@@ -398,7 +399,7 @@ class Study:
                 raise StudyError(f"{self.folder} has no run to report on")
             found = sections.read(ledger, runs, list(metrics))
             claims, others = judge(ledger, problem or "")
-        title = title or f"Study {self.folder.resolve().name}"
+        title = title or f"Study {printable(self.folder.resolve().name)}"
         page.parent.mkdir(parents=True, exist_ok=True)
         content = Report(title, found, claims, others, about=tuple(about))
         write_atomically(page, render(content).encode())

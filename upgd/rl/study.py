@@ -60,7 +60,7 @@ class Agents(Kind):
         make(problem.removeprefix(PREFIX))
 
     def group(self, spec: RunSpec, options: Options) -> tuple[str, Any] | None:
-        return ENGINE, (spec.problem, spec.steps, spec.options)
+        return ENGINE, (spec.problem, spec.steps, tuple(spec.options.items()))
 
     def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
         return len(group.specs), ""

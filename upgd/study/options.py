@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class Options:
         if self.on != "local":
             if self.device.partition(":")[0] not in ("cpu", "cuda"):
                 raise ValueError(f"workers of a cluster have cpu or cuda, not {self.device!r}")
-            import upgd.study.ray_pool  # noqa: F401 - raises where Ray is not installed
+            if find_spec("ray") is None:
+                raise ImportError("Ray is not installed; pip install 'upgd[ray]'")
 
     @property
     def here(self) -> str:
