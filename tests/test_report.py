@@ -14,7 +14,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from upgd.cli import app
-from upgd.report import tables
+from upgd.report import figures, tables
 from upgd.report.figures import Curve, draw_curves
 from upgd.study import Ledger, Result, RunSpec, Series, StudyError, crash
 

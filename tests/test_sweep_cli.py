@@ -18,8 +18,9 @@ from upgd.lab import grids
 from upgd.lab.study import Study
 from upgd.paper.grids import grid
 from upgd.report.sensitivity import sensitivity, varied
-from upgd.study import Ledger, Result, RunSpec, Series, learners, runner
+from upgd.study import Ledger, Result, RunSpec, Series, forecast, learners, runner
 from upgd.study.execution import Tally
+from upgd.study.options import Options
 from upgd.study.selection import best_sets
 
 PROBLEM = "label-permuted-digits"
@@ -256,11 +257,11 @@ def test_paces_in_the_ledger_are_used(tmp_path: Path) -> None:
             wall, host = (8.0 if slow else 2.0), {"runs_in_stack": 4}
             ledger.finish(claim, Result("batched-dense", wall=wall, host=host))
         left = [run.spec for run in ledger.runs() if run.state == "pending"]
-        pace = forecast.pace(left, ledger.runs())
+        pace = forecast.pace(left, ledger.runs(), Options())
         assert pace.rate == pytest.approx(1000 * 4 / 8.0)
         assert pace.source == "the pace of 2 runs of this study"
         # As many of each: 2000 and 500 steps per second make 800 together.
-        assert forecast.pace(specs, ledger.runs()).rate == pytest.approx(800)
+        assert forecast.pace(specs, ledger.runs(), Options()).rate == pytest.approx(800)
 
 
 def test_disk_is_what_a_ledger_takes(tmp_path: Path) -> None:

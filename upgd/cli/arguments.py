@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from upgd.paper.sets import METHODS as PAPER_METHODS
 
-MOST_SEEDS = 100_000
+MOST_SEEDS = MOST_VALUES = 100_000
 
 
 def whole(name: str, text: str) -> int:
@@ -76,26 +76,25 @@ def check_once(option: str, settings: Iterable[str]) -> None:
 
 def numbers(settings: Iterable[str]) -> dict[str, float]:
     """Hyperparameters as ``--set`` gives them: ``lr=0.01``."""
-    found = axes(settings)
-    for name, values in found.items():
-        if len(values) != 1:
-            raise ValueError(f"--set takes name=number, such as lr=0.01; got several of {name}")
+    found = _parse(settings, "name=number, such as lr=0.01", 1)
     return {name: values[0] for name, values in found.items()}
 
 
 def axes(settings: Iterable[str]) -> dict[str, list[float]]:
     """Values of hyperparameters as ``--set`` gives them: ``sigma=0.01,0.1``."""
+    return _parse(settings, "name=number,number, such as sigma=0.01,0.1")
+
+
+def _parse(settings: Iterable[str], form: str, most: int = MOST_VALUES) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     settings = list(settings)
     check_once("--set", settings)
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        try:
-            found[name] = [float(part) for part in text.split(",")]
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ValueError(
-                f"--set takes name=number, such as lr=0.01, or name=number,number; got {setting!r}"
-            )
+        name, _, text = setting.partition("=")
+        values: list[float] = []
+        with suppress(ValueError):
+            values = [float(part) for part in text.split(",")]
+        if not 1 <= len(values) <= most:
+            raise ValueError(f"--set takes {form}; got {setting!r}")
+        found[name] = values
     return found

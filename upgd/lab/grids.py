@@ -95,7 +95,7 @@ def table_grids(
         tables = {ALL: tables}
     for name, table in tables.items():
         if not isinstance(table, Mapping):
-            raise ValueError(f"{where}{name!r} stands in no table; begin with [all] or [upgd]")
+            raise ValueError(f"{where}{name!r} is in no table; begin with [all] or [upgd]")
         if name != ALL:
             _check_method(where, name)
     found = {}

@@ -167,6 +167,7 @@ class Study:
 
     def resume(self, retry: bool = False) -> Table:
         """Finish what the study has begun; with `retry`, also try failed runs again."""
+        check_device(self.options.here)
         with Ledger.open(self.folder, create=False) as ledger:
             if retry:
                 for part in ledger.parts():
