@@ -485,7 +485,7 @@ def test_workers_that_never_begin_end_the_work(tmp_path: Path) -> None:
     events = timed.pool.events
     gone = Died("its worker ended with exit code 1")
     timed.pool.events = lambda timeout: [(w, gone) for w, _ in events(timeout)] or [(0, gone)]  # type: ignore[method-assign]
-    with pytest.raises(StudyError, match="before they begin"):
+    with pytest.raises(StudyError, match="before they start"):
         timed.drive()
 
 

@@ -99,6 +99,7 @@ def run_pending(
     """
     options = options or Options()
     check_device(options.here)
+    tidy(ledger)
     tally = Tally()
     for kind in _kinds(ledger, where, options):
         mine = _of_kind(ledger, kind, where)
@@ -203,7 +204,6 @@ def at_work(ledger: Ledger, owner: str, where: Where | None) -> Iterator[None]:
     Raises:
         StudyError: If runs have been begun with other versions.
     """
-    tidy(ledger)
     evict_departed(ledger)
     check_versions(ledger, where)
     with present(ledger.path.parent / "workers", owner) as presence:
