@@ -21,8 +21,8 @@ import torch
 
 from upgd.cli.arguments import seed_list
 from upgd.cli.demo import OPTIONS, PROBLEM, STEPS, hyper
+from upgd.ledger import RULES_VERSION, Ledger, RunSpec, Scalar
 from upgd.report import tables
-from upgd.study import RULES_VERSION, Ledger, RunSpec, Scalar
 from upgd.study.execution import Progress
 from upgd.study.options import Options
 from upgd.study.runner import run_pending

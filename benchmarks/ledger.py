@@ -31,7 +31,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from upgd.cli import app
-from upgd.study import Ledger, Result, RunSpec, Series
+from upgd.ledger import Ledger, Result, RunSpec, Series
 
 PROBLEM = "label-permuted-digits"
 METHODS = (

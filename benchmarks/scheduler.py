@@ -33,8 +33,9 @@ from typing import Any
 import torch
 
 from upgd.engine.dense_cpu import cores
-from upgd.study import Ledger, RunSpec, crash
-from upgd.study.files import write_atomically
+from upgd.ledger import Ledger, RunSpec
+from upgd.ledger import crash_points as crash
+from upgd.ledger.files import write_atomically
 from upgd.study.options import Options
 from upgd.study.pools import Pool, make_pool
 from upgd.study.runner import run_pending

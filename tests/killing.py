@@ -24,7 +24,9 @@ from tests.waiting import PATIENCE
 from upgd.cli import main
 from upgd.engine import EagerRun
 from upgd.engine.batched import BatchedRun
-from upgd.study import Ledger, RunSpec, crash, learners, ledger
+from upgd.ledger import Ledger, RunSpec, ledger
+from upgd.ledger import crash_points as crash
+from upgd.study import learners
 
 ROOT = Path(__file__).parents[1]
 TOY = "toy-changing-inputs"

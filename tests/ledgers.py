@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upgd.study import (
-    Ledger,
-    Result,
-    RunSpec,
-    Series,
-)
+from upgd.ledger import Ledger, Result, RunSpec, Series
 
 # A forked child has torch imported already; elsewhere than on Linux forking is not safe.
 PROCESSES = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from upgd.engine.batched import BatchedRun
-from upgd.study import RunSpec
+from upgd.ledger import RunSpec
 from upgd.study.options import Options
 from upgd.study.pools import LocalPool, Pool
 from upgd.study.worker import Died, Ended, Event, Job, Worker

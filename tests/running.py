@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from upgd.study import Ledger
+from upgd.ledger import Ledger
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 from upgd.study.pools import Pool

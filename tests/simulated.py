@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from upgd.study.checkpoints import checkpoint_facts, pack_checkpoint
+from upgd.ledger.checkpoints import checkpoint_facts, pack_checkpoint
+from upgd.ledger.records import Result, Series
+from upgd.ledger.spec import RunSpec
 from upgd.study.kinds import Room
-from upgd.study.records import Result, Series
-from upgd.study.spec import RunSpec
 from upgd.study.worker import BEAT, Advanced, Died, Ended, Event, Finished, Job, Kept, Ready
 
 END = "end"

@@ -21,6 +21,7 @@ report
 rl
 study
 engine
+ledger
 networks
 streams metrics
 upgd

@@ -20,10 +20,11 @@ from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun, kind_of
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, forward
+from upgd.ledger import Ledger, RunSpec
 from upgd.networks import build, cnn
 from upgd.optim.registry import METHODS
 from upgd.streams import get
-from upgd.study import Ledger, RunSpec, learners
+from upgd.study import learners
 from upgd.study.options import Options
 from upgd.study.pending import restarts
 

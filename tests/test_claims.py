@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from upgd.ledger import Ledger, RunSpec
+from upgd.ledger.records import Result, Series
 from upgd.metrics import Interval
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper import evidence, statements
@@ -32,8 +34,6 @@ from upgd.paper.evidence import (
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
 from upgd.paper.results import Results, collect, lacking, load, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
-from upgd.study import Ledger, RunSpec
-from upgd.study.records import Result, Series
 
 TASKS, SEEDS = 200, 5
 BY_NUMBER = {claim.number: claim for claim in CLAIMS}

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 import upgd
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
-from upgd.study import Ledger, RunSpec, SpecError, runner
+from upgd.ledger import Ledger, RunSpec, SpecError
+from upgd.ledger.versions import versions
+from upgd.study import runner
 from upgd.study.execution import Recorder
 from upgd.study.prepare import prepare
-from upgd.study.versions import versions
 
 PROBLEM = "label-permuted-digits"
 

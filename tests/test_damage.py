@@ -19,17 +19,9 @@ from tests.ledgers import CrashError, crash_at, raise_crash
 from tests.running import work
 from tests.test_ledger_crashes import old_ledger
 from upgd.cli import app
-from upgd.study import (
-    Ledger,
-    LedgerError,
-    Result,
-    RunSpec,
-    Series,
-    crash,
-    save_checkpoint,
-    schema,
-)
-from upgd.study.errors import DamagedError
+from upgd.ledger import Ledger, LedgerError, Result, RunSpec, Series, save_checkpoint, schema
+from upgd.ledger import crash_points as crash
+from upgd.ledger.errors import DamagedError
 
 TOY = "toy-changing-inputs"
 
@@ -351,7 +343,7 @@ def test_a_study_at_work_is_not_repaired(
 ) -> None:
     folder = shutil.copytree(study, tmp_path / "study")
     change(folder, CHANGES["a window"])
-    monkeypatch.setattr("upgd.study.repairing.SECONDS", 0.1)
+    monkeypatch.setattr("upgd.ledger.repairing.SECONDS", 0.1)
     with Ledger.open(folder) as ledger:
         refused = call("check", folder, "--repair")
         assert refused.exit_code == 2

@@ -24,8 +24,8 @@ from tests.running import drive
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
 from upgd.lab import demo as demo_module
+from upgd.ledger import Ledger, Result, Series, StudyError
 from upgd.metrics import mean_interval
-from upgd.study import Ledger, Result, Series, StudyError
 from upgd.study.pools import LocalPool
 
 ROOT = Path(__file__).parents[1]

@@ -40,7 +40,7 @@ from tests.simulated import Fate, SimulatedPool
 from tests.test_kills import check_tables
 from tests.test_ledger_disks import no_file_larger_than
 from tests.waiting import PATIENCE, states, wait_for
-from upgd.study import Ledger, LedgerError, RunSpec, StudyError
+from upgd.ledger import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.execution import Tally
 from upgd.study.kinds import Room
 from upgd.study.options import Options
@@ -405,7 +405,7 @@ def test_a_driver_that_dies_at_any_kind_of_write_is_followed_by_one_that_finishe
 
     names: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr("upgd.study.crash.point", names.append)
+        patch.setattr("upgd.ledger.crash_points.point", names.append)
         study(tmp_path / "whole").drive()
     expected = results(tmp_path / "whole")
     assert [state for _, state, _, _ in expected.values()].count("failed") == 1
@@ -416,7 +416,7 @@ def test_a_driver_that_dies_at_any_kind_of_write_is_followed_by_one_that_finishe
     for number in sorted({*first.values(), *last.values()}):
         folder = tmp_path / str(number)
         with monkeypatch.context() as patch:
-            patch.setattr("upgd.study.crash.point", crash_at(number, raise_crash))
+            patch.setattr("upgd.ledger.crash_points.point", crash_at(number, raise_crash))
             with suppress(CrashError):
                 study(folder).drive()
         study(folder).drive()

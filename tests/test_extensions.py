@@ -169,7 +169,7 @@ except ValueError as error:
 from upgd.study.extensions import _users
 for key, source in sorted(_users().items()):
     print(*key, source)
-from upgd.study import RunSpec
+from upgd.ledger import RunSpec
 from upgd.study.prepare import prepare
 run = prepare(RunSpec(sys.argv[2], sys.argv[3], {}, 0, 5, {"window": 5}))
 run.advance(5)

@@ -42,6 +42,16 @@ from tests.waiting import PATIENCE
 from upgd.cli import app
 from upgd.cli.arguments import seed_list
 from upgd.engine import EagerRun, Setting
+from upgd.ledger import (
+    Ledger,
+    Result,
+    RunSpec,
+    Series,
+    SpecError,
+    StudyError,
+    load_checkpoint,
+    save_checkpoint,
+)
 from upgd.networks import build
 from upgd.optim.registry import METHODS
 from upgd.paper.results import TABLE, write
@@ -56,16 +66,6 @@ from upgd.streams import (
     read_cifar_binary,
     read_idx,
     read_image_folder,
-)
-from upgd.study import (
-    Ledger,
-    Result,
-    RunSpec,
-    Series,
-    SpecError,
-    StudyError,
-    load_checkpoint,
-    save_checkpoint,
 )
 from upgd.study.execution import Progress
 

@@ -23,7 +23,7 @@ if os.name == "nt":
 from tests.killing import HEALTHY, POISON, SMALL, TOY, Server, results
 from tests.running import work
 from upgd.engine import EagerRun
-from upgd.study import Ledger, load_checkpoint
+from upgd.ledger import Ledger, load_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.ledgers import (
     specs,
 )
 from tests.waiting import PATIENCE
-from upgd.study import (
+from upgd.ledger import (
     STATES,
     LeaseLostError,
     Ledger,

@@ -27,15 +27,15 @@ from tests.ledgers import (
     specs,
 )
 from tests.waiting import PATIENCE
-from upgd.study import (
+from upgd.ledger import (
     Ledger,
     LedgerError,
-    crash,
     load_checkpoint,
     remove_partial,
     save_checkpoint,
     schema,
 )
+from upgd.ledger import crash_points as crash
 
 # ---- kills and crashes
 

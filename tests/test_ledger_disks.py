@@ -24,17 +24,17 @@ from tests.ledgers import (
     specs,
 )
 from tests.waiting import PATIENCE
-from upgd.study import (
+from upgd.ledger import (
     CheckpointError,
     Ledger,
     LedgerError,
     StudyError,
-    disks,
     load_checkpoint,
     load_checkpoint_or_none,
     save_checkpoint,
     write_atomically,
 )
+from upgd.ledger import network_disks as disks
 
 # ---- disks
 
@@ -47,7 +47,7 @@ def test_network_disks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ledger.add(specs(1))
         [claim] = ledger.claim("me", 60)
         ledger.finish(claim, result_of(claim.spec))
-        monkeypatch.setattr("upgd.study.database.BUSY_SECONDS", 0.1)
+        monkeypatch.setattr("upgd.ledger.database.BUSY_SECONDS", 0.1)
         with pytest.raises(LedgerError, match="in use by another process"):
             Ledger.open(tmp_path, exclusive=True)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger.sqlite"]

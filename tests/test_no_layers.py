@@ -9,9 +9,9 @@ import pytest
 
 from tests.running import work, work_stacks
 from upgd.engine import batched
+from upgd.ledger import Ledger, RunSpec, SpecError
 from upgd.networks import initial_weights
 from upgd.streams import ToyStream
-from upgd.study import Ledger, RunSpec, SpecError
 from upgd.study.prepare import prepare
 
 STEPS, LR = 120, 0.02

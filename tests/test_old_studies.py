@@ -32,14 +32,15 @@ from typer.testing import CliRunner
 from tests.ledgers import PROCESSES, crash_at, forking
 from tests.waiting import PATIENCE
 from upgd.cli import app
-from upgd.study import RULES_VERSION, Ledger, RunSpec, crash, load_checkpoint, save_checkpoint
-from upgd.study.checking import check_study
-from upgd.study.database import Database
-from upgd.study.errors import DamagedError
+from upgd.ledger import RULES_VERSION, Ledger, RunSpec, load_checkpoint, save_checkpoint
+from upgd.ledger import crash_points as crash
+from upgd.ledger.checking import check_study
+from upgd.ledger.database import Database
+from upgd.ledger.errors import DamagedError
+from upgd.ledger.records import from_blob
+from upgd.ledger.repairing import repair_study
+from upgd.ledger.versions import versions
 from upgd.study.prepare import prepare
-from upgd.study.records import from_blob
-from upgd.study.repairing import repair_study
-from upgd.study.versions import versions
 
 OLD = Path(__file__).parent / "data" / "old_study"
 RUNS, KEPT = 21, 16

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from tests.running import work
 from tests.test_pages import made_up
 from upgd.cli import app
+from upgd.ledger import Ledger, RunSpec, StudyError, save_checkpoint, write_atomically
 from upgd.paper.pages import PAGE_MARK
 from upgd.paper.results import TABLE, write
-from upgd.study import Ledger, RunSpec, StudyError, save_checkpoint, write_atomically
 
 posix = pytest.mark.skipif(os.name == "nt", reason="permissions and pipes of POSIX")
 TOY = "toy-changing-inputs"

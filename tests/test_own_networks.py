@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun, kind_of, why_eager
 from upgd.engine.memory import need
+from upgd.ledger import RunSpec
+from upgd.ledger.errors import SpecError
 from upgd.networks import NETWORKS, build, build_for, register
 from upgd.streams import Problem
 from upgd.streams import get as get_problem
-from upgd.study import RunSpec
-from upgd.study.errors import SpecError
 from upgd.study.prepare import plan, prepare
 
 PROBLEM = get_problem("label-permuted-digits")

@@ -20,11 +20,11 @@ from upgd.engine.dense import Learner
 from upgd.engine.eager import Divergence, LearnerError
 from upgd.engine.general import GeneralStack
 from upgd.engine.packing import UnpackableError, pack, unpack
+from upgd.ledger import Ledger, RunSpec
 from upgd.networks import build
 from upgd.optim.foreign import torch_row
 from upgd.optim.registry import METHODS, Row, get, register, scalars
 from upgd.streams import get as get_problem
-from upgd.study import Ledger, RunSpec
 
 PROBLEM = "label-permuted-digits"
 OPTIONS = {"window": 20, "hidden": "6", "task_length": 20}

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 from tests.running import work
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun
+from upgd.ledger import Ledger, RunSpec
 from upgd.networks import build_for
 from upgd.streams import (
     PROBLEMS,
@@ -29,7 +30,6 @@ from upgd.streams import (
     make_problem,
     register,
 )
-from upgd.study import Ledger, RunSpec
 from upgd.study.prepare import prepare
 
 N = 60

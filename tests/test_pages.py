@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 
 from upgd import timing
 from upgd.cli import app
+from upgd.ledger import Ledger, RunSpec
+from upgd.ledger.records import Result, Series
 from upgd.paper import provenance, tables, update_time
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.figures import FIGURES
@@ -32,8 +34,6 @@ from upgd.paper.pages import BLOCKS, FIGURES_FOLDER, Site, fill, folder_name, he
 from upgd.paper.results import TABLE, Results, find, gather, write
 from upgd.paper.sets import best
 from upgd.streams import get as get_problem
-from upgd.study import Ledger, RunSpec
-from upgd.study.records import Result, Series
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -16,8 +16,8 @@ from upgd.engine.dense import Learner
 from upgd.engine.eager import EagerRun
 from upgd.engine.general import GeneralStack
 from upgd.engine.precision import full_float32
+from upgd.ledger import RunSpec
 from upgd.networks import build
-from upgd.study import RunSpec
 from upgd.study.prepare import plan, prepare
 
 NEWER = [

@@ -23,7 +23,7 @@ from tests.pools import Holds, held_command, processes_of, small
 from tests.test_driver import alone, driven, saved
 from tests.test_kills import check_tables
 from tests.waiting import states, wait_for
-from upgd.study import Ledger, RunSpec, StudyError
+from upgd.ledger import Ledger, RunSpec, StudyError
 from upgd.study.ray_pool import RayPool
 
 

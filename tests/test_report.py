@@ -14,9 +14,10 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from upgd.cli import app
+from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
+from upgd.ledger import crash_points as crash
 from upgd.report import figures, tables
 from upgd.report.figures import Curve, draw_curves
-from upgd.study import Ledger, Result, RunSpec, Series, StudyError, crash
 
 PROBLEM = "label-permuted-digits"
 
@@ -50,7 +51,7 @@ def grid(methods: int, settings: int, seeds: int) -> list[RunSpec]:
 def test_bulk_reading_is_reading_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upgd.study.queries.PAGE", 35)
+    monkeypatch.setattr("upgd.ledger.queries.PAGE", 35)
     specs = grid(2, 10, 3)
 
     def shuffled(claims: list[Any]) -> list[Any]:

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from tests.waiting import PATIENCE, wait_for
 from upgd.cli import app
+from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.metrics import mean_interval, standard_error
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.report import colours, html, sections
 from upgd.report.figures import Curve, draw_curves
-from upgd.study import Ledger, Result, RunSpec, Series
 
 EVIL = '</script><img src=x onerror="window.hacked = 1"><b>%{y}</b>'
 WINDOW, WINDOWS, SEEDS = 100, 12, 3

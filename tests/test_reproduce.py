@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 import upgd
 from tests import searched
 from upgd.cli import app
+from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
 from upgd.paper import claims, drawing, experiments, figures, provenance, results, utility_quality
 from upgd.paper.drawing import COLOURS, colour, draw, missing
 from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
-from upgd.study import Ledger, Result, RunSpec, Series, StudyError
 
 NAMES = ("sgdw", "upgd")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from upgd.ledger import Ledger, Result, Series
 from upgd.metrics import mean_interval
 from upgd.paper.evidence import NO, UNKNOWN, YES, falling
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
@@ -29,7 +30,6 @@ from upgd.paper.policy_collapse import (
 )
 from upgd.paper.results import Results, collect, read, write
 from upgd.rl.collapse import collapse, filled, over_seeds, tenths
-from upgd.study import Ledger, Result, Series
 
 WINDOWS = 146
 T = np.linspace(0, 1, WINDOWS)

@@ -25,6 +25,8 @@ from upgd.cli import app
 from upgd.lab import reproducing as reproduce
 from upgd.lab.reproducing import Reproduction
 from upgd.lab.study import Study
+from upgd.ledger import Ledger, Result, RunSpec, Series, SpecError, StudyError
+from upgd.ledger.versions import OF_AGENTS, versions
 from upgd.paper import provenance
 from upgd.paper.experiments import EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES
@@ -34,9 +36,8 @@ from upgd.rl.collapse import collapse
 from upgd.rl.runs import PREFIX, plan
 from upgd.rl.study import Curves
 from upgd.rl.workers import Record, WorkerDiedError
-from upgd.study import Ledger, Result, RunSpec, Series, SpecError, StudyError, runner
+from upgd.study import runner
 from upgd.study.execution import Progress
-from upgd.study.versions import OF_AGENTS, versions
 
 ENV = "InvertedPendulum-v5"
 OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}

@@ -13,9 +13,9 @@ from tests.running import work_stacks
 from upgd.engine import Setting, roofline
 from upgd.engine.batched import BatchedRun
 from upgd.engine.stacked import Networks
+from upgd.ledger import Ledger, RunSpec
 from upgd.networks import build
 from upgd.streams import get
-from upgd.study import Ledger, RunSpec
 from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"

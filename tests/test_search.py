@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 from tests import searched
 from upgd.cli import app
+from upgd.ledger import Ledger, RunSpec
+from upgd.ledger.records import Result, Series
 from upgd.paper import found as sets_found
 from upgd.paper.experiments import EXPERIMENTS, declare
 from upgd.paper.figures import FIGURES
@@ -27,8 +29,6 @@ from upgd.paper.searches import SEARCHES, Search, Stage, course, outcome, upcomi
 from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
 from upgd.paper.tables import found_table, learner_steps, search_table
 from upgd.streams import PROBLEMS
-from upgd.study import Ledger, RunSpec
-from upgd.study.records import Result, Series
 
 TOY = "toy-changing-sign"
 Losses = Mapping[float, Mapping[int, float | None]]

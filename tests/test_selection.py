@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upgd.study import Ledger, Result, RunSpec, Series
+from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.study.selection import best_sets, rankings
 
 PROBLEM = "label-permuted-digits"

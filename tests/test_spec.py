@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upgd.ledger import RULES_VERSION, RunSpec, SpecError
 from upgd.optim.registry import METHODS
 from upgd.optim.registry import scalars as scalars_of
-from upgd.study import RULES_VERSION, RunSpec, SpecError
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
 numbers = st.floats(allow_nan=False, allow_infinity=False)

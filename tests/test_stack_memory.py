@@ -18,9 +18,9 @@ from tests.running import work_stacks
 from tests.waiting import states
 from upgd.engine import Setting, memory
 from upgd.engine.batched import BatchedRun
+from upgd.ledger import Ledger, RunSpec, StudyError
 from upgd.optim.registry import METHODS
 from upgd.streams import get
-from upgd.study import Ledger, RunSpec, StudyError
 from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.study.worker import EventReporter, Job, do_job

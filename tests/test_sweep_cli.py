@@ -16,9 +16,10 @@ from tests.test_selection import fill
 from upgd.cli import app
 from upgd.lab import grids
 from upgd.lab.study import Study
+from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.paper.grids import grid
 from upgd.report.sensitivity import sensitivity, varied
-from upgd.study import Ledger, Result, RunSpec, Series, forecast, learners, runner
+from upgd.study import forecast, learners, runner
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 from upgd.study.selection import best_sets

@@ -12,7 +12,7 @@ pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 
 from tests.waiting import PATIENCE
-from upgd.study import Ledger
+from upgd.ledger import Ledger
 
 COMMAND = (
     *(sys.executable, "-m", "upgd.cli", "sweep", "label-permuted-digits", "sgdw", "pgd"),

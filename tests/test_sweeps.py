@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from upgd.study import Ledger, Result, RunSpec, StudyError, halving, search
+from upgd.ledger import Ledger, Result, RunSpec, StudyError
+from upgd.study import search
+from upgd.study import sweeps as halving
 from upgd.study.search import Axis, Space
 from upgd.study.sweeps import Sweep
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from tests.running import work
 from tests.test_pages import RESULTS, made_up
 from upgd.cli import app
+from upgd.ledger import Ledger, RunSpec
 from upgd.paper.results import TABLE, write
-from upgd.study import Ledger, RunSpec
 
 TOY = "toy-changing-inputs"
 ODD = os.fsdecode(b"st\xffudy \xe9") if os.name != "nt" else "study \u2113"

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from tests.ledgers import Clock
 from upgd.cli import app
-from upgd.study import Ledger, Result, RunSpec, Series, save_checkpoint
-from upgd.study.events import place
-from upgd.study.watching import look, progress
+from upgd.ledger import Ledger, Result, RunSpec, Series, save_checkpoint
+from upgd.report.tensorboard import place
+from upgd.report.watching import look, progress
 
 PROBLEM = "label-permuted-digits"
 

@@ -16,8 +16,9 @@ from tests.ledgers import posix, spec
 from tests.running import work
 from tests.test_ledger_disks import no_file_larger_than
 from upgd.cli import app
+from upgd.ledger import Ledger, RunSpec, StudyError
 from upgd.rl.runs import PREFIX
-from upgd.study import Ledger, RunSpec, StudyError, runner
+from upgd.study import runner
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 

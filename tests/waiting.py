@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from upgd.study import Ledger, LedgerError
+from upgd.ledger import Ledger, LedgerError
 
 PATIENCE = 600.0
 """Seconds after which something counts as hanging. Nothing that works comes near it."""

@@ -16,8 +16,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import upgd
+from upgd.ledger import StudyError
 from upgd.streams import DataError, DataNotFoundError
-from upgd.study import StudyError
 from upgd.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,11 +15,11 @@ from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
 from upgd.cli.arguments import seed_list, whole
 from upgd.cli.options import PROBLEM, STUDY
 from upgd.lab.study import Study
+from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
 from upgd.paper.sets import BEST
 from upgd.report.figures import check_format
 from upgd.report.sensitivity import draw_sensitivity
-from upgd.study.files import check_output
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Ranking
 from upgd.text import count, pairs, ranges

@@ -8,8 +8,8 @@ import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, say
 from upgd.cli.options import STUDY
-from upgd.study.checking import Findings, check_study
-from upgd.study.repairing import repair_study
+from upgd.ledger.checking import Findings, check_study
+from upgd.ledger.repairing import repair_study
 from upgd.text import count
 
 

@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from upgd.cli.app import F, app, err, mistakes_are_one_line, out, say, tell, wrote
+from upgd.ledger.files import check_output
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
@@ -31,7 +32,6 @@ from upgd.streams.download import fetch as download
 from upgd.streams.extract import extract, list_images
 from upgd.streams.files import find
 from upgd.streams.readers import DataError, OnProgress
-from upgd.study.files import check_output
 
 data = typer.Typer(
     help="Find, fetch, check and convert the data behind the problems.",

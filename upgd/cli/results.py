@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from upgd.cli.app import app, mistakes_are_one_line, wrote
+from upgd.ledger import write_atomically
 from upgd.paper.pages import Site
-from upgd.study import write_atomically
 
 
 @app.command()

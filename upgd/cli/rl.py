@@ -16,12 +16,12 @@ from upgd.cli.arguments import check_once, seed_list, whole
 from upgd.cli.options import CHECKPOINT, DEVICE, QUIET, end, open_study
 from upgd.cli.show import show_table
 from upgd.lab.study import Study
+from upgd.ledger import RunSpec
+from upgd.ledger.canonical import proper_name
 from upgd.optim.registry import scalars
 from upgd.rl.environments import RLError, Spaces, make
 from upgd.rl.runs import PREFIX, parse_settings
 from upgd.rl.study import newest_environments
-from upgd.study import RunSpec
-from upgd.study.canonical import proper_name
 from upgd.study.forecast import forecast_lines
 from upgd.text import count
 

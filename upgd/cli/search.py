@@ -22,10 +22,10 @@ from upgd.cli.options import (
     open_study,
 )
 from upgd.lab import searching
+from upgd.ledger.files import check_output
 from upgd.paper import found as sets_found
 from upgd.paper.searches import SEARCHES
 from upgd.study.execution import Tally
-from upgd.study.files import check_output
 from upgd.study.options import check_device
 from upgd.text import count
 

@@ -13,12 +13,12 @@ from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
 from upgd.cli.options import METHOD, PROBLEM, STUDY, USE, load, open_study
 from upgd.lab import views
 from upgd.lab.study import Study
+from upgd.ledger import RULES_VERSION, Ledger
+from upgd.ledger.files import check_output, check_output_folder
 from upgd.optim.registry import METHODS
 from upgd.report import tables
+from upgd.report.tensorboard import write_events
 from upgd.streams import PROBLEMS
-from upgd.study import RULES_VERSION, Ledger
-from upgd.study.events import write_events
-from upgd.study.files import check_output, check_output_folder
 from upgd.text import pairs
 
 

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from upgd.cli.app import app, mistakes_are_one_line, out
 from upgd.cli.options import STUDY
-from upgd.study import Ledger
-from upgd.study.watching import Row, View, look
+from upgd.ledger import Ledger
+from upgd.report.watching import Row, View, look
 from upgd.text import clock, count, printable, short
 
 LONGEST = 400

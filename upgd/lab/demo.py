@@ -13,11 +13,11 @@ from upgd.engine.batched import has_dense_path
 from upgd.engine.dense_cpu import cores
 from upgd.lab.study import Study
 from upgd.lab.views import Table
+from upgd.ledger import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
+from upgd.ledger.files import check_generated, check_output
 from upgd.report import sections, verdict
 from upgd.report.figures import draw_curves
 from upgd.report.html import MARK, Report, plotly_source, render
-from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
-from upgd.study.files import check_generated, check_output
 
 PROBLEM = "label-permuted-digits"
 TASK_LENGTH = 500

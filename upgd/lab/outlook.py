@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from upgd.lab.sweeping import PlannedSweep
-from upgd.study import Run, RunSpec, forecast, halving
+from upgd.ledger import Run, RunSpec
+from upgd.study import forecast
+from upgd.study import sweeps as halving
 from upgd.study.options import Options
 from upgd.study.search import Space
 from upgd.study.selection import Family

@@ -10,6 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from upgd.lab.study import Study
+from upgd.ledger import Ledger, Run, RunSpec
+from upgd.ledger.files import check_generated, check_output_folder
+from upgd.ledger.ledger import NAME
+from upgd.ledger.versions import commit
 from upgd.paper import committed, provenance
 from upgd.paper.committed import Table, are_tables
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
@@ -20,13 +24,9 @@ from upgd.paper.measuring import How, Measured
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, find, folder_name, gather, lacking, read, write
 from upgd.report.figures import check_format
-from upgd.study import Ledger, Run, RunSpec
-from upgd.study.files import check_generated, check_output_folder
 from upgd.study.forecast import forecast_lines
 from upgd.study.kinds import kind_of
-from upgd.study.ledger import NAME
 from upgd.study.options import check_device
-from upgd.study.versions import commit
 from upgd.text import count
 
 MARKED = {"png", "svg"}

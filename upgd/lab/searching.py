@@ -10,10 +10,11 @@ from typing import Any
 from upgd.lab import grids
 from upgd.lab.study import Study
 from upgd.lab.sweeping import MOST_RUNS
+from upgd.ledger import Ledger
 from upgd.optim.registry import scalars
 from upgd.paper import found as sets_found
 from upgd.paper.searches import GROUPS, SEARCHES, Search, learner, outcome, upcoming
-from upgd.study import Ledger, forecast
+from upgd.study import forecast
 from upgd.study.execution import Tally
 from upgd.study.kinds import kind_of
 from upgd.study.selection import Ranking

@@ -15,14 +15,14 @@ from upgd.lab.definitions import method_name, resolve_network, resolve_problem
 from upgd.lab.outlook import outlook
 from upgd.lab.sweeping import MOST_RUNS, PlannedSweep, plan_sweep
 from upgd.lab.views import Picture, Rankings, Table
+from upgd.ledger import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
+from upgd.ledger.files import check_generated, check_output
+from upgd.ledger.ledger import NAME
 from upgd.paper.judging import judge
 from upgd.report import figures, sections, tables
 from upgd.report.html import MARK, Report, render
-from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.study.execution import Tally
-from upgd.study.files import check_generated, check_output
 from upgd.study.kinds import kind_of
-from upgd.study.ledger import NAME
 from upgd.study.options import Options, check_device
 from upgd.study.runner import run_pending, run_specs
 from upgd.study.selection import best_sets

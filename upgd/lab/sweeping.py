@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from upgd.lab import grids
+from upgd.ledger import Ledger, Run, RunSpec, Scalar
 from upgd.paper.grids import each_set
 from upgd.streams import Problem
-from upgd.study import Ledger, Run, RunSpec, Scalar
-from upgd.study import halving as halvings
 from upgd.study import search as searches
+from upgd.study import sweeps as halvings
 from upgd.study.execution import Tally
 from upgd.study.learners import at_a_time
 from upgd.study.options import Options

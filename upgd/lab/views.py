@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upgd.ledger import Run
 from upgd.report import tables
-from upgd.study import Run
 from upgd.study.selection import Ranking
 from upgd.text import pairs
 

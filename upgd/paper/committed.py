@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from upgd.ledger import RunSpec
+from upgd.ledger.spec import MEASURING
 from upgd.paper import provenance, results
 from upgd.paper.experiments import Experiment
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, folder_name
-from upgd.study import RunSpec
-from upgd.study.spec import MEASURING
 
 
 class Table(NamedTuple):

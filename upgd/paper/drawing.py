@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.caches import use_matplotlib_cache
+from upgd.ledger import StudyError, write_atomically
 from upgd.paper.evidence import diverged, forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
@@ -20,7 +21,6 @@ from upgd.paper.results import Results
 from upgd.paper.searches import WEIGHTS, variants
 from upgd.paper.sets import MAIN, METHODS
 from upgd.streams import get as get_problem
-from upgd.study import StudyError, write_atomically
 
 COLOURS = {
     "upgd": "#0072b2", "n-upgd": "#56b4e9", "shrink-and-perturb": "#009e73", "pgd": "#7a9a01",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from upgd.ledger import RunSpec
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper.found import Found, Sets, read
 from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
@@ -21,7 +22,6 @@ from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best
 from upgd.rl.ppo import Settings
 from upgd.rl.runs import ITERATIONS, PREFIX
 from upgd.streams import get as get_problem
-from upgd.study import RunSpec
 
 STRIDE = 100
 """Samples between diagnostics; the paper's every sample would cost a tenth of the time."""

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from upgd.ledger.files import write_atomically
 from upgd.paper.sets import Set
-from upgd.study.files import write_atomically
 
 FILE = Path(__file__).with_name("found.json")
 

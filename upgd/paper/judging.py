@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from upgd.ledger import Ledger
 from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.evidence import shown
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import collect
 from upgd.report.html import Judged
-from upgd.study import Ledger
 
 
 def judge(ledger: Ledger, problem: str = "") -> tuple[list[Judged], list[str]]:

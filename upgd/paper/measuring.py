@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from upgd.ledger.versions import all_versions
 from upgd.paper.provenance import Part, Provenance, day
-from upgd.study.versions import all_versions
 
 Say = Callable[[str], None]
 

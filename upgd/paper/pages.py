@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from upgd.ledger.files import check_generated, check_output
 from upgd.paper import provenance
 from upgd.paper.claims import Judged, judge_results, table
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
@@ -40,7 +41,6 @@ from upgd.paper.tables import (
     source,
     took,
 )
-from upgd.study.files import check_generated, check_output
 
 FIGURES_FOLDER = "figures"
 NOTES = "notes.md"

@@ -14,14 +14,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from upgd.ledger import Run, RunSpec, write_atomically
+from upgd.ledger.canonical import display_name
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
 from upgd.rl.runs import PREFIX
 from upgd.streams import DataNotFoundError, check
 from upgd.streams import get as get_problem
-from upgd.study import Run, RunSpec, write_atomically
-from upgd.study.canonical import display_name
 from upgd.study.kinds import kind_of
 from upgd.text import ranges
 

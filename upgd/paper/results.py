@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.ledger import Ledger, Run, RunSpec
+from upgd.ledger.files import write_atomically
+from upgd.ledger.spec import MEASURING
 from upgd.metrics import rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
 from upgd.paper.searches import SEEDS_OF_SEARCHES
-from upgd.study import Ledger, Run, RunSpec
-from upgd.study.files import write_atomically
 from upgd.study.kinds import kind_of
-from upgd.study.spec import MEASURING
 
 Array = NDArray[np.float64]
 TABLE = "series.csv.gz"

@@ -17,15 +17,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from upgd.ledger import Ledger, Run, RunSpec
+from upgd.ledger.spec import Scalar
 from upgd.paper.found import Found, Tried
 from upgd.paper.grids import Axis, grid
 from upgd.paper.grids import sets as all_sets
 from upgd.paper.sets import BEST, MAIN, METHODS, STATIONARY, TOYS, Set
 from upgd.streams import get as get_problem
-from upgd.study import Ledger, Run, RunSpec
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Hyper, Ranking
-from upgd.study.spec import Scalar
 from upgd.study.sweeps import OVER, Sweep
 
 SEEDS_OF_SEARCHES = range(1000, 2000)

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from upgd import timing
+from upgd.ledger import write_atomically
+from upgd.ledger.versions import processor
 from upgd.metrics import Interval, bootstrap, standard_error
 from upgd.networks import mlp
 from upgd.optim.registry import METHODS as REGISTRY
@@ -30,8 +32,6 @@ from upgd.paper import provenance
 from upgd.paper.drawing import COLOURS, canvas, save
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.sets import METHODS
-from upgd.study import write_atomically
-from upgd.study.versions import processor
 from upgd.threads import one_thread
 
 NAME = "time"

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from upgd import curvature
+from upgd.ledger import write_atomically
+from upgd.ledger.versions import processor
 from upgd.metrics import Interval
 from upgd.paper.drawing import canvas, save
 from upgd.paper.evidence import (
@@ -45,8 +47,6 @@ from upgd.paper.evidence import (
 )
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.results import table_rows
-from upgd.study import write_atomically
-from upgd.study.versions import processor
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
 
 NAME = "fig2"

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.caches import use_matplotlib_cache
+from upgd.ledger import Ledger, Run, StudyError, write_atomically
+from upgd.ledger.queries import Kept
 from upgd.report import tables
 from upgd.report.colours import LIGHT, style
-from upgd.study import Ledger, Run, StudyError, write_atomically
-from upgd.study.queries import Kept
 
 MANY = 20  # lines that a legend can name
 READABLE = 10  # lines in one figure

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.ledger import Result, Run, StudyError
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
 from upgd.report.sections import (
     FIRST,
@@ -35,7 +36,6 @@ from upgd.report.sections import (
     tally,
     thin,
 )
-from upgd.study import Result, Run, StudyError
 from upgd.study.kinds import kind_of
 from upgd.text import duration, ranges
 

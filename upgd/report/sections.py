@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.ledger import Ledger, Run
+from upgd.ledger.queries import Kept
 from upgd.report import tables, verdict
 from upgd.report.tables import Group
 from upgd.streams import PROBLEMS
-from upgd.study import Ledger, Run
-from upgd.study.queries import Kept
 from upgd.study.selection import LARGER
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")

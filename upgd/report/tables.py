@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upgd import metrics
-from upgd.study import Ledger, Run, RunSpec, Scalar
+from upgd.ledger import Ledger, Run, RunSpec, Scalar
+from upgd.ledger.spec import MEASURING
 from upgd.study.selection import LARGER
-from upgd.study.spec import MEASURING
 
 
 class Group(NamedTuple):
@@ -139,8 +139,8 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
     """The best setting of each method, length and options, with the number of settings compared.
 
     Options, such as a network without hidden layers, make another learner unless they only measure
-    (:data:`upgd.study.spec.MEASURING`). Settings are compared by the area under the curve (the mean
-    over the whole run, over seeds) of their accuracy or return, or of their loss where there is
+    (:data:`upgd.ledger.spec.MEASURING`). Settings are compared by the area under the curve (the
+    mean over the whole run, over seeds) of their accuracy or return, or of their loss where there is
     none; those without a diverged seed come first.
     """
     families: dict[Group, dict[Group, tuple[int, float]]] = defaultdict(dict)

@@ -11,12 +11,12 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from upgd.engine.dense import Learner
+from upgd.ledger.canonical import Usual
+from upgd.ledger.errors import SpecError
+from upgd.ledger.spec import RunSpec, Scalar
 from upgd.rl.environments import RLError
 from upgd.rl.ppo import DEFAULTS, Settings, learner
-from upgd.study.canonical import Usual
-from upgd.study.errors import SpecError
 from upgd.study.prepare import arguments
-from upgd.study.spec import RunSpec, Scalar
 
 PREFIX = "ppo/"
 """Before the environment's name, in a problem's."""
@@ -53,7 +53,7 @@ def plan(spec: RunSpec) -> Plan:
         SpecError: It does not fit.
 
     Example:
-        >>> from upgd.study import RunSpec
+        >>> from upgd.ledger import RunSpec
         >>> spec = RunSpec("ppo/Hopper-v5", "adam", seed=0, steps=1_000_000)
         >>> found = plan(spec)
         >>> found.environment, found.window, found.iterations
@@ -105,7 +105,7 @@ def usual(options: Mapping[str, Scalar]) -> Usual:
     """What agents do unless they are told otherwise.
 
     Example:
-        >>> from upgd.study import RunSpec
+        >>> from upgd.ledger import RunSpec
         >>> spec = RunSpec("ppo/Hopper-v5", "AdaUPGD", {"lr": 6e-4}, options={"anneal": True})
         >>> spec.method, spec.hyper["eps"], dict(spec.options)
         ('ada-upgd', 1e-05, {})

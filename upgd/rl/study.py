@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import cores
+from upgd.ledger.canonical import Usual
+from upgd.ledger.checkpoints import Checkpoint
+from upgd.ledger.errors import StudyError
+from upgd.ledger.records import Result
+from upgd.ledger.spec import RunSpec, Scalar
+from upgd.ledger.versions import OF_AGENTS
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import environment_id, known_environments, make
 from upgd.rl.runs import PREFIX, Plan, agent, plan, usual
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
-from upgd.study.canonical import Usual
-from upgd.study.checkpoints import Checkpoint
-from upgd.study.errors import StudyError
 from upgd.study.execution import LONGEST_LOSS, Execution, Progress, Recorder, Reporter
 from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.learners import device_name
 from upgd.study.options import Options
-from upgd.study.records import Result
-from upgd.study.spec import RunSpec, Scalar
-from upgd.study.versions import OF_AGENTS
 
 RECENT = 10
 """Episodes of an agent whose mean return progress tells."""

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.engine import memory
+from upgd.ledger.checkpoints import Checkpoint
+from upgd.ledger.errors import SpecError, StudyError
+from upgd.ledger.records import Result, Series
+from upgd.ledger.spec import RunSpec, Scalar
+from upgd.ledger.versions import all_versions, commit, versions
 from upgd.streams import DataError
-from upgd.study.checkpoints import Checkpoint
-from upgd.study.errors import SpecError, StudyError
 from upgd.study.options import Options
-from upgd.study.records import Result, Series
-from upgd.study.spec import RunSpec, Scalar
-from upgd.study.versions import all_versions, commit, versions
 
 CHECKPOINT_SHARE = 0.02
 LONGEST_LOSS = 60.0

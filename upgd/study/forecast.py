@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from upgd.engine import memory
+from upgd.ledger.ledger import Ledger
+from upgd.ledger.records import Result, Run, Series
+from upgd.ledger.spec import RunSpec, Scalar
 from upgd.study.kinds import Pace, kind_of
 from upgd.study.learners import EAGER, at_a_time, device_name, spread
-from upgd.study.ledger import Ledger
 from upgd.study.options import Options
 from upgd.study.prepare import plan
-from upgd.study.records import Result, Run, Series
-from upgd.study.spec import RunSpec, Scalar
 from upgd.text import clock, count, short
 
 SAMPLE = 64

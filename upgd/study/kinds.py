@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from upgd.engine import memory
-from upgd.study.canonical import KINDS, Usual
+from upgd.ledger.canonical import KINDS, Usual
+from upgd.ledger.spec import RunSpec, Scalar
 from upgd.study.execution import Execution, Reporter
 from upgd.study.options import Options
-from upgd.study.spec import RunSpec, Scalar
 
 LEARNERS = "upgd.study.learners"
 

@@ -12,9 +12,11 @@ import torch
 
 from upgd.engine import Divergence, EagerRun, memory
 from upgd.engine.batched import BatchedRun, kind_of
+from upgd.ledger.checkpoints import Checkpoint
+from upgd.ledger.errors import SpecError
+from upgd.ledger.records import Result
+from upgd.ledger.spec import RunSpec
 from upgd.streams import check, get
-from upgd.study.checkpoints import Checkpoint
-from upgd.study.errors import SpecError
 from upgd.study.execution import (
     LONGEST_LOSS,
     Execution,
@@ -26,8 +28,6 @@ from upgd.study.execution import (
 from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.options import Options
 from upgd.study.prepare import plan, prepare
-from upgd.study.records import Result
-from upgd.study.spec import RunSpec
 
 EAGER = "eager"
 BATCHED = "batched"

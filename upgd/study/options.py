@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from upgd.study.errors import SpecError
+from upgd.ledger.errors import SpecError
 
 ENGINES = ("auto", "batched", "eager")
 
@@ -74,7 +74,7 @@ def check_device(device: str) -> None:
         >>> check_device("cpu")
         >>> check_device("gpu")
         Traceback (most recent call last):
-        upgd.study.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
+        upgd.ledger.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
 PyTorch finds a GPU
     """
     try:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from upgd.study.checkpoints import checkpoint_facts, kept_checkpoints
-from upgd.study.errors import CheckpointError, SpecError
+from upgd.ledger.checkpoints import checkpoint_facts, kept_checkpoints
+from upgd.ledger.errors import CheckpointError, SpecError
+from upgd.ledger.ledger import Ledger
 from upgd.study.kinds import Group, Kind
 from upgd.study.learners import device_name
-from upgd.study.ledger import Ledger
 from upgd.study.options import Options
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from upgd import networks
 from upgd.engine import EagerRun, Setting
+from upgd.ledger.canonical import NO_LAYERS as NO_LAYERS
+from upgd.ledger.errors import SpecError
+from upgd.ledger.spec import RunSpec, Scalar
 from upgd.optim.registry import get as get_method
 from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
-from upgd.study.canonical import NO_LAYERS as NO_LAYERS
-from upgd.study.errors import SpecError
-from upgd.study.spec import RunSpec, Scalar
 
 
 def prepare(
@@ -27,7 +27,7 @@ def prepare(
         SpecError: The specification does not fit the problem or the method.
 
     Example:
-        >>> from upgd.study import RunSpec
+        >>> from upgd.ledger import RunSpec
         >>> from upgd.study.prepare import prepare
         >>> spec = RunSpec("label-permuted-digits", "upgd", {"lr": 0.01}, seed=0, steps=10)
         >>> prepare(spec).advance(10)

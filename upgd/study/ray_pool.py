@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from upgd.engine.dense_cpu import cores
-from upgd.study.errors import StudyError
+from upgd.ledger.errors import StudyError
 from upgd.study.pools import Roll
 from upgd.study.worker import Alive, Died, Event, Job, Worker
 

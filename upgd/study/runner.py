@@ -22,7 +22,7 @@ from typing import Any
 
 import upgd
 from upgd.engine.dense_cpu import cores
-from upgd.study.checkpoints import (
+from upgd.ledger.checkpoints import (
     checkpoint_facts,
     checkpoint_path,
     checkpoints,
@@ -30,20 +30,20 @@ from upgd.study.checkpoints import (
     kept_checkpoints,
     save_packed,
 )
-from upgd.study.errors import CheckpointError, LeaseLostError, LedgerError, StudyError
+from upgd.ledger.errors import CheckpointError, LeaseLostError, LedgerError, StudyError
+from upgd.ledger.files import remove_partial
+from upgd.ledger.ledger import SUSPECT, Ledger
+from upgd.ledger.presence import departed, present
+from upgd.ledger.records import Claim, Result, owner_name
+from upgd.ledger.spec import RULES_VERSION, RunSpec
+from upgd.ledger.versions import versions
 from upgd.study.execution import Progress, Tally
 from upgd.study.extensions import carried
-from upgd.study.files import remove_partial
 from upgd.study.kinds import Group, Kind, Room, kind_of
 from upgd.study.learners import EAGER, together
-from upgd.study.ledger import SUSPECT, Ledger
 from upgd.study.options import Options, check_device
 from upgd.study.pending import Pending, continues, restarts
 from upgd.study.pools import Pool, ThisProcess, make_pool
-from upgd.study.presence import departed, present
-from upgd.study.records import Claim, Result, owner_name
-from upgd.study.spec import RULES_VERSION, RunSpec
-from upgd.study.versions import versions
 from upgd.study.worker import Advanced, Alive, Died, Ended, Event, Finished, Job, Kept, Noted, Ready
 
 SILENCE = 60.0

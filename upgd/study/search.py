@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upgd.study.errors import StudyError
-from upgd.study.ledger import Ledger
+from upgd.ledger.errors import StudyError
+from upgd.ledger.ledger import Ledger
 from upgd.study.selection import LARGER, Candidate, Family, Hyper, Ranking
 from upgd.study.sweeps import OVER, Sweep
 

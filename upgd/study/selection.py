@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from upgd.ledger.canonical import display_name
+from upgd.ledger.ledger import Ledger
+from upgd.ledger.records import Run
+from upgd.ledger.spec import RunSpec, Scalar
 from upgd.metrics import Interval, mean_interval
-from upgd.study.canonical import display_name
-from upgd.study.ledger import Ledger
-from upgd.study.records import Run
-from upgd.study.spec import RunSpec, Scalar
 
 LARGER = ("accuracy", "return")
 """Metrics of which more is better, the first that is known first; else methods have a loss."""

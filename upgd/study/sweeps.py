@@ -1,14 +1,25 @@
-"""Many sets of hyperparameters on one problem, each with the same seeds."""
+"""Many sets of hyperparameters on one problem, each with the same seeds; successive halving.
+
+All sets of a method are run for a part of the steps, with all seeds. The best of them by the
+criterion of :mod:`upgd.study.selection`, one in `eta`, are run `eta` times as long, and so on up to
+the full length. A shorter run is the beginning of a longer one: it has the same stream, the same
+initial weights and the same noise.
+
+A rung's runs are runs of their own in the ledger, so a longer one begins anew instead of going on
+from the shorter: it costs a share of 1/eta more at most, and every run in the ledger stays what
+its specification says. What comes next is a function of the sweep and of what the ledger holds.
+So a sweep that was killed goes on, and several processes may work on one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upgd.study.ledger import Ledger
-from upgd.study.records import Run
-from upgd.study.selection import Family, Hyper, Ranking, rankings
-from upgd.study.spec import RunSpec, Scalar
+from upgd.ledger.ledger import Ledger
+from upgd.ledger.records import Run
+from upgd.ledger.spec import RunSpec, Scalar
+from upgd.study.selection import Candidate, Family, Hyper, Ranking, rankings
 
 OVER = ("done", "diverged", "failed")
 """States in which nothing more comes of a run."""
@@ -78,3 +89,101 @@ def read(ledger: Ledger, sweep: Sweep) -> dict[str, list[Run]]:
         method: list(ledger.runs(problem=sweep.problem, method=sweep.family(method).method))
         for method in sweep.sets
     }
+
+
+# ------------------------------------------------------------------- successive halving
+@dataclass(frozen=True)
+class Rung:
+    """Sets that are run for so many steps, and what became of them.
+
+    Attributes:
+        steps: How many.
+        sets: By method, those that are run.
+        over: Whether all runs are; until then there is no order.
+        kept: By method, the sets that go on, best first; at full length all complete ones.
+        dropped: By method, the others, best first; last those that lack a seed.
+    """
+
+    steps: int
+    sets: Mapping[str, Sequence[Hyper]]
+    over: bool
+    kept: Mapping[str, Sequence[Candidate]]
+    dropped: Mapping[str, Sequence[Candidate]]
+
+
+def lengths(sets: int, steps: int, eta: int, window: int) -> list[int]:
+    """How many steps the rungs of a method with so many sets have, in whole windows but the last.
+
+    There are as many rungs as leave one set or more at full length, and the first is no shorter
+    than a window.
+
+    Example:
+        >>> lengths(sets=20, steps=100_000, eta=3, window=2_500)
+        [10000, 32500, 100000]
+        >>> lengths(sets=2, steps=100_000, eta=3, window=2_500)
+        [100000]
+    """
+    found = [steps]
+    parts = eta
+    while parts <= sets and (short := steps // parts // window * window) >= window:
+        if short < found[0]:
+            found.insert(0, short)
+        parts *= eta
+    return found
+
+
+def schedule(sweep: Sweep, eta: int, window: int) -> dict[int, dict[str, int]]:
+    """By rung's length, how many sets of each method are run there, from the shortest rung on."""
+    found: dict[int, dict[str, int]] = {}
+    for method, sets in sweep.sets.items():
+        count = len(sets)
+        for steps in lengths(len(sets), sweep.steps, eta, window):
+            found.setdefault(steps, {})[method] = count
+            count = -(-count // eta)
+    return dict(sorted(found.items()))
+
+
+def rungs(ledger: Ledger, sweep: Sweep, eta: int, window: int) -> list[Rung]:
+    """The rungs as far as a ledger has come: the last is the one to work on, or the end.
+
+    Args:
+        ledger: The study's.
+        sweep: All sets, and the full length.
+        eta: One in so many goes on.
+        window: Samples per point, in steps.
+    """
+    runs = read(ledger, sweep)
+    states = {run.key: run.state for found in runs.values() for run in found}
+    alive: dict[str, list[Hyper]] = sweep.hypers()
+    found: list[Rung] = []
+    for steps, methods in schedule(sweep, eta, window).items():
+        sets = {method: alive[method] for method in methods}
+        specs = sweep.specs(steps, sets)
+        if not all(states.get(spec.key) in OVER for spec in specs):
+            return [*found, Rung(steps, sets, False, {}, {})]
+        rung = _settled(sweep, runs, steps, sets, eta)
+        found.append(rung)
+        alive |= {method: [one.hyper for one in kept] for method, kept in rung.kept.items()}
+    return found
+
+
+def specs_of(sweep: Sweep, rung: Rung) -> list[RunSpec]:
+    """The runs of a rung."""
+    return sweep.specs(rung.steps, rung.sets)
+
+
+def _settled(
+    sweep: Sweep,
+    runs: Mapping[str, Sequence[Run]],
+    steps: int,
+    sets: Mapping[str, Sequence[Hyper]],
+    eta: int,
+) -> Rung:
+    kept: dict[str, Sequence[Candidate]] = {}
+    dropped: dict[str, Sequence[Candidate]] = {}
+    for method, mine in sets.items():
+        ranking: Ranking = sweep.ranking(runs[method], method, mine, steps)
+        count = len(mine) if steps == sweep.steps else -(-len(mine) // eta)
+        kept[method] = ranking.complete[:count]
+        dropped[method] = (*ranking.complete[count:], *ranking.incomplete)
+    return Rung(steps, sets, True, kept, dropped)

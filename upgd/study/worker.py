@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 import upgd
 from upgd.engine import memory
-from upgd.study.checkpoints import (
+from upgd.ledger.checkpoints import (
     Checkpoint,
     load_checkpoint,
     pack_checkpoint,
     save_checkpoint,
     unpack_checkpoint,
 )
-from upgd.study.errors import CheckpointError, SpecError
+from upgd.ledger.errors import CheckpointError, SpecError
+from upgd.ledger.records import Result
+from upgd.ledger.spec import RULES_VERSION, RunSpec
 from upgd.study.execution import Execution, Progress, is_environment_error
 from upgd.study.kinds import Room, kind_of
 from upgd.study.options import Options, check_device
-from upgd.study.records import Result
-from upgd.study.spec import RULES_VERSION, RunSpec
 
 BEAT = 2.0
 """Seconds after which a worker that has nothing to report says that it is alive."""

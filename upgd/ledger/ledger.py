@@ -25,15 +25,16 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.study import crash, export, queries
-from upgd.study.canonical import proper_name
-from upgd.study.checksums import checksum
-from upgd.study.database import Database, damaged
-from upgd.study.errors import LeaseLostError, LedgerError
-from upgd.study.queries import FILTERS, Kept, read_run, select_runs, select_series
-from upgd.study.records import STATES, Claim, Lease, Result, Run, to_blob, to_text
-from upgd.study.schema import RESULT, RUN
-from upgd.study.spec import RULES_VERSION, RunSpec
+from upgd.ledger import crash_points as crash
+from upgd.ledger import export, queries
+from upgd.ledger.canonical import proper_name
+from upgd.ledger.checksums import checksum
+from upgd.ledger.database import Database, damaged
+from upgd.ledger.errors import LeaseLostError, LedgerError
+from upgd.ledger.queries import FILTERS, Kept, read_run, select_runs, select_series
+from upgd.ledger.records import STATES, Claim, Lease, Result, Run, to_blob, to_text
+from upgd.ledger.schema import RESULT, RUN
+from upgd.ledger.spec import RULES_VERSION, RunSpec
 
 NAME = "ledger.sqlite"
 SUSPECT, ATTEMPTS, PATIENCE = 2, 5, 300.0
@@ -52,7 +53,7 @@ class Ledger:
     """A study's ledger; open one with :meth:`open`.
 
     >>> import tempfile
-    >>> from upgd.study import Ledger, Result, RunSpec, Series
+    >>> from upgd.ledger import Ledger, Result, RunSpec, Series
     >>> specs = [RunSpec("digits", "upgd", {"lr": 0.01}, seed=s, steps=100) for s in range(3)]
     >>> with tempfile.TemporaryDirectory() as folder, Ledger.open(folder) as ledger:
     ...     print(ledger.add(specs), ledger.add(specs))
@@ -453,13 +454,13 @@ class Ledger:
         return queries.all_metrics(self._database)
 
     def export_csv(self, target: str | os.PathLike[str] | TextIO) -> int:
-        """Write a table with a row per run; see :func:`upgd.study.export.runs_csv`."""
+        """Write a table with a row per run; see :func:`upgd.ledger.export.runs_csv`."""
         return export.runs_csv(self.runs(), target)
 
     def series_csv(
         self, target: str | os.PathLike[str] | TextIO, metrics: Collection[str] | None = None
     ) -> int:
-        """Write a table with a row per window; see :func:`upgd.study.export.series_csv`."""
+        """Write a table with a row per window; see :func:`upgd.ledger.export.series_csv`."""
         return export.series_csv(self, target, metrics)
 
     def _settle(self, name: str, claim: Claim, state: str, result: Result) -> None:

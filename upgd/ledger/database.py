@@ -17,9 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
-from upgd.study import crash, disks, schema
-from upgd.study.checkpoints import load_checkpoint, save_checkpoint
-from upgd.study.errors import CheckpointError, DamagedError, LedgerError
+from upgd.ledger import crash_points as crash
+from upgd.ledger import network_disks as disks
+from upgd.ledger import schema
+from upgd.ledger.checkpoints import load_checkpoint, save_checkpoint
+from upgd.ledger.errors import CheckpointError, DamagedError, LedgerError
 
 MAGIC = b"SQLite format 3\0"
 BUSY_SECONDS = 30.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from upgd.filesystem import follow, open_replacement, open_through
-from upgd.study import crash
-from upgd.study.errors import StudyError
-from upgd.study.schema import APPLICATION_ID
+from upgd.ledger import crash_points as crash
+from upgd.ledger.errors import StudyError
+from upgd.ledger.schema import APPLICATION_ID
 
 SUFFIX = ".partial"
 LEDGER = "ledger.sqlite"

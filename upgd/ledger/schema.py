@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
-from upgd.study.checksums import checksum
-from upgd.study.old_specs import canonical_json
+from upgd.ledger.checksums import checksum
+from upgd.ledger.old_specs import canonical_json
 
 APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLite databases
 

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from upgd.study import crash, schema
-from upgd.study.checking import Findings, spec_cells
-from upgd.study.checksums import checksum
-from upgd.study.database import ERRORS, connect, copy_checkpoints, explain, upgrade
-from upgd.study.errors import DamagedError, SpecError
-from upgd.study.files import write_atomically
-from upgd.study.ledger import NAME
-from upgd.study.queries import OVER, Cells, Row, series_faults
-from upgd.study.spec import RunSpec
+from upgd.ledger import crash_points as crash
+from upgd.ledger import schema
+from upgd.ledger.checking import Findings, spec_cells
+from upgd.ledger.checksums import checksum
+from upgd.ledger.database import ERRORS, connect, copy_checkpoints, explain, upgrade
+from upgd.ledger.errors import DamagedError, SpecError
+from upgd.ledger.files import write_atomically
+from upgd.ledger.ledger import NAME
+from upgd.ledger.queries import OVER, Cells, Row, series_faults
+from upgd.ledger.spec import RunSpec
 
 SECONDS = 5.0
 """To wait for processes that work on the study."""

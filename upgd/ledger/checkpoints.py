@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.study import crash
-from upgd.study.errors import CheckpointError, StudyError
-from upgd.study.files import cannot_write, replace_file
+from upgd.ledger import crash_points as crash
+from upgd.ledger.errors import CheckpointError, StudyError
+from upgd.ledger.files import cannot_write, replace_file
 
 META = "__meta__"
 FORMAT = "upgd-checkpoint"

@@ -12,8 +12,8 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from upgd.study.canonical import canonical, display_name, proper_name
-from upgd.study.errors import SpecError
+from upgd.ledger.canonical import canonical, display_name, proper_name
+from upgd.ledger.errors import SpecError
 
 RULES_VERSION = 2
 """The version of the update rules and of the randomness; raised whenever results change."""
@@ -35,7 +35,7 @@ class RunSpec:
     Values are brought to one form: hyperparameters are floats sorted by name, -0.0 is 0.0, and an
     option that is a whole number is an int. A method of the registry has its own name there and all
     of its hyperparameters, and a problem's options that change nothing are left out
-    (:mod:`upgd.study.canonical`). Specifications are equal where their JSON is.
+    (:mod:`upgd.ledger.canonical`). Specifications are equal where their JSON is.
 
     Attributes:
         problem: Name of the stream, such as ``"input-permuted-mnist"``.
@@ -145,7 +145,7 @@ class RunSpec:
         >>> RunSpec.from_json('{"problem": "digits", "methd": "sgd"}')
         Traceback (most recent call last):
         ...
-        upgd.study.errors.SpecError: a run has no field 'methd'; its fields are problem, method, \
+        upgd.ledger.errors.SpecError: a run has no field 'methd'; its fields are problem, method, \
 hyper, seed, steps, options, rules, sources
         """
         try:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from upgd.study.errors import LedgerError
-from upgd.study.spec import LIMIT, RunSpec, Scalar
+from upgd.ledger.errors import LedgerError
+from upgd.ledger.spec import LIMIT, RunSpec, Scalar
 
 STATES = ("pending", "running", "done", "failed", "diverged")
 

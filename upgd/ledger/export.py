@@ -8,11 +8,11 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from upgd.study.files import write_atomically
-from upgd.study.records import Run
+from upgd.ledger.files import write_atomically
+from upgd.ledger.records import Run
 
 if TYPE_CHECKING:
-    from upgd.study.ledger import Ledger
+    from upgd.ledger.ledger import Ledger
 
 FIRST = ("key", "problem", "method", "seed", "steps", "rules", "state", "attempts", "error")
 LAST = ("engine", "device", "dtype", "started", "finished", "wall", "diverged_at")

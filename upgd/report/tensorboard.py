@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from upgd.study.errors import StudyError
-from upgd.study.ledger import Ledger
-from upgd.study.queries import Kept
-from upgd.study.records import Run
-from upgd.study.spec import RunSpec
+from upgd.ledger.errors import StudyError
+from upgd.ledger.ledger import Ledger
+from upgd.ledger.queries import Kept
+from upgd.ledger.records import Run
+from upgd.ledger.spec import RunSpec
 
 LONGEST = 120
 """Characters in the name of a folder."""

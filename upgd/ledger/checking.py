@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from upgd.study import schema
-from upgd.study.checkpoints import load_checkpoint
-from upgd.study.database import Database
-from upgd.study.errors import CheckpointError, DamagedError, SpecError
-from upgd.study.ledger import NAME
-from upgd.study.queries import PAGE, Cells, Row, as_run, pages, series_faults
-from upgd.study.schema import SERIES, is_key_of
-from upgd.study.spec import RunSpec
+from upgd.ledger import schema
+from upgd.ledger.checkpoints import load_checkpoint
+from upgd.ledger.database import Database
+from upgd.ledger.errors import CheckpointError, DamagedError, SpecError
+from upgd.ledger.ledger import NAME
+from upgd.ledger.queries import PAGE, Cells, Row, as_run, pages, series_faults
+from upgd.ledger.schema import SERIES, is_key_of
+from upgd.ledger.spec import RunSpec
 
 MOST = 20
 """Lines of what SQLite finds in one file."""

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from upgd.study.checkpoints import checkpoint_facts
-from upgd.study.errors import CheckpointError
-from upgd.study.ledger import Ledger
-from upgd.study.queries import UnderWay
-from upgd.study.spec import RunSpec
+from upgd.ledger.checkpoints import checkpoint_facts
+from upgd.ledger.errors import CheckpointError
+from upgd.ledger.ledger import Ledger
+from upgd.ledger.queries import UnderWay
+from upgd.ledger.spec import RunSpec
 
 FAILURES = 3
 

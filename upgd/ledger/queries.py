@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.study import schema
-from upgd.study.canonical import display_name, proper_name
-from upgd.study.checksums import checksum
-from upgd.study.database import Database, damaged
-from upgd.study.records import Result, Run, from_blob, from_summary
-from upgd.study.spec import RunSpec
+from upgd.ledger import schema
+from upgd.ledger.canonical import display_name, proper_name
+from upgd.ledger.checksums import checksum
+from upgd.ledger.database import Database, damaged
+from upgd.ledger.records import Result, Run, from_blob, from_summary
+from upgd.ledger.spec import RunSpec
 
 FILTERS = ("problem", "method", "seed", "steps", "key")
 PAGE = 1000
