@@ -140,8 +140,8 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
 
     Options, such as a network without hidden layers, make another learner unless they only measure
     (:data:`upgd.ledger.spec.MEASURING`). Settings are compared by the area under the curve (the
-    mean over the whole run, over seeds) of their accuracy or return, or of their loss where there is
-    none; those without a diverged seed come first.
+    mean over the whole run, over seeds) of their accuracy or return, or of their loss where there
+    is none; those without a diverged seed come first.
     """
     families: dict[Group, dict[Group, tuple[int, float]]] = defaultdict(dict)
     for key, runs in groups.items():
