@@ -117,7 +117,9 @@ class Row:
 def _overridden(cls: type[RuleOptimizer]) -> list[str]:
     """What classes below the package's override of it, apart from what is harmless."""
     mro = cls.__mro__
-    first = next(i for i, each in enumerate(mro) if each.__module__.partition(".")[0] == "upgd")
+    first = next(
+        i for i, each in enumerate(mro) if str(each.__module__).partition(".")[0] == "upgd"
+    )
     base = mro[first]
     names = {name for each in mro[:first] for name in vars(each)} - HARMLESS - _BOOKKEEPING
     return sorted(
