@@ -512,3 +512,30 @@ def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "upgd.study.ray_pool", raising=False)
     with pytest.raises(ImportError, match=r"Ray is not installed; pip install 'upgd\[ray\]'"):
         Options(on="ray")
+
+
+SCRIPT = """
+import sys, torch
+from upgd import lab
+
+
+class Twice(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        super().step()
+
+
+study = lab.Study(sys.argv[1], quiet=True, workers=2)
+study.run("toy-changing-inputs", [Twice], seeds=2, steps=4, window=2, hidden="4", lr=0.01)
+print(study.tally.done)
+"""
+
+
+def test_a_script_without_a_guard_starts_workers_once(tmp_path: Path) -> None:
+    """Workers do not import the main program again; a class in it goes to them by value."""
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "study")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "2\n", done.stderr

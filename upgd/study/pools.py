@@ -8,8 +8,8 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -259,14 +259,29 @@ class LocalPool:
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         worker, self._next = self._next, self._next + 1
-        with (
-            interrupts_blocked(),
-            dies_with_parent(),
-        ):  # until it is registered, nobody would stop it
+        # Until it is registered, nobody would stop it.
+        with interrupts_blocked(), dies_with_parent(), _main_hidden():
             process.start()
             theirs.close()
             hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
             self._hands[worker] = hand
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Let processes that start here not import the main program again.
+
+    Workers get what they need with each job, so that a script needs no
+    ``if __name__ == "__main__"``.
+    """
+    main = vars(sys.modules["__main__"])
+    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.pop("__spec__")
+        main.update(hidden)
 
 
 def _end_all(hands: dict[int, _Hand]) -> None:
