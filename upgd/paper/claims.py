@@ -39,21 +39,13 @@ here judge it, where these differ and ran as long."""
 
 @dataclass(frozen=True)
 class Claim:
-    """One of the paper's claims.
-
-    Attributes:
-        number: Its number in the list.
-        text: What it says, in a line.
-        needs: The experiments it uses.
-        check: Judges its statements.
-        metrics: Metrics it needs that not all runs record.
-    """
+    """One of the paper's claims."""
 
     number: int
     text: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # the experiments it uses
     check: Callable[[All], list[Finding]]
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # metrics it needs that not all runs record
 
 
 CLAIMS: Sequence[Claim] = (
@@ -138,18 +130,11 @@ CLAIMS: Sequence[Claim] = (
 
 
 class Judged(NamedTuple):
-    """A claim with its statements and its verdict.
-
-    Attributes:
-        number: Its number in the list.
-        text: What it says.
-        data: The amount of data behind it.
-        findings: Its statements.
-    """
+    """A claim with its statements and its verdict."""
 
     number: int
     text: str
-    data: str
+    data: str  # the amount of data behind it
     findings: list[Finding]
 
     @property

@@ -38,15 +38,7 @@ AGENT_STEPS = 3_000_000
 
 @dataclass(frozen=True)
 class Arm:
-    """One learner of an experiment.
-
-    Attributes:
-        name: Its name in tables.
-        title: Its name in legends.
-        method: A name of the registry.
-        hyper: Its hyperparameters.
-        options: Options of its own, such as ``restart``.
-    """
+    """One learner of an experiment; `name` is for tables, `title` for legends."""
 
     name: str
     title: str
@@ -62,25 +54,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Arms on a problem.
+    """Arms on a problem."""
 
-    Attributes:
-        name: Its name in commands and folders.
-        problem: A problem's name.
-        arms: The learners.
-        seeds: The paper's number of seeds.
-        steps: Samples of each run.
-        options: Options of all runs.
-        awaited: Names of arms whose sets have not been searched yet.
-    """
-
-    name: str
+    name: str  # its name in commands and folders
     problem: str
     arms: tuple[Arm, ...]
     seeds: int
-    steps: int = 1_000_000
-    options: Mapping[str, Any] = field(default_factory=dict)
-    awaited: tuple[str, ...] = ()
+    steps: int = 1_000_000  # samples of each run
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs
+    awaited: tuple[str, ...] = ()  # names of arms whose sets have not been searched yet
 
     def specs(self, scale: float = 1.0, seeds: int | None = None) -> dict[str, list[RunSpec]]:
         """The runs by arm; `scale` shortens them to whole windows, `seeds` is the number of seeds.

@@ -61,18 +61,9 @@ AXES = {
 class Panel:
     """One set of axes.
 
-    Attributes:
-        experiment: The experiment.
-        metric: The metric.
-        arms: Its arms, in this order.
-        title: Above the axes.
-        kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
-            tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
-            problem; ``"returns"`` of agents, over steps; ``"dots"``, means over tasks, a row per
-            method.
-        dashed: A second metric, in dashed lines.
-        names: Legend entries of arms, if not their titles.
-        beside: More curves in the same axes, from another experiment.
+    Kinds: curves over tasks; a closer look at the first two and the last two tasks; scatter of
+    plasticity against accuracy; heat, a number per arm and problem; returns of agents over steps;
+    dots, means over tasks, a row per method.
     """
 
     experiment: str
@@ -80,29 +71,20 @@ class Panel:
     arms: tuple[str, ...] = METHODS
     title: str = ""
     kind: Kind = "curves"
-    dashed: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
-    beside: Panel | None = None
+    dashed: str = ""  # a second metric, in dashed lines
+    names: Mapping[str, str] = field(default_factory=dict)  # legend entries, if not titles
+    beside: Panel | None = None  # more curves in the same axes, from another experiment
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper.
+    """A figure of the paper."""
 
-    Attributes:
-        name: Its name in commands and files.
-        caption: Its caption.
-        panels: Its axes, in reading order.
-        columns: Axes side by side.
-        about: Experiments that are run for it, by default all; at least one must have results.
-            Others are used as they are.
-    """
-
-    name: str
+    name: str  # its name in commands and files
     caption: str
     panels: tuple[Panel, ...]
-    columns: int = 1
-    about: tuple[str, ...] = ()
+    columns: int = 1  # axes side by side
+    about: tuple[str, ...] = ()  # experiments that are run for it; by default all it draws
 
     @property
     def run(self) -> tuple[str, ...]:
@@ -258,9 +240,7 @@ def _all() -> list[Figure]:
             ),
         ),
         Figure(
-            "fig1b",
-            "Loss of plasticity.",
-            (Panel("figure-1", "accuracy", _STORY, LONG[mnist]),),
+            "fig1b", "Loss of plasticity.", (Panel("figure-1", "accuracy", _STORY, LONG[mnist]),)
         ),
         Figure(
             "fig1c",
@@ -280,10 +260,7 @@ def _all() -> list[Figure]:
             "Diagnostic statistics on Input-permuted MNIST.",
         ),
         Figure(
-            "fig6",
-            "Performance on label-permuted problems.",
-            _performance(cifar, emnist, mini),
-            3,
+            "fig6", "Performance on label-permuted problems.", _performance(cifar, emnist, mini), 3
         ),
         Figure("fig7a", "Forgetting.", (Panel("", "forgetting", kind="heat"),)),
         Figure("fig7b", "Loss of plasticity.", (Panel("", "loss_of_plasticity", kind="heat"),)),

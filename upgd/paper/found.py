@@ -20,59 +20,34 @@ FILE = Path(__file__).with_name("found.json")
 
 @dataclass(frozen=True)
 class Tried:
-    """A set and its result in a search.
-
-    Attributes:
-        hyper: The set.
-        steps: Length of its longest runs.
-        mean: Mean over these runs and seeds; None if a seed diverged.
-        diverged: The number of diverged seeds.
-    """
+    """A set and its result in a search."""
 
     hyper: Set
-    steps: int
-    mean: float | None
+    steps: int  # length of its longest runs
+    mean: float | None  # mean over these runs and seeds; None if a seed diverged
     diverged: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best set of an arm on a problem, and how it was chosen.
-
-    Attributes:
-        method: A name of the registry.
-        hyper: The set.
-        options: Options of the arm, such as ``hidden``.
-        metric: The metric compared.
-        mean: Mean of the set over whole runs and seeds.
-        low, high: Its 95% interval over seeds; None with one seed.
-        seeds: The seeds.
-        steps: Length of the deciding runs.
-        sets: The number of sets tried.
-        diverged: The number of sets with a diverged seed, which are excluded.
-        runner_up: The second best at the same length, if there is one.
-        printed: The result of the paper's set, if it prints one.
-        rules: The version of the update rules.
-        devices: Where the runs ran.
-        stages: The number of sets in each stage, diverged ones included; empty in older files.
-    """
+    """The best set of an arm on a problem, and how it was chosen."""
 
     method: str
     hyper: Set
     metric: str
-    mean: float
-    low: float | None
+    mean: float  # mean of the set over whole runs and seeds
+    low: float | None  # of the 95% interval over seeds; None with one seed
     high: float | None
     seeds: tuple[int, ...]
-    steps: int
-    sets: int
-    diverged: int
-    runner_up: Tried | None = None
-    printed: Tried | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rules: int = 0
-    devices: tuple[str, ...] = ()
-    stages: tuple[int, ...] = ()
+    steps: int  # length of the deciding runs
+    sets: int  # the number of sets tried
+    diverged: int  # the number of sets with a diverged seed, which are excluded
+    runner_up: Tried | None = None  # the second best at the same length, if there is one
+    printed: Tried | None = None  # the result of the paper's set, if it prints one
+    options: Mapping[str, Any] = field(default_factory=dict)  # such as ``hidden``
+    rules: int = 0  # the version of the update rules
+    devices: tuple[str, ...] = ()  # where the runs ran
+    stages: tuple[int, ...] = ()  # sets in each stage with diverged ones; empty in older files
 
 
 Sets = Mapping[str, Mapping[str, Found]]

@@ -20,16 +20,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class How:
-    """The options of a command.
+    """The options of a command."""
 
-    Attributes:
-        scale: Fraction of the full length.
-        seeds: The number of repetitions; 0 for the default.
-        device: Where it is measured.
-    """
-
-    scale: float = 1.0
-    seeds: int = 0
+    scale: float = 1.0  # fraction of the full length
+    seeds: int = 0  # the number of repetitions; 0 for the default
     device: str = "cpu"
 
     def command(self, name: str) -> str:
@@ -47,17 +41,11 @@ class How:
 
 
 class Measured(Protocol):
-    """A module that measures, draws and describes a figure.
+    """A module that measures, draws and describes a figure."""
 
-    Attributes:
-        NAME: What commands call the figure.
-        CAPTION: What it shows.
-        TABLE: The name of its table.
-    """
-
-    NAME: str
-    CAPTION: str
-    TABLE: str
+    NAME: str  # what commands call the figure
+    CAPTION: str  # what it shows
+    TABLE: str  # the name of its table
 
     def folder(self, how: How) -> str:
         """The folder of its table, below the results."""

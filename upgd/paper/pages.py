@@ -54,11 +54,7 @@ _BLOCK = re.compile(rf"<!-- (?P<name>[\w -]+): {MARK} -->\n.*?<!-- /(?P=name) --
 
 @dataclass(frozen=True)
 class Site:
-    """A folder of results.
-
-    Attributes:
-        root: The folder.
-    """
+    """A folder of results."""
 
     root: Path
 

@@ -32,29 +32,17 @@ _SEEDS = ("seeds", "diverged")
 
 @dataclass(frozen=True)
 class Part:
-    """Runs with the same device, engine and versions.
-
-    Attributes:
-        device: Its name.
-        engine: The engine.
-        versions: Of libraries, and upgd's commit if it is known.
-        runs: The number of runs.
-        seconds: Time of the work; runs of one stack share it.
-        began: The day on which the first run started.
-        ended: The day on which the last run ended.
-        dtype: The type of the weights.
-        rules: The version of the update rules; 0 where that does not apply.
-    """
+    """Runs with the same device, engine and versions."""
 
     device: str
     engine: str
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of libraries, and upgd's commit if it is known
     runs: int
-    seconds: float
-    began: str
-    ended: str
-    dtype: str = "float32"
-    rules: int = 0
+    seconds: float  # time of the work; runs of one stack share it
+    began: str  # the day on which the first run started
+    ended: str  # the day on which the last run ended
+    dtype: str = "float32"  # the type of the weights
+    rules: int = 0  # the version of the update rules; 0 where that does not apply
 
     @property
     def on_cpu(self) -> bool:
@@ -64,35 +52,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of a table.
-
-    Attributes:
-        experiment: The experiment.
-        command: The command that reproduces it.
-        steps: Of each run; 0 if it has none.
-        seeds: By arm, the finished seeds.
-        learner_steps: Steps of all runs.
-        seconds: Time of the work.
-        parts: Groups of runs, oldest first.
-        problem: The problem, if it is a registered one.
-        options: Options of all runs.
-        data: Name, samples and checksum by split; None where none are needed.
-        diverged: By arm, seeds whose loss was not finite.
-        sets: By arm, its hyperparameters.
-    """
+    """The provenance of a table; `seeds` are the finished ones, by arm."""
 
     experiment: str
-    command: str
-    steps: int
+    command: str  # the command that reproduces it
+    steps: int  # of each run; 0 if it has none
     seeds: Mapping[str, Sequence[int]]
-    learner_steps: int
-    seconds: float
-    parts: Sequence[Part]
-    problem: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] | None = None
+    learner_steps: int  # steps of all runs
+    seconds: float  # time of the work
+    parts: Sequence[Part]  # groups of runs, oldest first
+    problem: str = ""  # the problem, if it is a registered one
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs
+    data: Mapping[str, Any] | None = None  # name, samples and checksum by split
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by arm
 
     @property
     def runs(self) -> int:

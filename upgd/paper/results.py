@@ -36,19 +36,12 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Results:
-    """The measurements of an experiment's runs.
-
-    Attributes:
-        name: The experiment's.
-        window: Samples per value.
-        series: By metric, arm and seed, a value per window.
-        diverged: By arm, seeds that diverged. Agents' series end before that window, others have
-            none.
-    """
+    """The measurements of an experiment's runs."""
 
     name: str
-    window: int
-    series: Mapping[str, Mapping[str, Mapping[int, Array]]]
+    window: int  # samples per value
+    series: Mapping[str, Mapping[str, Mapping[int, Array]]]  # by metric, arm and seed
+    # By arm, seeds. Series of diverged agents end before that window, others have none.
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def of(self, arm: str, metric: str) -> Mapping[int, Array]:

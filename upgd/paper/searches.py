@@ -48,16 +48,11 @@ def variants(method: str, order: int = 1) -> tuple[str, ...]:
 
 
 class Stage(NamedTuple):
-    """One stage of a search.
+    """One stage of a search."""
 
-    Attributes:
-        steps: Steps of each run.
-        sets: The number of sets; 0 means all.
-        each: A hyperparameter: keep `sets` sets at each of its values. Arms without it keep all.
-    """
-
-    steps: int
-    sets: int = 0
+    steps: int  # steps of each run
+    sets: int = 0  # the number of sets; 0 means all
+    # a hyperparameter: keep `sets` sets at each of its values. Arms without it keep all
     each: str = ""
 
     def choose(
@@ -89,15 +84,10 @@ class Stage(NamedTuple):
 
 
 class Entrant(NamedTuple):
-    """An arm of a search.
-
-    Attributes:
-        arm: Its name.
-        sweep: Its sets at full length.
-    """
+    """An arm of a search."""
 
     arm: str
-    sweep: Sweep
+    sweep: Sweep  # its sets at full length
 
     @property
     def method(self) -> str:
@@ -108,23 +98,14 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """A search on a problem.
-
-    Attributes:
-        problem: The problem.
-        arms: Names of arms.
-        stages: From short to long.
-        seeds: The number of seeds.
-        more: Values in addition to the paper's.
-        axes: Values instead of the paper's.
-    """
+    """A search on a problem."""
 
     problem: str
     arms: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # from short to long
     seeds: int = 3
-    more: Mapping[str, Axis] | None = None
-    axes: Mapping[str, Axis] | None = None
+    more: Mapping[str, Axis] | None = None  # values in addition to the paper's
+    axes: Mapping[str, Axis] | None = None  # values instead of the paper's
 
     def scaled(self, scale: float) -> Search:
         """The search with shorter stages, in whole windows."""
@@ -251,25 +232,16 @@ def _all() -> list[Search]:
 
 SEARCHES: Mapping[str, Search] = {search.problem: search for search in _all()}
 """By problem."""
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "toys": TOYS,
-    "main": MAIN,
-    "all": tuple(SEARCHES),
-}
+GROUPS: Mapping[str, tuple[str, ...]] = {"toys": TOYS, "main": MAIN, "all": tuple(SEARCHES)}
 """Names that stand for several."""
 
 
 # ---------------------------------------------------------------------------------- runs
 class Course(NamedTuple):
-    """The progress of an arm.
+    """The progress of an arm."""
 
-    Attributes:
-        rankings: Rankings of the finished stages.
-        todo: The next runs; empty at the end.
-    """
-
-    rankings: list[Ranking]
-    todo: list[RunSpec]
+    rankings: list[Ranking]  # rankings of the finished stages
+    todo: list[RunSpec]  # the next runs; empty at the end
 
 
 def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Course:

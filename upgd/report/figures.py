@@ -24,33 +24,20 @@ READABLE = 10  # lines in one figure
 
 
 class Curve(NamedTuple):
-    """One line of a figure.
+    """One line of a figure."""
 
-    Attributes:
-        window: Samples per point.
-        values: A row per seed, a column per point.
-        family: Its group; with many lines, each group has one colour.
-    """
-
-    window: int
-    values: NDArray[np.float32]
-    family: str = ""
+    window: int  # samples per point
+    values: NDArray[np.float32]  # a row per seed, a column per point
+    family: str = ""  # its group; with many lines, each group has one colour
 
 
 class Drawing(NamedTuple):
-    """What there is to draw of a study.
-
-    Attributes:
-        problem: Of which problem.
-        metric: Which metric.
-        curves: By name.
-        among: Of how many settings these are each method's best; 0 where all are drawn.
-    """
+    """What there is to draw of a study."""
 
     problem: str
     metric: str
     curves: dict[str, Curve]
-    among: int = 0
+    among: int = 0  # of how many settings these are each method's best; 0 where all are drawn
 
 
 def gather(

@@ -65,38 +65,23 @@ PAPERS = f"""
 
 @dataclass(frozen=True)
 class Judged:
-    """One of the paper's claims, judged by this study.
-
-    Attributes:
-        number: Its number.
-        text: What it says.
-        verdict: Whether it holds.
-        statements: Statement, statistic and verdict of each.
-    """
+    """One of the paper's claims, judged by this study."""
 
     number: int
     text: str
     verdict: str
-    statements: Sequence[tuple[str, str, str]]
+    statements: Sequence[tuple[str, str, str]]  # statement, statistic and verdict of each
 
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a page; all text is plain.
-
-    Attributes:
-        title: The heading.
-        sections: The results.
-        claims: Claims that the study has data for.
-        other_claims: The text of the others.
-        about: Paragraphs at the top.
-    """
+    """The content of a page; all text is plain."""
 
     title: str
-    sections: Sequence[Section]
-    claims: Sequence[Judged] = ()
-    other_claims: Sequence[str] = ()
-    about: Sequence[str] = ()
+    sections: Sequence[Section]  # the results
+    claims: Sequence[Judged] = ()  # claims that the study has data for
+    other_claims: Sequence[str] = ()  # the text of the others
+    about: Sequence[str] = ()  # paragraphs at the top
 
 
 def render(report: Report) -> str:

@@ -28,17 +28,11 @@ COMPARED = 6
 
 
 class Line(NamedTuple):
-    """A metric of one arm over time.
+    """A metric of one arm over time."""
 
-    Attributes:
-        window: Samples per value.
-        seeds: Seeds of the finished runs.
-        values: A row per seed, a column per window.
-    """
-
-    window: int
+    window: int  # samples per value
     seeds: tuple[int, ...]
-    values: NDArray[np.float32]
+    values: NDArray[np.float32]  # a row per seed, a column per window
 
 
 class Thinned(NamedTuple):
@@ -60,16 +54,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        name: Its name.
-        setting: What its runs have in common.
-        runs: All of them, in any state.
-    """
+    """Runs that differ in their seed alone."""
 
     name: str
-    setting: Group
+    setting: Group  # what its runs have in common
     runs: Sequence[Run]
 
     def count(self, *states: str) -> int:
@@ -79,23 +67,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs of one problem, length and version of the rules.
-
-    Attributes:
-        problem: Its name.
-        steps: Samples of each run.
-        rules: The version of the rules.
-        arms: Those that are drawn, then all others.
-        drawn: The number of arms that are drawn.
-        lines: By metric and number of the arm.
-    """
+    """Runs of one problem, length and version of the rules."""
 
     problem: str
-    steps: int
-    rules: int
-    arms: Sequence[Arm]
-    drawn: int
-    lines: Mapping[str, Mapping[int, Line]]
+    steps: int  # samples of each run
+    rules: int  # the version of the rules
+    arms: Sequence[Arm]  # those that are drawn, then all others
+    drawn: int  # the number of arms that are drawn
+    lines: Mapping[str, Mapping[int, Line]]  # by metric and number of the arm
 
     @property
     def metric(self) -> str:
@@ -119,12 +98,7 @@ def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> lis
 
 
 def _section(
-    ledger: Ledger,
-    problem: str,
-    steps: int,
-    rules: int,
-    runs: Sequence[Run],
-    only: Collection[str],
+    ledger: Ledger, problem: str, steps: int, rules: int, runs: Sequence[Run], only: Collection[str]
 ) -> Section:
     groups: dict[Group, list[Run]] = {key: [] for key in tables.group(runs)}
     for run in runs:
