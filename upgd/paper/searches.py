@@ -50,10 +50,9 @@ def variants(method: str, order: int = 1) -> tuple[str, ...]:
 class Stage(NamedTuple):
     """One stage of a search."""
 
-    steps: int  # steps of each run
-    sets: int = 0  # the number of sets; 0 means all
-    # a hyperparameter: keep `sets` sets at each of its values. Arms without it keep all
-    each: str = ""
+    steps: int
+    sets: int = 0  # 0 means all
+    each: str = ""  # keep `sets` at each value of this hyperparameter, if the arm has it
 
     def choose(
         self, pool: Sequence[Hyper], out: Collection[Hyper] = (), kept: Hyper | None = None
@@ -240,7 +239,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {"toys": TOYS, "main": MAIN, "all": tupl
 class Course(NamedTuple):
     """The progress of an arm."""
 
-    rankings: list[Ranking]  # rankings of the finished stages
+    rankings: list[Ranking]  # of the finished stages
     todo: list[RunSpec]  # the next runs; empty at the end
 
 

@@ -78,7 +78,7 @@ class Report:
     """The content of a page; all text is plain."""
 
     title: str
-    sections: Sequence[Section]  # the results
+    sections: Sequence[Section]
     claims: Sequence[Judged] = ()  # claims that the study has data for
     other_claims: Sequence[str] = ()  # the text of the others
     about: Sequence[str] = ()  # paragraphs at the top
