@@ -15,7 +15,7 @@ from upgd.lab.definitions import method_name, resolve_network, resolve_problem
 from upgd.lab.outlook import outlook
 from upgd.lab.sweeping import MOST_RUNS, PlannedSweep, plan_sweep
 from upgd.lab.views import Picture, Rankings, Table
-from upgd.paper.judging import judge
+from upgd.paper.claims import judge_study
 from upgd.report import figures, sections, tables
 from upgd.report.html import MARK, Report, render
 from upgd.study import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
@@ -397,7 +397,7 @@ class Study:
             if not runs:
                 raise StudyError(f"{self.folder} has no run to report on")
             found = sections.read(ledger, runs, list(metrics))
-            claims, others = judge(ledger, problem or "")
+            claims, others = judge_study(ledger, problem or "")
         title = title or f"Study {self.folder.resolve().name}"
         page.parent.mkdir(parents=True, exist_ok=True)
         content = Report(title, found, claims, others, about=tuple(about))

@@ -75,12 +75,7 @@ class Finding(NamedTuple):
 
 
 def shown(finding: Finding) -> str:
-    """A statistic with its interval, as text.
-
-    Example:
-        >>> shown(Finding("UPGD-W holds", Interval(-0.001, -0.002, 0.0), YES))
-        '−0.1 points [−0.2, 0.0]'
-    """
+    """A statistic with its interval, as text."""
     if finding.found is None:
         return "-"
     value, low, high = (_number(x, finding.unit) for x in finding.found)
@@ -93,12 +88,7 @@ def _number(value: float, unit: Unit) -> str:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data".
-
-    Example:
-        >>> worst([YES, UNKNOWN]), worst([YES, UNKNOWN, NO]), worst([YES, TOLD]), worst([])
-        ('not enough data', 'does not hold', 'holds', 'not enough data')
-    """
+    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data"."""
     found = [verdict for verdict in verdicts if verdict != TOLD]
     if NO in found:
         return NO
@@ -117,11 +107,6 @@ def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
     """The length of runs and the number of seeds, as text.
 
     With metrics, only seeds that have them all count.
-
-    Example:
-        >>> curves = {"upgd": {0: np.zeros(4), 1: np.zeros(4)}}
-        >>> extent([Results("input-permuted-mnist", 5_000, {"accuracy": curves})])
-        '0.02 of the steps (too short), 2 seeds (too few)'
     """
     arms = [(each, arm) for each in some for arm in each.arms]
     if metrics:

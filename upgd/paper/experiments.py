@@ -130,12 +130,7 @@ VARIANT_SEEDS = 10
 
 
 def title(method: str, decay: bool = True) -> str:
-    """The paper's name of a method, with weight decay or without.
-
-    Example:
-        >>> title("upgd"), title("feature-n-upgd-local"), title("sgdw", decay=False)
-        ('UPGD-W', 'Feature-wise N-UPGD-W, local', 'SGD')
-    """
+    """The paper's name of a method, with weight decay or without."""
     if method == REFERENCE:
         return "Reference"
     if method == "sgdw" and not decay:
@@ -292,12 +287,7 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
 
 
 def agents_name(environment: str, annealed: bool = False) -> str:
-    """The name of the experiment on an environment.
-
-    Example:
-        >>> agents_name("Walker2d"), agents_name("Ant", annealed=True)
-        ('ppo-walker2d', 'ppo-ant-annealed')
-    """
+    """The name of the experiment on an environment."""
     return f"ppo-{environment.lower()}" + ("-annealed" if annealed else "")
 
 

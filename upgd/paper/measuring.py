@@ -27,12 +27,7 @@ class How:
     device: str = "cpu"
 
     def command(self, name: str) -> str:
-        """The command that measures a figure with these options.
-
-        Example:
-            >>> How(0.1, 5, "cuda").command("time")
-            'upgd reproduce time --scale 0.1 --seeds 5 --device cuda'
-        """
+        """The command that measures a figure with these options."""
         words = ["upgd reproduce", name]
         words += [f"--scale {self.scale:g}"] if self.scale != 1 else []
         words += [f"--seeds {self.seeds}"] if self.seeds else []

@@ -19,27 +19,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from upgd.paper import provenance
+from upgd.paper import provenance, tables
 from upgd.paper.claims import Judged, judge_results, table
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.results import TABLE, Results, folder_name, load
-from upgd.paper.tables import (
-    beside_printed,
-    briefly,
-    found_table,
-    grid_table,
-    learner_steps,
-    listed,
-    numbers,
-    search_table,
-    searched_in_part,
-    set_table,
-    source,
-    took,
-)
 from upgd.study.files import check_generated, check_output
 
 FIGURES_FOLDER = "figures"
@@ -137,16 +123,22 @@ class Site:
     def _page(self, folder: Path) -> str:
         measured, known = of_folder(folder), provenance.read(folder)
         if measured is not None:
-            lines = [f"# {measured.title(folder)}", "", *source(known)]
+            lines = [f"# {measured.title(folder)}", "", *tables.source(known)]
             for name, caption in measured.pictures(folder).items():
                 lines += [_image(name, caption, ".."), ""]
             lines += measured.page(folder)
         else:
             results = self.results[experiment_name(folder)]
-            lines = [f"# {heading(results.name)}", "", *source(known), *numbers(results), ""]
+            lines = [
+                f"# {heading(results.name)}",
+                "",
+                *tables.source(known),
+                *tables.numbers(results),
+                "",
+            ]
             printed = self.results.get(results.name.removeprefix(BEST_SETS))
             if results.name.startswith(BEST_SETS) and printed is not None:
-                lines += [*beside_printed(results, printed), ""]
+                lines += [*tables.beside_printed(results, printed), ""]
             for figure in self.drawn:
                 if results.name in figure.experiments:
                     lines += [*self.figure(figure, ".."), ""]
@@ -155,9 +147,9 @@ class Site:
     def figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
         lacking, gone = missing(figure, self.results), diverged_arms(figure, self.results)
-        more = f" Diverged: {listed(gone)}." if gone else ""
-        more += f" It lacks {listed(lacking)}." if lacking else ""
-        more += self._seeds(figure) + searched_in_part(figure)
+        more = f" Diverged: {tables.listed(gone)}." if gone else ""
+        more += f" It lacks {tables.listed(lacking)}." if lacking else ""
+        more += self._seeds(figure) + tables.searched_in_part(figure)
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
 
@@ -171,7 +163,9 @@ class Site:
                 have, most = counts.get(panel.metric, 0), max(counts.values())
                 if 0 < have < most:
                     found.setdefault(f"{have} of {most}", []).append(panel.metric)
-        return "".join(f" {n} seeds measured {listed(metrics)}." for n, metrics in found.items())
+        return "".join(
+            f" {n} seeds measured {tables.listed(metrics)}." for n, metrics in found.items()
+        )
 
     def _index(self) -> str:
         lines = [
@@ -183,7 +177,7 @@ class Site:
         for folder in self.folders:
             measured, known = of_folder(folder), provenance.read(folder)
             what = measured.title(folder) if measured else heading(experiment_name(folder))
-            cells = [f"[{folder.name}]({folder.name}/README.md)", what, *briefly(known)]
+            cells = [f"[{folder.name}]({folder.name}/README.md)", what, *tables.briefly(known)]
             lines.append(f"| {' | '.join(cells)} |")
         lines += [
             "",
@@ -208,12 +202,7 @@ def experiment_name(folder: Path) -> str:
 
 
 def heading(name: str) -> str:
-    """The title of an experiment.
-
-    Example:
-        >>> heading("input-permuted-mnist"), heading("ablation-input-permuted-mnist")
-        ('Input-permuted MNIST', 'Input-permuted MNIST, ablation')
-    """
+    """The title of an experiment."""
     problem = EXPERIMENTS[name].problem
     if EXPERIMENTS[name].agents:
         rest = ", annealed step size" if name.endswith("-annealed") else ""
@@ -232,10 +221,10 @@ def figure_table(site: Site, up: str) -> list[str]:
         name = f"[{figure.name}]({up}{FIGURES_FOLDER}/{figure.name}.png)" if there else figure.name
         known = {e: provenance.read(site.root / folder_name(e)) for e in figure.experiments}
         from_ = [f"[{e}]({up}{folder_name(e)}/README.md)" if k else e for e, k in known.items()]
-        spent = [took(k) for e, k in known.items() if k is not None and e in figure.run]
+        spent = [tables.took(k) for e, k in known.items() if k is not None and e in figure.run]
         lacking = missing(figure, site.results)
-        spent += [f"lacks {listed(lacking)}"] if lacking and spent else []
-        needs = sum(learner_steps(EXPERIMENTS[e]) for e in figure.run)
+        spent += [f"lacks {tables.listed(lacking)}"] if lacking and spent else []
+        needs = sum(tables.learner_steps(EXPERIMENTS[e]) for e in figure.run)
         cells = [name, figure.caption, ", ".join(from_), f"{needs / 1e6:g} M"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     for measured in MEASURED.values():
@@ -246,7 +235,7 @@ def figure_table(site: Site, up: str) -> list[str]:
             for name in measured.pictures(f)
         ]
         from_ = [f"[{folder.name}]({up}{folder.name}/README.md)" for folder in mine]
-        spent = [took(k) for f in mine if (k := provenance.read(f)) is not None]
+        spent = [tables.took(k) for f in mine if (k := provenance.read(f)) is not None]
         cells = [", ".join(names) or measured.NAME, measured.CAPTION, ", ".join(from_) or "-", "-"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     return lines
@@ -255,10 +244,10 @@ def figure_table(site: Site, up: str) -> list[str]:
 BLOCKS: Mapping[str, Callable[[Site, str], Sequence[str]]] = {
     "claims": lambda site, up: table(site.judged),
     "figures": lambda site, up: figure_table(site, up),
-    "grids": lambda site, up: grid_table(),
-    "best sets": lambda site, up: set_table(),
-    "searches": lambda site, up: search_table(),
-    "found sets": lambda site, up: found_table(),
+    "grids": lambda site, up: tables.grid_table(),
+    "best sets": lambda site, up: tables.set_table(),
+    "searches": lambda site, up: tables.search_table(),
+    "found sets": lambda site, up: tables.found_table(),
 }
 """Generated parts by name: lines made from results; `up` is the path to their folder."""
 
@@ -289,7 +278,7 @@ def fill(site: Site, page: Path) -> str:
 def _shown(site: Site, figure: Figure, up: str) -> list[str]:
     """A figure with a summary of its runs."""
     known = [provenance.read(site.root / folder_name(name)) for name in figure.experiments]
-    ran = "; ".join(took(k) for k in known if k is not None)
+    ran = "; ".join(tables.took(k) for k in known if k is not None)
     first = site.figure(figure, up.rstrip("/"))
     links = ", ".join(
         f"[{heading(name)}]({up}{folder_name(name)}/README.md)" for name in figure.experiments
@@ -303,11 +292,6 @@ def _image(name: str, caption: str, up: str) -> str:
 
 
 def _called(name: str) -> str:
-    """
-    Example:
-        >>> _called("fig3"), _called("fig7a"), _called("toys")
-        ('Figure 3', 'Figure 7a', 'toys')
-    """
     return f"Figure {name[3:]}" if re.fullmatch(r"fig\d+[a-z]?", name) else name
 
 

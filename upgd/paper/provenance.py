@@ -187,13 +187,7 @@ def command(
 
 
 def _scale(steps: int, experiment: Experiment) -> str | None:
-    """The shortest number for ``--scale`` that gives these steps; None if there is none.
-
-    Example:
-        >>> from upgd.paper.experiments import EXPERIMENTS
-        >>> _scale(1_000_000, EXPERIMENTS["ppo-hopper"]), _scale(10**7, EXPERIMENTS["ppo-hopper"])
-        ('0.3333333', None)
-    """
+    """The shortest number for ``--scale`` that gives these steps; None if there is none."""
     share = steps / experiment.steps
     texts = (f"{share:.{digits}g}" for digits in range(1, 18))
     fits = (text for text in texts if float(text) <= 1 and experiment.length(float(text)) == steps)
@@ -218,12 +212,7 @@ def _of_agents(
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    """Seeds as a command-line argument.
-
-    Example:
-        >>> _listed([0, 1, 2]), _listed([3, 5]), _listed([5])
-        ('0-2', '3,5', '5-5')
-    """
+    """Seeds as a command-line argument."""
     whole = len(seeds) == seeds[-1] - seeds[0] + 1
     return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
 
@@ -274,23 +263,13 @@ def known_data(
 
 
 def from_ranges(text: str) -> list[int]:
-    """The integers that :func:`~upgd.text.ranges` wrote.
-
-    Example:
-        >>> from_ranges("0-3,7")
-        [0, 1, 2, 3, 7]
-    """
+    """The integers that :func:`~upgd.text.ranges` wrote."""
     pairs = (part.partition("-") for part in text.split(",") if part)
     return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
 
 
 def day(seconds: float) -> str:
-    """The date of a time in seconds since 1970.
-
-    Example:
-        >>> day(1e9)
-        '2001-09-09'
-    """
+    """The date of a time in seconds since 1970."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d")
 
 

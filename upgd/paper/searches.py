@@ -37,12 +37,7 @@ KINDS = (("", ""), ("feature-", ""), ("", "-local"), ("feature-", "-local"))
 
 
 def variants(method: str, order: int = 1) -> tuple[str, ...]:
-    """The names of a method's four kinds.
-
-    Example:
-        >>> variants("n-upgd", order=2)[:3]
-        ('n-upgd-2nd', 'feature-n-upgd-2nd', 'n-upgd-2nd-local')
-    """
+    """The names of a method's four kinds."""
     second = "-2nd" if order == 2 else ""
     return tuple(f"{before}{method}{second}{after}" for before, after in KINDS)
 

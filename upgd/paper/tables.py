@@ -8,17 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.metrics import Interval
+from upgd.paper import evidence as ev
 from upgd.paper import policy_collapse
-from upgd.paper.evidence import (
-    change,
-    diverged,
-    forgotten,
-    lead,
-    mean_over,
-    over_seeds,
-    parts,
-    plasticity_lost,
-)
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, Experiment, title
 from upgd.paper.figures import Figure
 from upgd.paper.found import Found, Sets, Tried, read
@@ -111,12 +102,7 @@ def learner_steps(experiment: Experiment) -> int:
 
 
 def listed(lacking: Iterable[str]) -> str:
-    """What a figure lacks, by experiment.
-
-    Example:
-        >>> listed(["toys: loss", "toys: plasticity", "figure-1"])
-        'toys (loss, plasticity), figure-1'
-    """
+    """What a figure lacks, by experiment."""
     found: dict[str, list[str]] = {}
     for each in lacking:
         name, _, what = each.partition(": ")
@@ -132,7 +118,7 @@ def numbers(results: Results) -> list[str]:
         return policy_collapse.numbers(results)
     metric = "accuracy" if "accuracy" in results.series else "loss"
     tasks = min(len(x) for arm in results.arms for x in results.by_task(arm, metric).values())
-    chosen, unit = parts(tasks), _unit(experiment, results)
+    chosen, unit = ev.parts(tasks), _unit(experiment, results)
     early, late = (told(part, unit) for part in chosen) if chosen else ("early", "late")
     first = told(range(min(10, tasks)), unit)
     header = [f"{metric}, all {unit}s", first, early, late, "change [95%]", "plasticity"]
@@ -149,12 +135,14 @@ def numbers(results: Results) -> list[str]:
             continue
         whole = range(tasks)
         ranges = [whole, range(min(10, tasks)), *(chosen or ())]
-        cells = [_estimate(mean_over(results, arm.name, metric, some), metric) for some in ranges]
-        cells += [_with_interval(change(results, arm.name, metric), metric)]
-        cells += [_estimate(mean_over(results, arm.name, "plasticity", whole), "plasticity")]
+        cells = [
+            _estimate(ev.mean_over(results, arm.name, metric, some), metric) for some in ranges
+        ]
+        cells += [_with_interval(ev.change(results, arm.name, metric), metric)]
+        cells += [_estimate(ev.mean_over(results, arm.name, "plasticity", whole), "plasticity")]
         if unit == "task":
-            cells += [_with_interval(forgotten(results, arm.name), "accuracy")]
-            cells += [_with_interval(plasticity_lost(results, arm.name), "plasticity")]
+            cells += [_with_interval(ev.forgotten(results, arm.name), "accuracy")]
+            cells += [_with_interval(ev.plasticity_lost(results, arm.name), "plasticity")]
         lines.append(f"| {arm.title}{_less_seeds(results, arm.name)} | {' | '.join(cells)} |")
     notes = [
         f"Means over seeds; change is {late} less {early}, intervals are Student's over seeds."
@@ -181,10 +169,10 @@ def beside_printed(found: Results, printed: Results) -> list[str]:
     header = ["set found", "accuracy", "printed set", "accuracy", "found less printed [95%]"]
     lines = [f"| method | {' | '.join(header)} |", "|---|---|---:|---|---:|---:|"]
     for arm in experiment.arms:
-        if diverged(found, arm.name)[1]:  # it ran
+        if ev.diverged(found, arm.name)[1]:  # it ran
             names, printed_ = (arm.name, arm.name + PRINTED), best(experiment.problem, arm.name)
             sets_ = zip((found, printed), (arm.hyper, printed_), strict=True)
-            means = (over_seeds(both, name, "accuracy", _mean) for name in names)
+            means = (ev.over_seeds(both, name, "accuracy", _mean) for name in names)
             cells = [
                 each
                 for (results, set_), mean in zip(sets_, means, strict=True)
@@ -193,7 +181,7 @@ def beside_printed(found: Results, printed: Results) -> list[str]:
                     _estimate(mean, "accuracy"),
                 )
             ]
-            cells += [_with_interval(lead(both, *names), "accuracy")]
+            cells += [_with_interval(ev.lead(both, *names), "accuracy")]
             lines.append(f"| {arm.title} | {' | '.join(cells)} |")
     return [*lines, "", "Accuracy over all tasks, ×100, of seeds that both sets have."]
 
@@ -216,7 +204,7 @@ def _together(found: Results, printed: Results, metric: str) -> Results:
 
 def _less_seeds(results: Results, arm: str) -> str:
     """The number of an arm's diverged seeds, if there are any."""
-    gone, all_ = diverged(results, arm)
+    gone, all_ = ev.diverged(results, arm)
     return f" ({gone} of {all_} seeds diverged)" if gone else ""
 
 
@@ -241,12 +229,7 @@ def _with_interval(found: Interval | None, metric: str) -> str:
 
 
 def _number(value: float, metric: str, sign: str = "") -> str:
-    """Fractions ×100 with two decimals, losses with four digits.
-
-    Example:
-        >>> _number(0.78123, "accuracy"), _number(-0.0000123, "loss", "+")
-        ('78.12', '−1.23e-05')
-    """
+    """Fractions ×100 with two decimals, losses with four digits."""
     text = f"{value:{sign}.4g}" if metric == "loss" else f"{round(100 * value, 2) + 0.0:{sign}.2f}"
     return text.replace("-", "−", 1) if value < 0 else text
 
@@ -382,10 +365,5 @@ def _set(problem: str, method: str) -> str:
 
 # ---------------------------------------------------------------------------- for people
 def spaced(number: int) -> str:
-    """A whole number in groups of three.
-
-    Example:
-        >>> spaced(1000000), spaced(200)
-        ('1 000 000', '200')
-    """
+    """A whole number in groups of three."""
     return f"{number:,}".replace(",", " ")

@@ -27,9 +27,10 @@ from upgd.networks import mlp
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.optim.registry import Row
 from upgd.paper import provenance
-from upgd.paper.drawing import COLOURS, canvas, save
+from upgd.paper.drawing import COLOURS
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.sets import METHODS
+from upgd.report.figures import canvas, save
 from upgd.study import write_atomically
 from upgd.study.versions import processor
 from upgd.threads import one_thread
@@ -194,8 +195,7 @@ def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     for axes in grid.flat[1:]:
         axes.set_yticklabels([])
     [name] = pictures(folder)
-    paths = [target / f"{name}.{suffix}" for suffix in suffixes]
-    return save(picture, paths)
+    return save(picture, *(target / f"{name}.{suffix}" for suffix in suffixes))
 
 
 def _bars(axes: Any, setting: str, methods: Mapping[str, NDArray[np.float64]]) -> None:

@@ -127,23 +127,13 @@ def render(report: Report) -> str:
 
 # ----------------------------------------------------------------------------- scripts
 def embedded(content: Any) -> str:
-    r"""JSON that is safe inside a script element.
-
-    Example:
-        >>> print(embedded(["</script>", "a & b"]))
-        ["\u003c/script\u003e","a \u0026 b"]
-    """
+    """JSON that is safe inside a script element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII alone
     return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
 
 
 def packed(values: NDArray[np.floating]) -> dict[str, str]:
-    """Numbers as the page reads them: exact, and shorter than decimals.
-
-    Example:
-        >>> packed(np.array([1.0], np.float32))
-        {'type': 'f4', 'data': 'AACAPw=='}
-    """
+    """Numbers as the page reads them: exact, and shorter than decimals."""
     kind = "f4" if values.dtype == np.float32 else "f8"
     content = np.ascontiguousarray(values, f"<{kind}").tobytes()
     return {"type": kind, "data": base64.b64encode(content).decode()}
@@ -526,14 +516,7 @@ def _count(number: int) -> str:
 
 
 def _alike(*values: float) -> list[str]:
-    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones.
-
-    Example:
-        >>> _alike(0.25, -0.00001), _alike(12345.6, 7), _alike(-1e-5), _alike(math.nan)
-        (['0.2500', '−0.0000'], ['12346', '7'], ['−1e-05'], ['–'])
-        >>> _alike(12.34567, 1.0), _alike(337.5991)
-        (['12.346', '1.000'], ['337.6'])
-    """
+    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones."""
     size = max((abs(value) for value in values if math.isfinite(value)), default=0)
     if size == 0 or 1e-3 <= size < 1e6:
         form = ".4f" if size < 10 else ".3f" if size < 100 else ".1f" if size < 1000 else ".0f"
@@ -545,11 +528,6 @@ def _alike(*values: float) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """
-    Example:
-        >>> _time(0), _time(1e9)
-        ('–', '2001-09-09 01:46 UTC')
-    """
     if not 0 < seconds < math.inf:
         return "–"
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

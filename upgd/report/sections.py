@@ -170,12 +170,7 @@ factor=2)
 
 
 def mean(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
-    """The mean without NaN; NaN where there is no number.
-
-    Example:
-        >>> mean(np.array([[1.0, np.nan], [3.0, np.nan]]), 0)
-        array([ 2., nan])
-    """
+    """The mean without NaN; NaN where there is no number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.asarray(np.nanmean(np.asarray(values, np.float64), axis))
@@ -243,12 +238,7 @@ def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
 
 
 def tally(runs: Iterable[Run]) -> str:
-    """The number of runs, by state.
-
-    Example:
-        >>> tally([])
-        'no runs'
-    """
+    """The number of runs, by state."""
     counts = Counter(run.state for run in runs)
     total = sum(counts.values())
     if not total:

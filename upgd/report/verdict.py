@@ -25,24 +25,14 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, tasks: int) -> Parts:
-        """The second and the last quarter; with fewer than four tasks, the first and the last task.
-
-        Example:
-            >>> Parts.of(16)
-            Parts(early=range(4, 8), late=range(12, 16))
-        """
+        """The second and the last quarter; of fewer than four tasks, the first and the last."""
         size = max(1, tasks // 4)
         start = size if tasks >= 4 else 0
         return cls(range(start, start + size), range(tasks - size, tasks))
 
 
 def told(tasks: range, unit: str = "task") -> str:
-    """A range of tasks (or another unit) as text, counted from 1.
-
-    Example:
-        >>> told(range(12, 16)), told(range(2, 3), "window")
-        ('tasks 13–16', 'window 3')
-    """
+    """A range of tasks (or another unit) as text, counted from 1."""
     first, last = tasks.start + 1, tasks.stop
     return f"{unit} {last}" if first == last else f"{unit}s {first}–{last}"
 
@@ -62,12 +52,7 @@ def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
 
 
 def trend(found: Interval) -> str:
-    """The word for a change: improved, fell, held, or no clear trend.
-
-    Example:
-        >>> trend(Interval(0.03, 0.01, 0.05)), trend(Interval(0.03, -0.01, 0.07))
-        ('improved', 'no clear trend')
-    """
+    """The word for a change: improved, fell, held, or no clear trend."""
     if found.low > 0:
         return "improved"
     if found.high < 0:
@@ -143,12 +128,7 @@ def trends(curves: Curves, unit: str = "task") -> str:
 
 
 def points(found: Interval) -> str:
-    """A difference of accuracies with its interval.
-
-    Example:
-        >>> points(Interval(0.1, 0.05, 0.15))
-        '10.0 points (95% interval 5.0 to 15.0)'
-    """
+    """A difference of accuracies with its interval."""
     low, high = (_plain(value) for value in found[1:])
     return f"{_plain(found.estimate)} points (95% interval {low} to {high})"
 
