@@ -25,6 +25,7 @@ from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
+from upgd.paper.measuring import Measured
 from upgd.paper.results import TABLE, Results, folder_name, load
 from upgd.study.files import check_generated, check_output
 
@@ -53,8 +54,13 @@ class Site:
     def folders(self) -> list[Path]:
         """Folders with a table; experiments in the order of their declaration."""
         found = [self.root / folder_name(name) for name in EXPERIMENTS if name in self.results]
-        others = [p for p in sorted(self.root.iterdir()) if p.is_dir() and of_folder(p)]
-        return [*found, *others]
+        return [*found, *(folder for _, folder in self.measured)]
+
+    @cached_property
+    def measured(self) -> list[tuple[Measured, Path]]:
+        """Figures that need no study, and the folders of their tables."""
+        found = ((of_folder(p), p) for p in sorted(self.root.iterdir()) if p.is_dir())
+        return [(each, folder) for each, folder in found if each is not None]
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -76,25 +82,13 @@ class Site:
         return found
 
     def check(self, figures: bool = True) -> None:
-        """Refuse to replace files that were not generated here.
-
-        Args:
-            figures: Whether figures will be drawn.
-
-        Raises:
-            StudyError: There is such a page or figure; nothing has been written.
-        """
+        """Raise StudyError if a page, or a figure that will be drawn, was not generated here."""
         for folder in (self.root, *self.folders):
             check_output(folder / "README.md")
             check_generated(folder / "README.md", PAGE_MARK)
         if figures:
             names = [figure.name for figure in self.drawn]
-            names += [
-                name
-                for folder in self.folders
-                if (measured := of_folder(folder)) is not None
-                for name in measured.pictures(folder)
-            ]
+            names += [name for each, folder in self.measured for name in each.pictures(folder)]
             for path in self._paths(*names):
                 check_generated(path)
 
@@ -107,13 +101,10 @@ class Site:
         target.mkdir(exist_ok=True)
         written: list[Path] = []
         for figure in self.drawn:
-            paths = self._paths(figure.name)
+            written += (paths := self._paths(figure.name))
             draw(figure, self.results, *paths)
-            written += paths
-        for folder in self.folders:
-            measured = of_folder(folder)
-            if measured is not None:
-                written += measured.draw(folder, target, KINDS)
+        for measured, folder in self.measured:
+            written += measured.draw(folder, target, KINDS)
         for path in written:
             if path.suffix == ".svg" and path.stat().st_size > LARGEST_SVG:
                 path.unlink()
@@ -168,31 +159,19 @@ class Site:
         )
 
     def _index(self) -> str:
-        lines = [
-            "# Results",
-            "",
-            "| folder | what | runs | steps of each | ran on | time |",
-            "|---|---|---:|---:|---|---:|",
-        ]
+        lines = ["# Results", "", "| folder | what | runs | steps of each | ran on | time |"]
+        lines += ["|---|---|---:|---:|---|---:|"]
         for folder in self.folders:
             measured, known = of_folder(folder), provenance.read(folder)
             what = measured.title(folder) if measured else heading(experiment_name(folder))
             cells = [f"[{folder.name}]({folder.name}/README.md)", what, *tables.briefly(known)]
             lines.append(f"| {' | '.join(cells)} |")
-        lines += [
-            "",
+        what = (
             f"`{TABLE}` has the mean of every window of every run, `{provenance.NAME}` says where "
-            "they come from. `upgd results` makes these pages and figures of them.",
-            "",
-            "## The paper's figures",
-            "",
-            *figure_table(self, ""),
-            "",
-            "## The paper's claims",
-            "",
-            *table(self.judged),
-            "",
-        ]
+            "they come from. `upgd results` makes these pages and figures of them."
+        )
+        lines += ["", what, "", "## The paper's figures", "", *figure_table(self, ""), ""]
+        lines += ["## The paper's claims", "", *table(self.judged), ""]
         return _whole([*lines, *_notes(self.root)])
 
 
@@ -228,12 +207,9 @@ def figure_table(site: Site, up: str) -> list[str]:
         cells = [name, figure.caption, ", ".join(from_), f"{needs / 1e6:g} M"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     for measured in MEASURED.values():
-        mine = [folder for folder in site.folders if of_folder(folder) is measured]
-        names = [
-            f"[{name}]({up}{FIGURES_FOLDER}/{name}.png)"
-            for f in mine
-            for name in measured.pictures(f)
-        ]
+        mine = [folder for each, folder in site.measured if each is measured]
+        pictures = (name for folder in mine for name in measured.pictures(folder))
+        names = [f"[{name}]({up}{FIGURES_FOLDER}/{name}.png)" for name in pictures]
         from_ = [f"[{folder.name}]({up}{folder.name}/README.md)" for folder in mine]
         spent = [tables.took(k) for f in mine if (k := provenance.read(f)) is not None]
         cells = [", ".join(names) or measured.NAME, measured.CAPTION, ", ".join(from_) or "-", "-"]
@@ -253,11 +229,7 @@ BLOCKS: Mapping[str, Callable[[Site, str], Sequence[str]]] = {
 
 
 def fill(site: Site, page: Path) -> str:
-    """A page with its parts generated again.
-
-    Raises:
-        ValueError: There is no such part.
-    """
+    """A page with its parts generated again; ValueError if there is no such part."""
     up = Path(os.path.relpath(site.root, page.parent)).as_posix() + "/"
 
     def make(found: re.Match[str]) -> str:
@@ -280,10 +252,8 @@ def _shown(site: Site, figure: Figure, up: str) -> list[str]:
     known = [provenance.read(site.root / folder_name(name)) for name in figure.experiments]
     ran = "; ".join(tables.took(k) for k in known if k is not None)
     first = site.figure(figure, up.rstrip("/"))
-    links = ", ".join(
-        f"[{heading(name)}]({up}{folder_name(name)}/README.md)" for name in figure.experiments
-    )
-    return [*first[:-1], f"{first[-1]} {links}: {ran}."]
+    links = (f"[{heading(e)}]({up}{folder_name(e)}/README.md)" for e in figure.experiments)
+    return [*first[:-1], f"{first[-1]} {', '.join(links)}: {ran}."]
 
 
 # --------------------------------------------------------------------------------- parts

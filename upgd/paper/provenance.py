@@ -19,7 +19,6 @@ from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
 from upgd.rl.runs import PREFIX
 from upgd.streams import DataNotFoundError, check
-from upgd.streams import get as get_problem
 from upgd.study import Run, RunSpec, write_atomically
 from upgd.study.canonical import display_name
 from upgd.study.kinds import kind_of
@@ -85,11 +84,8 @@ class Provenance:
     def has_more(self, other: Provenance, but: Sequence[str]) -> bool:
         """Whether arms, except some, have seeds that another table lacks."""
         there = other.over
-        return any(
-            not set(seeds) <= set(there.get(arm, ()))
-            for arm, seeds in self.over.items()
-            if arm not in but
-        )
+        mine = ((arm, seeds) for arm, seeds in self.over.items() if arm not in but)
+        return any(set(seeds) - set(there.get(arm, ())) for arm, seeds in mine)
 
     def write(self, folder: Path) -> None:
         """Write it beside a table."""
@@ -101,11 +97,7 @@ class Provenance:
 
 
 def read(folder: Path) -> Provenance | None:
-    """The provenance beside a table, or None.
-
-    Raises:
-        ValueError: It is not one of these files.
-    """
+    """The provenance beside a table, or None; ValueError if it is not one of these files."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -202,13 +194,10 @@ def _of_agents(
     arms = {arm.name: arm for arm in experiment.arms}
     for name, some in seeds.items():
         alike.setdefault(_listed(some), []).append(_optimizer(arms[name]))
-    environment = experiment.problem.removeprefix(PREFIX)
+    first = f"upgd rl {experiment.problem.removeprefix(PREFIX)} --optimizers"
     constant = [] if experiment.options.get("anneal", True) else ["--constant-lr"]
-    rest = [f"--steps {steps}", *constant, *_where(parts)]
-    return [
-        " ".join(["upgd rl", environment, "--optimizers", ",".join(own), "--seeds", some, *rest])
-        for some, own in alike.items()
-    ]
+    rest = " ".join([f"--steps {steps}", *constant, *_where(parts)])
+    return [f"{first} {','.join(own)} --seeds {some} {rest}" for some, own in alike.items()]
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -232,34 +221,23 @@ def _where(parts: Sequence[Part]) -> list[str]:
     return [*device, *(["--engine eager"] if eager else [])]
 
 
-def data_facts(problem: str, data_dir: str | os.PathLike[str] | None) -> dict[str, Any] | None:
+def known_data(
+    problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
+) -> dict[str, Any] | None:
     """What a problem learns from, as the check of the data knows it; None if it needs no data.
 
-    Raises:
-        DataNotFoundError: The data are missing.
+    If the data are missing now, the facts known before, or only the name.
     """
     name = kind_of(problem).dataset(problem)
     if name is None:
         return None
-    facts = check(name, data_dir)
-    samples = {each.split: each.samples for each in facts}
-    return {
-        "name": name,
-        "samples": samples,
-        "sha256": {each.split: each.checksum for each in facts},
-    }
-
-
-def known_data(
-    problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
-) -> dict[str, Any] | None:
-    """The same; if the data are missing now, the facts known before, or only the name."""
     try:
-        return data_facts(problem, data_dir)
+        facts = check(name, data_dir)
     except DataNotFoundError:
-        if before is not None and before.data is not None:
-            return dict(before.data)
-        return {"name": get_problem(problem).dataset}
+        return dict(before.data) if before is not None and before.data else {"name": name}
+    samples = {each.split: each.samples for each in facts}
+    sums = {each.split: each.checksum for each in facts}
+    return {"name": name, "samples": samples, "sha256": sums}
 
 
 def from_ranges(text: str) -> list[int]:
@@ -318,21 +296,20 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 def _by_age(parts: Iterable[Part]) -> list[Part]:
     """Merge equal parts, oldest first."""
-    alike: dict[str, list[Part]] = {}
+    merged: dict[str, Part] = {}
     for part in parts:
-        way = replace(part, runs=0, seconds=0.0, began="", ended="")
-        alike.setdefault(json.dumps(asdict(way), sort_keys=True), []).append(part)
-    merged = (
-        replace(
-            some[0],
-            runs=sum(part.runs for part in some),
-            seconds=round(sum(part.seconds for part in some), 1),
-            began=min(part.began for part in some),
-            ended=max(part.ended for part in some),
+        way = json.dumps(
+            asdict(replace(part, runs=0, seconds=0.0, began="", ended="")), sort_keys=True
         )
-        for some in alike.values()
-    )
-    return sorted(merged, key=lambda part: part.began)
+        known = merged.get(way, replace(part, runs=0, seconds=0.0))
+        merged[way] = replace(
+            part,
+            runs=known.runs + part.runs,
+            seconds=round(known.seconds + part.seconds, 1),
+            began=min(known.began, part.began),
+            ended=max(known.ended, part.ended),
+        )
+    return sorted(merged.values(), key=lambda part: part.began)
 
 
 def common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def _argsort_correlation(true: Utilities, guess: Utilities) -> Tensor:
         for utilities in (true, guess)
     ]
     a, b = (p - p.mean(1, keepdim=True) for p in places)
-    return torch.cosine_similarity(a, b, eps=0.0)
+    correlation: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+    return correlation
 
 
 # ------------------------------------------------------------------------ the results
