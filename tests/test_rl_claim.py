@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from upgd.metrics import mean_interval
-from upgd.paper.evidence import NO, UNKNOWN, YES, falling
+from upgd.paper.evidence import FEWEST, NO, UNKNOWN, YES, falling
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.policy_collapse import (
-    FEWEST,
     HARDLY,
     LONG,
     curves,

@@ -55,11 +55,7 @@ Sets = Mapping[str, Mapping[str, Found]]
 
 
 def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
-    """The content of a file; empty if it does not exist.
-
-    Raises:
-        ValueError: It is not one of these files.
-    """
+    """The content of a file, empty if it does not exist; ValueError if it is not one of these."""
     file = Path(path)
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     if not text:
@@ -84,30 +80,18 @@ def _found(facts: Mapping[str, Any]) -> Found:
 
 
 def write(found: Sets, path: str | os.PathLike[str]) -> None:
-    """Write sets into a file; keeps those of other problems and arms.
-
-    Problems and arms are sorted, so that equal sets give equal files.
-    """
+    """Write sets into a file, sorted; keeps those of other problems and arms."""
     known = read(path)
     for problem, arms in found.items():
         known.setdefault(problem, {}).update(arms)
-    tables = [
-        _object([(arm, _lines(one)) for arm, one in sorted(arms.items())], 1)
-        for _, arms in sorted(known.items())
-    ]
-    text = _object(list(zip(sorted(known), tables, strict=True)), 0)
-    write_atomically(Path(path), f"{text}\n".encode())
+    content = {p: {a: asdict(x) for a, x in sorted(known[p].items())} for p in sorted(known)}
+    write_atomically(path, f"{_object(content)}\n".encode())
 
 
-def _lines(found: Found) -> str:
-    """A line per attribute."""
-    return _object([(k, json.dumps(v, ensure_ascii=False)) for k, v in asdict(found).items()], 2)
-
-
-def _object(pairs: list[tuple[str, str]], depth: int) -> str:
-    """JSON of names and values that are JSON already."""
-    if not pairs:
-        return "{}"
-    space = " " * depth
-    body = ",\n".join(f"{space} {json.dumps(name)}: {value}" for name, value in pairs)
+def _object(value: Any, depth: int = 0) -> str:
+    """JSON with a line per attribute of a set."""
+    if depth > 2 or not value:
+        return json.dumps(value, ensure_ascii=False)
+    space, pairs = " " * depth, value.items()
+    body = ",\n".join(f"{space} {json.dumps(k)}: {_object(v, depth + 1)}" for k, v in pairs)
     return f"{{\n{body}\n{space}}}"

@@ -65,16 +65,9 @@ class Measured(Protocol):
 
 
 def note(
-    how: How,
-    name: str,
-    device: str,
-    engine: str,
-    dtype: str,
-    steps: int,
-    seeds: Mapping[str, Sequence[int]],
-    learner_steps: int,
-    began: float,
-) -> Provenance:
+    how: How, name: str, device: str, engine: str, dtype: str, steps: int,
+    seeds: Mapping[str, Sequence[int]], learner_steps: int, began: float,
+) -> Provenance:  # fmt: skip
     """The provenance of a table that was started at `began` (seconds since 1970)."""
     now = time.time()
     seconds = round(now - began, 1)

@@ -80,11 +80,7 @@ BEST: Mapping[str, Mapping[str, Set]] = {
 
 
 def best(problem: str, method: str) -> Set:
-    """The printed best set.
-
-    Raises:
-        ValueError: The paper prints none.
-    """
+    """The printed best set; ValueError if the paper prints none."""
     try:
         return BEST[problem][method]
     except KeyError:

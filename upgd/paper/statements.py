@@ -7,6 +7,7 @@ diverged. UPGD-W is *among the best* if it is one of the best three.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -55,23 +56,24 @@ def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) 
 
 def improves(results: Results, arm: str) -> Finding:
     """The statement that an arm improves."""
-    found = ev.change(results, arm)
-    text = f"{named(results, arm)} improves"
-    return unless_diverged(Finding(text, found, ev.rising(found)), results, arm)
+    return unless_diverged(_changes(results, arm, "improves", ev.rising), results, arm)
 
 
 def decays(results: Results, arm: str) -> Finding:
     """The statement that an arm decays."""
-    found = ev.change(results, arm)
-    text = f"{named(results, arm)} decays"
-    return with_diverged(Finding(text, found, ev.falling(found)), results, arm)
+    return with_diverged(_changes(results, arm, "decays", ev.falling), results, arm)
 
 
 def holds(results: Results, arm: str) -> Finding:
     """The statement that an arm holds."""
+    return unless_diverged(_changes(results, arm, "holds", ev.within), results, arm)
+
+
+def _changes(
+    results: Results, arm: str, how: str, judge: Callable[[Interval | None], ev.Verdict]
+) -> Finding:
     found = ev.change(results, arm)
-    text = f"{named(results, arm)} holds"
-    return unless_diverged(Finding(text, found, ev.within(found)), results, arm)
+    return Finding(f"{named(results, arm)} {how}", found, judge(found))
 
 
 def competitive(results: Results, arm: str = "upgd") -> Finding:
@@ -162,20 +164,14 @@ def diagnostics(all_: All) -> list[Finding]:
     for method in METHODS:
         zeros = ev.change(results, method, "zero_activations")
         sparse = ev.change(results, method, "gradient_l0")
-        up, down = ev.rising(zeros), ev.falling(sparse)
-        name = named(results, method)
+        up, down, tell = ev.rising(zeros), ev.falling(sparse), with_diverged
+        texts = ("zero activations rise", "gradient ℓ0 falls")
         if method in kept:
-            both = [
-                Finding(f"{name}: zero activations do not rise", zeros, ev.opposite(up)),
-                Finding(f"{name}: gradient ℓ0 does not fall", sparse, ev.opposite(down)),
-            ]
-            found += [unless_diverged(finding, results, method) for finding in both]
-        else:
-            both = [
-                Finding(f"{name}: zero activations rise", zeros, up),
-                Finding(f"{name}: gradient ℓ0 falls", sparse, down),
-            ]
-            found += [with_diverged(finding, results, method) for finding in both]
+            up, down, tell = ev.opposite(up), ev.opposite(down), unless_diverged
+            texts = ("zero activations do not rise", "gradient ℓ0 does not fall")
+        for text, statistic, verdict in zip(texts, (zeros, sparse), (up, down), strict=True):
+            finding = Finding(f"{named(results, method)}: {text}", statistic, verdict)
+            found.append(tell(finding, results, method))
     return found
 
 
@@ -232,20 +228,17 @@ def among_the_best(all_: All) -> list[Finding]:
     found = []
     for name in MAIN:
         results = _of(all_, name)
-        measures: dict[str, tuple[str, Callable[[Array], float]]] = {
-            "forgetting": ("accuracy", forgetting),
-            "loss of plasticity": (
-                "plasticity",
-                partial(loss_of_plasticity, window=results.window),
-            ),
-        }
-        for what, (metric, statistic) in measures.items():
-            try:
+        lost = partial(loss_of_plasticity, window=results.window)
+        measures: tuple[tuple[str, str, Callable[[Array], float]], ...] = (
+            ("forgetting", "accuracy", forgetting),
+            ("loss of plasticity", "plasticity", lost),
+        )
+        for what, metric, statistic in measures:
+            rank = None
+            with suppress(ValueError):  # too short
                 values = ev.means_of_all(results, metric, statistic)
-            except ValueError:  # too short
-                values = {}
-            mine = list(values).index("upgd") if "upgd" in values else 0
-            rank = ev.resampled(values, partial(_rank, mine)) if "upgd" in values else None
+                if "upgd" in values:
+                    rank = ev.resampled(values, partial(_rank, list(values).index("upgd")))
             text = f"{name}: {what} of UPGD-W among the best three (its rank)"
             finding = Finding(text, rank, ev.below(rank, 3.5), ev.PLAIN)
             found.append(unless_diverged(finding, results, "upgd", *METHODS))
@@ -348,22 +341,16 @@ def figure_1(all_: All) -> list[Finding]:
     level = ev.lead(long, "upgd", "adam-restarts", last=ev.LAST)
     text = "Adam hardly improves (by a point at most)"
     late = f"in the last {ev.LAST} tasks"
+    below = Finding(f"Adam is below Adam-Restarts {late}", behind, ev.below(behind))
+    not_below = f"UPGD-W is not below Adam-Restarts {late}"
+    above = Finding(not_below, level, ev.above(level, -HOLDS))
     found = [
         with_diverged(Finding(text, hardly, ev.below(hardly, HOLDS)), emnist, "adamw"),
         improves(emnist, "upgd"),
     ]
     more = [
-        with_diverged(
-            Finding(f"Adam is below Adam-Restarts {late}", behind, ev.below(behind)),
-            *(long, "adam", "adam-restarts"),
-        ),
+        with_diverged(below, long, "adam", "adam-restarts"),
         holds(long, "adam-restarts"),
-        unless_diverged(
-            Finding(f"UPGD-W is not below Adam-Restarts {late}", level, ev.above(level, -HOLDS)),
-            *(long, "upgd", "adam-restarts"),
-        ),
+        unless_diverged(above, long, "upgd", "adam-restarts"),
     ]
-    return [
-        *[_where("EMNIST: ", finding) for finding in found],
-        *[_where("MNIST: ", finding) for finding in more],
-    ]
+    return [*(_where("EMNIST: ", each) for each in found), *(_where("MNIST: ", e) for e in more)]

@@ -1,8 +1,7 @@
 """One set of line colours for figures and pages, on white paper and on black.
 
-The six differ in lightness as well as in hue, so that they can be told apart with any colour
-blindness, and have the contrast that text needs (4.5 to 1). From the seventh line on they repeat,
-dashed.
+The six differ in lightness as well as in hue, for any colour blindness, and have the contrast that
+text needs (4.5 to 1). From the seventh line on they repeat, dashed.
 """
 
 from __future__ import annotations

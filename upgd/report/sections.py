@@ -18,13 +18,12 @@ from upgd.streams import PROBLEMS
 from upgd.study import Ledger, Run
 from upgd.study.queries import Kept
 from upgd.study.selection import LARGER
+from upgd.text import count
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")
 """Main metrics, in this order; the others are diagnostics."""
-DRAWN = 10
-"""The most settings that are drawn; with more, only each method's best."""
-COMPARED = 6
-"""The most lines for which a sentence about trends is written."""
+DRAWN = 10  # the most settings; with more, only each method's best is drawn
+COMPARED = 6  # the most lines for which a sentence about trends is written
 
 
 class Line(NamedTuple):
@@ -83,13 +82,7 @@ class Section:
 
 
 def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
-    """The sections of a report.
-
-    Args:
-        ledger: Has the series.
-        runs: The runs to report on.
-        only: Metrics to include; all if empty.
-    """
+    """The sections of a report on some runs of a ledger, with these metrics, or all."""
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run in runs:
         spec = run.spec
@@ -106,17 +99,14 @@ def _section(
     names = tables.names(groups)
     drawn = [k for k, some in groups.items() if any(run.state == "done" for run in some)]
     if len(drawn) > DRAWN:
-        best = tables.best_settings({key: _finished(groups[key]) for key in drawn})
+        finished = {key: [run for run in groups[key] if run.result] for key in drawn}
+        best = tables.best_settings(finished)
         drawn = [key for key in drawn if key in best]
         names |= {k: f"{names[k]}, best of {n}" for k, n in best.items() if n > 1}
     order = [*drawn, *(key for key in groups if key not in set(drawn))]
     arms = [Arm(names[key], key, groups[key]) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)
     return Section(problem, steps, rules, arms, len(drawn), lines)
-
-
-def _finished(runs: Iterable[Run]) -> list[Run]:
-    return [run for run in runs if run.result is not None]
 
 
 def _lines(
@@ -243,7 +233,7 @@ def tally(runs: Iterable[Run]) -> str:
     total = sum(counts.values())
     if not total:
         return "no runs"
-    told = f"{total} run" + ("s" if total > 1 else "")
+    told = count(total, "run")
     if set(counts) == {"done"}:
         return f"{told}, all done"
     states = ("done", "diverged", "failed", "running", "pending")
