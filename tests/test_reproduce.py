@@ -364,7 +364,7 @@ def made_up(name: str) -> results.Results:
 def look_and(save: Any, outside: list[str]) -> Any:
     """Saves, and notes what of the legend and of the axes' texts does not fit into the picture."""
 
-    def watched(picture: Any, paths: Any) -> Any:
+    def watched(picture: Any, *paths: Path) -> Any:
         picture.canvas.draw()
         texts = [text for legend in picture.legends for text in legend.get_texts()]
         texts += [text for axes in picture.axes for text in axes.texts]
@@ -372,7 +372,7 @@ def look_and(save: Any, outside: list[str]) -> Any:
             box = text.get_window_extent()
             if not (picture.bbox.contains(*box.min) and picture.bbox.contains(*box.max)):
                 outside.append(text.get_text())
-        return save(picture, paths)
+        return save(picture, *paths)
 
     return watched
 

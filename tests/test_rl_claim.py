@@ -12,10 +12,9 @@ import pytest
 
 from upgd.ledger import Ledger, Result, Series
 from upgd.metrics import mean_interval
-from upgd.paper.evidence import NO, UNKNOWN, YES, falling
+from upgd.paper.evidence import FEWEST, NO, UNKNOWN, YES, falling
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.policy_collapse import (
-    FEWEST,
     HARDLY,
     LONG,
     curves,

@@ -103,13 +103,20 @@ def _print_any_character() -> None:
             stream.reconfigure(errors="upgd.plain")
 
 
-def mistakes_are_one_line(command: F) -> F:
-    """Turn errors of the user's input into one line and exit code 2."""
+def command(
+    name: str | None = None,
+    group: typer.Typer = app,
+    interrupted: str = "'upgd resume' continues from here",
+) -> Callable[[F], F]:
+    """Register a command; errors of the user's input become one line and exit code 2."""
+    return lambda function: group.command(name)(_guarded(function, interrupted))
 
-    @functools.wraps(command)
+
+def _guarded(function: F, interrupted: str) -> F:
+    @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            return command(*args, **kwargs)
+            return function(*args, **kwargs)
         except UnicodeEncodeError as error:
             around = error.object[max(0, error.start - 20) : error.end + 20]
             _fail(f"{around!r} cannot be written in {error.encoding}; use other characters")
@@ -125,7 +132,7 @@ def mistakes_are_one_line(command: F) -> F:
         except MemoryError as error:
             _fail(f"out of memory: {error}; choose something smaller")
         except KeyboardInterrupt:
-            err.print("interrupted; 'upgd resume' continues from here", style="yellow")
+            warn(f"interrupted; {interrupted}")
             raise typer.Exit(130) from None
 
     return guarded  # type: ignore[return-value]

@@ -44,12 +44,7 @@ def seed_list(text: str) -> list[int]:
 
 
 def all_methods(methods: list[str]) -> list[str]:
-    """Method names, possibly separated by commas; ``paper`` means the ten of the main figures.
-
-    Example:
-        >>> all_methods(["upgd,pgd", "adamw"])
-        ['upgd', 'pgd', 'adamw']
-    """
+    """Method names, possibly separated by commas; ``paper`` means the ten of the main figures."""
     given = [name.strip() for word in methods for name in word.split(",")]
     return [name for m in given for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
 

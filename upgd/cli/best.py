@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
-from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
+from upgd.cli import options as o
+from upgd.cli.app import command, out, say, wrote
 from upgd.cli.arguments import seed_list, whole
-from upgd.cli.options import PROBLEM, STUDY
 from upgd.lab.study import Study
 from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
@@ -25,20 +25,19 @@ from upgd.study.selection import Candidate, Ranking
 from upgd.text import count, pairs, ranges
 
 
-@app.command("best")
-@mistakes_are_one_line
+@command("best")
 def best(
-    study: STUDY,
-    problem: PROBLEM = "",
-    method: Annotated[list[str] | None, typer.Option(help="Only this. Repeatable.")] = None,
+    study: o.STUDY,
+    problem: o.PROBLEM = "",
+    method: Annotated[list[str] | None, Option(help="Only this. Repeatable.")] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds that a set must have; default all of the study's.")
+        str, Option(help="Seeds that a set must have; default all of the study's.")
     ] = "",
-    steps: Annotated[str, typer.Option(help="Runs of this length; default the longest.")] = "",
+    steps: Annotated[str, Option(help="Runs of this length; default the longest.")] = "",
     plot: Annotated[
-        Path | None, typer.Option(help="Draw accuracy against each hyperparameter: .png, .svg.")
+        Path | None, Option(help="Draw accuracy against each hyperparameter: .png, .svg.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    as_json: o.FACTS = False,
 ) -> None:
     """Show each method's best set: by area under the online accuracy curve, as in the paper.
 

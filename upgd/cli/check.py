@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Exit, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, say
-from upgd.cli.options import STUDY
+from upgd.cli import options as o
+from upgd.cli.app import command, say
 from upgd.ledger.checking import Findings, check_study
 from upgd.ledger.repairing import repair_study
 from upgd.text import count
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def check(
-    study: STUDY,
+    study: o.STUDY,
     repair: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--repair",
             help="Copy the ledger aside, and mark runs with damaged results to be computed again.",
         ),
@@ -36,7 +35,7 @@ def check(
         say(_summary(found))
         if found.lines:
             say(f"'upgd check {study} --repair' repairs what can be repaired")
-            raise typer.Exit(1)
+            raise Exit(1)
         return
     done = repair_study(study, found)
     say(f"copied the ledger as it was to {done.copy}")
@@ -51,7 +50,7 @@ def check(
         say(f"still damaged: {line}")
     say(_summary(left))
     if left.lines or done.lost != 0:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _summary(found: Findings) -> str:

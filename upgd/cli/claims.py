@@ -6,27 +6,27 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, out
+from upgd.cli import options as o
+from upgd.cli.app import command, out
 from upgd.paper.claims import Judged, judge, sure, table
 from upgd.paper.evidence import NO, NOTHING, TOLD, YES, shown
 
 STYLES = {YES: "green", NO: "red", TOLD: "dim"}
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def claims(
     places: Annotated[
-        list[Path], typer.Argument(help="Studies, or folders of tables such as docs/results.")
+        list[Path], Argument(help="Studies, or folders of tables such as docs/results.")
     ],
     details: Annotated[
-        bool, typer.Option("--details", help="Every statement with its statistic.")
+        bool, Option("--details", help="Every statement with its statistic.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="A table for a page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="A table for a page.")] = False,
+    as_json: o.FACTS = False,
 ) -> None:
     """Judge the paper's claims by finished runs.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from typer import Argument, Exit, Option
 
-from upgd.cli.app import F, app, err, mistakes_are_one_line, out, say, tell, wrote
+from upgd.cli.app import app, command, err, out, say, tell, wrote
 from upgd.ledger.files import check_output
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
 from upgd.streams import check as check_data
@@ -39,43 +40,24 @@ data = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data, name="data")
+command = partial(command, group=data, interrupted="no file was half written")
 
 NAMES = ("digits", *DATASETS)
 DATA_DIR = Annotated[
     Path | None,
-    typer.Option(
-        help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False
-    ),
+    Option(help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False),
 ]
-AS_JSON = Annotated[bool, typer.Option("--json", help="For scripts.")]
-QUIET = Annotated[bool, typer.Option(help="No progress, no summary.")]
-FORCE = Annotated[bool, typer.Option(help="Replace TARGET if it exists.")]
+AS_JSON = Annotated[bool, Option("--json", help="For scripts.")]
+QUIET = Annotated[bool, Option(help="No progress, no summary.")]
+FORCE = Annotated[bool, Option(help="Replace TARGET if it exists.")]
 NAME = Annotated[
     str,
-    typer.Option(
+    Option(
         help="The dataset that it is to be, whose shape and classes are then checked; "
         "default TARGET's name, if there is a dataset of that name.",
         show_default=False,
     ),
 ]
-
-
-def command(name: str) -> Callable[[F], F]:
-    """A command of ``upgd data``, with its own message for an interruption."""
-
-    def register(function: F) -> F:
-        @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except KeyboardInterrupt:
-                err.print("interrupted; no file was half written", style="yellow")
-                raise typer.Exit(130) from None
-
-        data.command(name)(mistakes_are_one_line(guarded))
-        return function
-
-    return register
 
 
 @command("list")
@@ -127,7 +109,7 @@ def _look(name: str, data_dir: Path | None) -> dict[str, Any]:
 
 @command("fetch")
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="mnist, emnist47, cifar10.")],
+    names: Annotated[list[str], Argument(help="mnist, emnist47, cifar10.")],
     data_dir: DATA_DIR = None,
     quiet: QUIET = False,
 ) -> None:
@@ -151,7 +133,7 @@ def fetch(
 @command("check")
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Datasets, or .npz files; default all there are.")
+        list[str] | None, Argument(help="Datasets, or .npz files; default all there are.")
     ] = None,
     data_dir: DATA_DIR = None,
     as_json: AS_JSON = False,
@@ -179,13 +161,13 @@ def check(
     if as_json:
         print(json.dumps(told))
     if any("error" in entry for entry in told.values()):
-        raise typer.Exit(2)
+        raise Exit(2)
 
 
 @command("convert")
 def convert(
-    source: Annotated[Path, typer.Argument(help="A folder, or an .npz with other names.")],
-    target: Annotated[Path, typer.Argument(help="The file to write, NAME.npz.")],
+    source: Annotated[Path, Argument(help="A folder, or an .npz with other names.")],
+    target: Annotated[Path, Argument(help="The file to write, NAME.npz.")],
     name: NAME = "",
     force: FORCE = False,
     quiet: QUIET = False,
@@ -209,17 +191,17 @@ def convert(
 
 @command("features")
 def features(
-    images: Annotated[Path, typer.Argument(help="A folder; an image's class is its folder.")],
-    target: Annotated[Path, typer.Argument(help="The file to write, such as mini-imagenet.npz.")],
+    images: Annotated[Path, Argument(help="A folder; an image's class is its folder.")],
+    target: Annotated[Path, Argument(help="The file to write, such as mini-imagenet.npz.")],
     weights: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="State dict of a ResNet-50; default torchvision's own, which it downloads.",
             show_default=False,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[int, Option(min=1, help="Images at a time.")] = 64,
     name: NAME = "",
     force: FORCE = False,
     quiet: QUIET = False,

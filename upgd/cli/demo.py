@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from upgd.cli.app import app, err, mistakes_are_one_line, say, warn
+from upgd.cli.app import command, err, say, warn
 from upgd.cli.arguments import seed_list, whole
 from upgd.cli.options import end
 from upgd.cli.show import show_table
@@ -16,18 +16,17 @@ from upgd.lab import demo as demonstration
 from upgd.lab.demo import STEPS
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def demo(
-    seeds: Annotated[str, typer.Option(help="How many, or which: 5, or 3,5, or 0-4.")] = "5",
-    steps: Annotated[str, typer.Option(help="Samples per run.")] = str(STEPS),
-    study: Annotated[Path, typer.Option(help="The study's folder.")] = Path("studies/demo"),
+    seeds: Annotated[str, Option(help="How many, or which: 5, or 3,5, or 0-4.")] = "5",
+    steps: Annotated[str, Option(help="Samples per run.")] = str(STEPS),
+    study: Annotated[Path, Option(help="The study's folder.")] = Path("studies/demo"),
     output: Annotated[
-        Path | None, typer.Option(help="The page; default STUDY/demo.html, with a .png beside it.")
+        Path | None, Option(help="The page; default STUDY/demo.html, with a .png beside it.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; default one per core.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The results for scripts.")] = False,
+    workers: Annotated[int, Option(min=0, help="Processes; default one per core.")] = 0,
+    quiet: Annotated[bool, Option("--quiet", help="No progress, no table.")] = False,
+    as_json: Annotated[bool, Option("--json", help="The results for scripts.")] = False,
 ) -> None:
     """See UPGD-W beside Adam and SGD on a stream of digits: under a minute on two cores.
 

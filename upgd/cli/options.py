@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from upgd.cli.app import err, warn
 from upgd.lab.study import Study
 from upgd.study.extensions import use as use_extension
 
-STUDY = Annotated[Path, typer.Argument(help="A study's folder.")]
-PROBLEM = Annotated[str, typer.Option(help="Only this problem.")]
-METHOD = Annotated[str, typer.Option(help="Only this method.")]
-DATA_DIR = Annotated[Path | None, typer.Option(help="Where data are looked for first.")]
-DEVICE = Annotated[str, typer.Option(help="cpu or cuda.")]
+STUDY = Annotated[Path, Argument(help="A study's folder.")]
+PROBLEM = Annotated[str, Option(help="Only this problem.")]
+METHOD = Annotated[str, Option(help="Only this method.")]
+DATA_DIR = Annotated[Path | None, Option(help="Where data are looked for first.")]
+DEVICE = Annotated[str, Option(help="cpu or cuda.")]
 ENGINE = Annotated[
-    str,
-    typer.Option(help="auto (many runs at once where possible), batched, or eager (one by one)."),
+    str, Option(help="auto (many runs at once where possible), batched, or eager (one by one).")
 ]
-QUIET = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
-JSON = Annotated[bool, typer.Option("--json", help="The result for scripts.")]
+QUIET = Annotated[bool, Option("--quiet", help="No progress, no table.")]
+JSON = Annotated[bool, Option("--json", help="The result for scripts.")]
 CHECKPOINT = Annotated[
     float | None,
-    typer.Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
+    Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
 ]
 ON = Annotated[
-    str, typer.Option("--on", help="local, ray (a cluster started for this), or ray://host:port.")
+    str, Option("--on", help="local, ray (a cluster started for this), or ray://host:port.")
 ]
 WORKERS = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--workers",
         min=1,
         help="Worker processes; default this one, and one per core for runs that go one at a time.",
@@ -39,26 +38,40 @@ WORKERS = Annotated[
 ]
 USE = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--use",
         help="A Python file, or an installed extension, with methods, problems or networks of "
         "your own. Its code is run. Repeatable.",
     ),
 ]
-SEEDS = Annotated[str, typer.Option(help="How many, or which: 20, or 3,5, or 0-4.")]
-STEPS = Annotated[str, typer.Option(help="Samples per run; default the problem's.")]
-BATCH = Annotated[int, typer.Option(min=1, help="Samples per update.")]
-WINDOW = Annotated[int, typer.Option(min=0, help="Samples per point; default one task.")]
-TASK_LENGTH = Annotated[int, typer.Option(min=0, help="Samples per task; default the problem's.")]
-HIDDEN = Annotated[
-    str, typer.Option(help="Hidden units, such as 64-32, or none; default the problem's.")
+ANY_PROBLEM = Annotated[str, Argument(help="A problem ('upgd list' shows them), or an .npz file.")]
+METHODS = Annotated[list[str], Argument(help="One or several methods; 'paper' is the paper's ten.")]
+FOLDER = Annotated[Path | None, Option(help="A folder; default studies/PROBLEM.")]
+AXES = Annotated[
+    list[str] | None, Option("--set", help="Other values of an axis: sigma=0.01,0.1. Repeatable.")
 ]
-NETWORK = Annotated[str, typer.Option(help="A network of your own by its name; see --use.")]
+FACTS = Annotated[bool, Option("--json", help="For scripts.")]
+DRY_RUN = Annotated[bool, Option(help="Say what would be run, and stop.")]
+CONTINUES = "the same command continues from here"
+SEEDS = Annotated[str, Option(help="How many, or which: 20, or 3,5, or 0-4.")]
+STEPS = Annotated[str, Option(help="Samples per run; default the problem's.")]
+BATCH = Annotated[int, Option(min=1, help="Samples per update.")]
+WINDOW = Annotated[int, Option(min=0, help="Samples per point; default one task.")]
+TASK_LENGTH = Annotated[int, Option(min=0, help="Samples per task; default the problem's.")]
+HIDDEN = Annotated[str, Option(help="Hidden units, such as 64-32, or none; default the problem's.")]
+NETWORK = Annotated[str, Option(help="A network of your own by its name; see --use.")]
 
 
-def open_study(folder: Path, *, quiet: bool = False, **options: Any) -> Study:
+def open_study(
+    folder: Path, quiet: bool = False, device: str = "cpu", engine: str = "auto",
+    workers: int | None = None, on: str = "local", data_dir: Path | None = None,
+    checkpoint_seconds: float | None = None,
+) -> Study:  # fmt: skip
     """A study that shows progress and notes on standard error."""
-    study = Study(folder, quiet=quiet, **options)
+    study = Study(
+        folder, device=device, engine=engine, workers=workers, on=on, data_dir=data_dir,
+        checkpoint_seconds=checkpoint_seconds, quiet=quiet,
+    )  # fmt: skip
     study.console, study.note = err, warn
     return study
 
@@ -72,4 +85,4 @@ def load(extensions: list[str] | None) -> None:
 def end(study: Study) -> None:
     """Tell the shell whether a run failed, now or earlier."""
     if study.tally.failed or study.tally.failed_earlier:
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -6,25 +6,24 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from upgd.cli.app import app, mistakes_are_one_line, wrote
-from upgd.cli.options import PROBLEM, STUDY
+from upgd.cli import options as o
+from upgd.cli.app import command, wrote
 from upgd.lab.study import Study
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def report(
-    study: STUDY,
+    study: o.STUDY,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default STUDY/report.html.")
+        Path | None, Option("--output", "-o", help="Default STUDY/report.html.")
     ] = None,
-    problem: PROBLEM = "",
+    problem: o.PROBLEM = "",
     metric: Annotated[
-        list[str] | None, typer.Option(help="Only this metric; may be given several times.")
+        list[str] | None, Option(help="Only this metric; may be given several times.")
     ] = None,
-    opened: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    opened: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write a study as one page: interactive figures, tables, claims, provenance.
 

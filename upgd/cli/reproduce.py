@@ -5,20 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, say, wrote
-from upgd.cli.options import (
-    CHECKPOINT,
-    DATA_DIR,
-    DEVICE,
-    ENGINE,
-    ON,
-    QUIET,
-    WORKERS,
-    end,
-    open_study,
-)
+from upgd.cli import options as o
+from upgd.cli.app import command, say, wrote
+from upgd.cli.options import end, open_study
 from upgd.lab.reproducing import Reproduction
 from upgd.paper.figures import FIGURES
 from upgd.paper.measured import MEASURED
@@ -26,44 +17,41 @@ from upgd.paper.measured import MEASURED
 STUDY = Path("studies/paper")
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def reproduce(
     figures: Annotated[
-        list[str], typer.Argument(help="Such as fig3; 'all' for all, 'list' to see which.")
+        list[str], Argument(help="Such as fig3; 'all' for all, 'list' to see which.")
     ],
-    scale: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the paper's steps.")
-    ] = 1.0,
-    seeds: Annotated[int, typer.Option(min=0, help="How many; default the paper's.")] = 0,
+    scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the paper's steps.")] = 1.0,
+    seeds: Annotated[int, Option(min=0, help="How many; default the paper's.")] = 0,
     study: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             help="A folder for runs and figures; default studies/paper. Of several the others are "
             "only read, be they studies or folders of tables: what they have is not run again."
         ),
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(help="A folder for tables; default STUDY/results.")
+        Path | None, Option(help="A folder for tables; default STUDY/results.")
     ] = None,
     problems: Annotated[
-        str, typer.Option(help="Only these problems: input-permuted-mnist. Default all.")
+        str, Option(help="Only these problems: input-permuted-mnist. Default all.")
     ] = "",
     environments: Annotated[
-        str, typer.Option(help="Of agents, only these: Hopper,Ant. Default all.")
+        str, Option(help="Of agents, only these: Hopper,Ant. Default all.")
     ] = "",
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Or draw from what there is, and say what lacks.")
+        bool, Option("--run/--no-run", help="Or draw from what there is, and say what lacks.")
     ] = True,
-    formats: Annotated[str, typer.Option("--format", help="Such as png,svg.")] = "png,svg",
-    data_dir: DATA_DIR = None,
-    device: DEVICE = "cpu",
-    engine: ENGINE = "auto",
-    dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
-    quiet: QUIET = False,
-    checkpoint_seconds: CHECKPOINT = None,
-    on: ON = "local",
-    workers: WORKERS = None,
+    formats: Annotated[str, Option("--format", help="Such as png,svg.")] = "png,svg",
+    data_dir: o.DATA_DIR = None,
+    device: o.DEVICE = "cpu",
+    engine: o.ENGINE = "auto",
+    dry_run: o.DRY_RUN = False,
+    quiet: o.QUIET = False,
+    checkpoint_seconds: o.CHECKPOINT = None,
+    on: o.ON = "local",
+    workers: o.WORKERS = None,
 ) -> None:
     """Run what figures of the paper need and the study lacks, draw them, and keep the numbers.
 
@@ -73,26 +61,9 @@ def reproduce(
         _list()
         return
     first, *others = study or [STUDY]
-    mine = open_study(
-        first,
-        quiet=quiet,
-        device=device,
-        engine=engine,
-        workers=workers,
-        on=on,
-        data_dir=data_dir,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    mine = open_study(first, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     chosen = Reproduction(
-        mine,
-        figures,
-        others,
-        results,
-        scale,
-        seeds,
-        problems,
-        environments,
-        formats,
+        *(mine, figures, others, results, scale, seeds, problems, environments, formats),
         to_run=run or dry_run,
     )
     if dry_run:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, wrote
+from upgd.cli.app import command, wrote
 from upgd.ledger import write_atomically
 from upgd.paper.pages import Site
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def results(
-    folder: Annotated[Path, typer.Argument(help="Tables of 'upgd reproduce', as docs/results.")],
+    folder: Annotated[Path, Argument(help="Tables of 'upgd reproduce', as docs/results.")],
     page: Annotated[
         list[Path] | None,
-        typer.Option(help="A page with parts to make anew, such as README.md. Repeatable."),
+        Option(help="A page with parts to make anew, such as README.md. Repeatable."),
     ] = None,
-    figures: Annotated[bool, typer.Option(help="Draw the figures too.")] = True,
+    figures: Annotated[bool, Option(help="Draw the figures too.")] = True,
 ) -> None:
     """Generate pages and figures from tables: per experiment, an index, parts of other pages."""
     if not folder.is_dir():

@@ -8,12 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Exit, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, out, say, warn
+from upgd.cli import options as o
+from upgd.cli.app import command, out, say, warn
 from upgd.cli.arguments import check_once, seed_list, whole
-from upgd.cli.options import CHECKPOINT, DEVICE, QUIET, end, open_study
+from upgd.cli.options import end, open_study
 from upgd.cli.show import show_table
 from upgd.lab.study import Study
 from upgd.ledger import RunSpec
@@ -29,53 +30,48 @@ STUDY = Path("studies/ppo")
 Arm = tuple[str, dict[str, float]]
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def rl(
     environments: Annotated[
-        list[str] | None,
-        typer.Argument(help="Such as Hopper or HalfCheetah-v4; '--list' shows them."),
+        list[str] | None, Argument(help="Such as Hopper or HalfCheetah-v4; '--list' shows them.")
     ] = None,
     optimizers: Annotated[
-        str,
-        typer.Option(help="Methods; one may have settings: adam,ada-upgd:lr=6e-4:sigma=0.01."),
+        str, Option(help="Methods; one may have settings: adam,ada-upgd:lr=6e-4:sigma=0.01.")
     ] = "adam,ada-upgd",
-    seeds: Annotated[str, typer.Option(help="How many, or which: 20, or 3,5, or 0-4.")] = "5",
-    steps: Annotated[str, typer.Option(help="Steps of each agent in its environment.")] = "1e6",
+    seeds: o.SEEDS = "5",
+    steps: Annotated[str, Option(help="Steps of each agent in its environment.")] = "1e6",
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="A hyperparameter: lr=1e-3, or of one method ada-upgd:lr=6e-4. Repeatable.",
         ),
     ] = None,
     anneal: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--anneal/--constant-lr",
             help="Whether the step size falls to zero over the run, as CleanRL has it.",
         ),
     ] = True,
     ppo: Annotated[
         list[str] | None,
-        typer.Option("--ppo", help="A setting of PPO: gamma=0.995, hidden=256-256. Repeatable."),
+        Option("--ppo", help="A setting of PPO: gamma=0.995, hidden=256-256. Repeatable."),
     ] = None,
-    window: Annotated[
-        str, typer.Option(help="Steps per point, whole iterations; default ten.")
-    ] = "",
-    study: Annotated[Path, typer.Option(help="A folder.")] = STUDY,
+    window: Annotated[str, Option(help="Steps per point, whole iterations; default ten.")] = "",
+    study: Annotated[Path, Option(help="A folder.")] = STUDY,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes for the agents; 0: this one; default one per core."),
+        Option(min=0, help="Processes for the agents; 0: this one; default one per core."),
     ] = None,
-    device: DEVICE = "cpu",
+    device: o.DEVICE = "cpu",
     list_: Annotated[
-        bool, typer.Option("--list", help="Show the environments that can be used here.")
+        bool, Option("--list", help="Show the environments that can be used here.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
-    quiet: QUIET = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The table for scripts.")] = False,
-    checkpoint_seconds: CHECKPOINT = None,
+    dry_run: o.DRY_RUN = False,
+    quiet: o.QUIET = False,
+    as_json: Annotated[bool, Option("--json", help="The table for scripts.")] = False,
+    checkpoint_seconds: o.CHECKPOINT = None,
 ) -> None:
     """Train agents by PPO: all seeds of all optimizers at once, one environment after the other.
 
@@ -100,13 +96,7 @@ def rl(
         for seed in seed_list(seeds)
     )
     specs = list(dict.fromkeys(every))  # two names may mean the same run
-    mine = open_study(
-        study,
-        quiet=quiet,
-        device=device,
-        workers=workers,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    mine = open_study(study, quiet, device, workers=workers, checkpoint_seconds=checkpoint_seconds)
     mine.check(specs)
     if dry_run:
         _outlook(mine, specs)
@@ -115,7 +105,7 @@ def rl(
         table = mine.run_specs(specs)
     except KeyboardInterrupt:
         warn(f"interrupted; 'upgd resume {study}' continues from here")
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
     if not quiet:
         show_table(table, study, as_json)
     end(mine)

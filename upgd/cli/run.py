@@ -5,86 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from upgd.cli.app import app, mistakes_are_one_line, say
+from upgd.cli import options as o
+from upgd.cli.app import command, say
 from upgd.cli.arguments import all_methods, numbers, seed_list, whole
-from upgd.cli.options import (
-    BATCH,
-    CHECKPOINT,
-    DATA_DIR,
-    DEVICE,
-    ENGINE,
-    HIDDEN,
-    JSON,
-    NETWORK,
-    ON,
-    QUIET,
-    SEEDS,
-    STEPS,
-    STUDY,
-    TASK_LENGTH,
-    USE,
-    WINDOW,
-    WORKERS,
-    end,
-    load,
-    open_study,
-)
+from upgd.cli.options import end, load, open_study
 from upgd.cli.show import show_table
 from upgd.lab.definitions import resolve_problem
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def run(
-    problem: Annotated[
-        str, typer.Argument(help="A problem ('upgd list' shows them), or an .npz file.")
-    ],
-    methods: Annotated[
-        list[str], typer.Argument(help="One or several methods; 'paper' is the paper's ten.")
-    ],
-    seeds: SEEDS = "5",
-    steps: STEPS = "",
+    problem: o.ANY_PROBLEM,
+    methods: o.METHODS,
+    seeds: o.SEEDS = "5",
+    steps: o.STEPS = "",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
+        list[str] | None, Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Start from the sets that the paper prints as best.")
+        bool, Option("--best", help="Start from the sets that the paper prints as best.")
     ] = False,
-    use: USE = None,
-    study: Annotated[Path | None, typer.Option(help="A folder; default studies/PROBLEM.")] = None,
-    data_dir: DATA_DIR = None,
-    device: DEVICE = "cpu",
-    engine: ENGINE = "auto",
-    batch: BATCH = 1,
-    restart: Annotated[bool, typer.Option(help="A fresh learner for every task.")] = False,
-    held_out: Annotated[int, typer.Option(min=0, help="Held-out samples after each task.")] = 0,
-    stride: Annotated[int, typer.Option(min=0, help="Diagnostics every so many steps.")] = 0,
-    window: WINDOW = 0,
-    task_length: TASK_LENGTH = 0,
-    hidden: HIDDEN = "",
-    network: NETWORK = "",
-    dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
-    quiet: QUIET = False,
-    as_json: JSON = False,
-    checkpoint_seconds: CHECKPOINT = None,
-    on: ON = "local",
-    workers: WORKERS = None,
+    use: o.USE = None,
+    study: o.FOLDER = None,
+    data_dir: o.DATA_DIR = None,
+    device: o.DEVICE = "cpu",
+    engine: o.ENGINE = "auto",
+    batch: o.BATCH = 1,
+    restart: Annotated[bool, Option(help="A fresh learner for every task.")] = False,
+    held_out: Annotated[int, Option(min=0, help="Held-out samples after each task.")] = 0,
+    stride: Annotated[int, Option(min=0, help="Diagnostics every so many steps.")] = 0,
+    window: o.WINDOW = 0,
+    task_length: o.TASK_LENGTH = 0,
+    hidden: o.HIDDEN = "",
+    network: o.NETWORK = "",
+    dry_run: o.DRY_RUN = False,
+    quiet: o.QUIET = False,
+    as_json: o.JSON = False,
+    checkpoint_seconds: o.CHECKPOINT = None,
+    on: o.ON = "local",
+    workers: o.WORKERS = None,
 ) -> None:
     """Run methods on a problem; what the study has already is not run again."""
     load(use)
     row = resolve_problem(problem)
-    mine = open_study(
-        study if study is not None else Path("studies") / row.name,
-        quiet=quiet,
-        device=device,
-        engine=engine,
-        workers=workers,
-        on=on,
-        data_dir=data_dir,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    folder = Path("studies") / row.name if study is None else study
+    mine = open_study(folder, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     specs = mine.specs(
         row,
         all_methods(methods),
@@ -111,32 +78,22 @@ def run(
     end(mine)
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def resume(
-    study: STUDY,
-    use: USE = None,
-    data_dir: DATA_DIR = None,
-    device: DEVICE = "cpu",
-    engine: ENGINE = "auto",
-    retry: Annotated[bool, typer.Option("--retry", help="Also try failed runs again.")] = False,
-    quiet: QUIET = False,
-    checkpoint_seconds: CHECKPOINT = None,
-    on: ON = "local",
-    workers: WORKERS = None,
+    study: o.STUDY,
+    use: o.USE = None,
+    data_dir: o.DATA_DIR = None,
+    device: o.DEVICE = "cpu",
+    engine: o.ENGINE = "auto",
+    retry: Annotated[bool, Option("--retry", help="Also try failed runs again.")] = False,
+    quiet: o.QUIET = False,
+    checkpoint_seconds: o.CHECKPOINT = None,
+    on: o.ON = "local",
+    workers: o.WORKERS = None,
 ) -> None:
     """Finish what a study has begun."""
     load(use)
-    mine = open_study(
-        study,
-        quiet=quiet,
-        device=device,
-        engine=engine,
-        workers=workers,
-        on=on,
-        data_dir=data_dir,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    mine = open_study(study, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     table = mine.resume(retry)
     if not quiet:
         show_table(table, mine.folder, False)

@@ -5,22 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, note, say, warn, wrote
+from upgd.cli import options as o
+from upgd.cli.app import command, note, say, wrote
 from upgd.cli.arguments import axes
 from upgd.cli.best import show_best
-from upgd.cli.options import (
-    CHECKPOINT,
-    DATA_DIR,
-    DEVICE,
-    ENGINE,
-    ON,
-    QUIET,
-    WORKERS,
-    end,
-    open_study,
-)
+from upgd.cli.options import end, open_study
 from upgd.lab import searching
 from upgd.ledger.files import check_output
 from upgd.paper import found as sets_found
@@ -32,38 +23,33 @@ from upgd.text import count
 STUDY = Path("studies/search")
 
 
-@app.command()
-@mistakes_are_one_line
+@command(interrupted=o.CONTINUES)
 def search(
     problems: Annotated[
-        list[str],
-        typer.Argument(help="Problems, or toys, main, all; 'list' shows what is searched."),
+        list[str], Argument(help="Problems, or toys, main, all; 'list' shows what is searched.")
     ],
-    arms: Annotated[str, typer.Option(help="Only these: upgd,pgd. Default all.")] = "",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Other values of an axis: sigma=0.01,0.1. Repeatable."),
-    ] = None,
-    scale: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
-    seeds: Annotated[int, typer.Option(min=0, help="How many; default the search's.")] = 0,
+    arms: Annotated[str, Option(help="Only these: upgd,pgd. Default all.")] = "",
+    settings: o.AXES = None,
+    scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
+    seeds: Annotated[int, Option(min=0, help="How many; default the search's.")] = 0,
     keep: Annotated[
-        str, typer.Option(help="How many sets go on to each later stage: 12,2. Default more.")
+        str, Option(help="How many sets go on to each later stage: 12,2. Default more.")
     ] = "",
-    study: Annotated[Path, typer.Option(help="A folder for the runs.")] = STUDY,
+    study: Annotated[Path, Option(help="A folder for the runs.")] = STUDY,
     save: Annotated[
-        Path | None, typer.Option(help="Put what was found into this file: upgd/paper/found.json.")
+        Path | None, Option(help="Put what was found into this file: upgd/paper/found.json.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Or tell what the study has found so far.")
+        bool, Option("--run/--no-run", help="Or tell what the study has found so far.")
     ] = True,
-    data_dir: DATA_DIR = None,
-    device: DEVICE = "cpu",
-    engine: ENGINE = "auto",
-    dry_run: Annotated[bool, typer.Option(help="Say what would be run, and stop.")] = False,
-    quiet: QUIET = False,
-    checkpoint_seconds: CHECKPOINT = None,
-    on: ON = "local",
-    workers: WORKERS = None,
+    data_dir: o.DATA_DIR = None,
+    device: o.DEVICE = "cpu",
+    engine: o.ENGINE = "auto",
+    dry_run: o.DRY_RUN = False,
+    quiet: o.QUIET = False,
+    checkpoint_seconds: o.CHECKPOINT = None,
+    on: o.ON = "local",
+    workers: o.WORKERS = None,
 ) -> None:
     """Search hyperparameter sets: which are best where the paper prints none, and where it does.
 
@@ -74,16 +60,7 @@ def search(
             for line in searching.describe(each):
                 say(line)
         return
-    mine = open_study(
-        study,
-        quiet=quiet,
-        device=device,
-        engine=engine,
-        workers=workers,
-        on=on,
-        data_dir=data_dir,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    mine = open_study(study, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     chosen = searching.choose(problems, arms, axes(settings or []), scale, seeds, _numbers(keep))
     if save is not None:
         check_output(save)
@@ -99,11 +76,7 @@ def search(
         if dry_run:
             say(searching.outlook(each, mine))
         elif run:
-            try:
-                searching.run(each, mine)
-            except KeyboardInterrupt:
-                warn("interrupted; the same command continues from here")
-                raise typer.Exit(130) from None
+            searching.run(each, mine)
             tally = tally + mine.tally
     if dry_run:
         return

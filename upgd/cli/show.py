@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
-from upgd.cli.app import app, mistakes_are_one_line, out, say, wrote
-from upgd.cli.options import METHOD, PROBLEM, STUDY, USE, load, open_study
+from upgd.cli import options as o
+from upgd.cli.app import command, out, say, wrote
+from upgd.cli.options import load, open_study
 from upgd.lab import views
 from upgd.lab.study import Study
 from upgd.ledger import RULES_VERSION, Ledger
@@ -22,12 +23,11 @@ from upgd.streams import PROBLEMS
 from upgd.text import pairs
 
 
-@app.command("list")
-@mistakes_are_one_line
+@command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="problems, methods or all")] = "all",
-    use: USE = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    what: Annotated[str, Argument(help="problems, methods or all")] = "all",
+    use: o.USE = None,
+    as_json: o.FACTS = False,
 ) -> None:
     """List problems and methods."""
     if what not in ("problems", "methods", "all"):
@@ -81,27 +81,22 @@ def _describe(name: str) -> dict[str, Any]:
     }
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def show(
-    study: STUDY,
-    problem: PROBLEM = "",
-    method: METHOD = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    study: o.STUDY, problem: o.PROBLEM = "", method: o.METHOD = "", as_json: o.FACTS = False
 ) -> None:
     """Show a study's results: means over seeds with standard errors and intervals."""
     show_table(Study(study).table(problem, method), study, as_json)
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def plot(
-    study: STUDY,
-    metric: Annotated[str, typer.Option(help="accuracy, loss, plasticity, ...")] = "",
-    problem: PROBLEM = "",
-    method: METHOD = "",
-    every: Annotated[bool, typer.Option("--all", help="Every setting, however many.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Default STUDY/METRIC.png.")] = None,
+    study: o.STUDY,
+    metric: Annotated[str, Option(help="accuracy, loss, plasticity, ...")] = "",
+    problem: o.PROBLEM = "",
+    method: o.METHOD = "",
+    every: Annotated[bool, Option("--all", help="Every setting, however many.")] = False,
+    output: Annotated[Path | None, Option(help="Default STUDY/METRIC.png.")] = None,
 ) -> None:
     """Draw a metric over time: mean and standard error over seeds, a line per setting.
 
@@ -110,16 +105,15 @@ def plot(
     wrote(open_study(study).plot(metric, problem=problem, method=method, every=every, path=output))
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def export(
-    study: STUDY,
-    output: Annotated[Path | None, typer.Option(help="Default STUDY/runs.csv.")] = None,
+    study: o.STUDY,
+    output: Annotated[Path | None, Option(help="Default STUDY/runs.csv.")] = None,
     metric: Annotated[
-        str, typer.Option(help="Write this metric over time instead of one row per run.")
+        str, Option(help="Write this metric over time instead of one row per run.")
     ] = "",
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Write event files to this folder instead: all metrics.")
+        Path | None, Option(help="Write event files to this folder instead: all metrics.")
     ] = None,
 ) -> None:
     """Export a study as CSV, or as TensorBoard event files."""

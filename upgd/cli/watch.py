@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
-from upgd.cli.app import app, mistakes_are_one_line, out
-from upgd.cli.options import STUDY
+from upgd.cli import options as o
+from upgd.cli.app import command, out
 from upgd.ledger import Ledger
 from upgd.report.watching import Row, View, look
 from upgd.text import clock, count, printable, short
@@ -27,13 +27,12 @@ LOOKS = 3
 """Polls without work before it ends: a sweep adds runs after each of its rungs."""
 
 
-@app.command()
-@mistakes_are_one_line
+@command()
 def watch(
-    study: STUDY,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One look, for scripts.")] = False,
+    study: o.STUDY,
+    every: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, Option("--once", help="Look once.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One look, for scripts.")] = False,
 ) -> None:
     """Watch a study: progress, pace and time left of each method, and what failed.
 

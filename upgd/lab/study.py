@@ -18,7 +18,7 @@ from upgd.lab.views import Picture, Rankings, Table
 from upgd.ledger import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.ledger.files import check_generated, check_output
 from upgd.ledger.ledger import NAME
-from upgd.paper.judging import judge
+from upgd.paper.claims import judge_study
 from upgd.report import figures, sections, tables
 from upgd.report.html import MARK, Report, render
 from upgd.study.execution import Tally
@@ -399,7 +399,7 @@ class Study:
             if not runs:
                 raise StudyError(f"{self.folder} has no run to report on")
             found = sections.read(ledger, runs, list(metrics))
-            claims, others = judge(ledger, problem or "")
+            claims, others = judge_study(ledger, problem or "")
         title = title or f"Study {printable(self.folder.resolve().name)}"
         page.parent.mkdir(parents=True, exist_ok=True)
         content = Report(title, found, claims, others, about=tuple(about))

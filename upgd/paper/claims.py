@@ -14,23 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from upgd.paper import policy_collapse, statements, utility_quality
-from upgd.paper.comparisons import decays, holds
-from upgd.paper.evidence import (
-    LONG_ENOUGH,
-    NOTHING,
-    TOLD,
-    YES,
-    All,
-    Finding,
-    Verdict,
-    extent,
-    length,
-    worst,
-)
-from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, agents_name
-from upgd.paper.results import Results, load
-from upgd.paper.sets import MAIN
+from upgd.ledger import Ledger
+from upgd.paper import evidence as ev
+from upgd.paper import policy_collapse, statements, theorems, utility_quality
+from upgd.paper.evidence import All, Finding
+from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
+from upgd.paper.results import Results, collect, load
+from upgd.paper.sets import MAIN, STATIONARY, TOYS
+from upgd.report import html
 
 RETUNED = "s-rwalk"
 """Its printed sets were tuned with code of the authors that computes something else. The sets found
@@ -39,123 +30,58 @@ here judge it, where these differ and ran as long."""
 
 @dataclass(frozen=True)
 class Claim:
-    """One of the paper's claims.
-
-    Attributes:
-        number: Its number in the list.
-        text: What it says, in a line.
-        needs: The experiments it uses.
-        check: Judges its statements.
-        metrics: Metrics it needs that not all runs record.
-    """
+    """One of the paper's claims."""
 
     number: int
     text: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # the experiments it uses
     check: Callable[[All], list[Finding]]
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # metrics it needs that not all runs record
 
 
+MNIST, EMNIST, CIFAR, MINI = MAIN
 CLAIMS: Sequence[Claim] = (
-    Claim(
-        2,
-        "Input-permuted MNIST: UPGD-W, N-UPGD-W and S&P hold, methods against forgetting decay",
-        ("input-permuted-mnist",),
-        statements.input_permuted,
-    ),
-    Claim(
-        3,
-        "Over methods, plasticity and accuracy correlate strongly",
-        ("input-permuted-mnist",),
-        statements.plasticity_and_accuracy,
-    ),
-    Claim(
-        4,
-        "Zero activations rise and gradient ℓ0 falls for all but UPGD-W, N-UPGD-W and S&P",
-        ("input-permuted-mnist",),
-        statements.diagnostics,
-        ("zero_activations", "gradient_l0"),
-    ),
-    Claim(
-        5,
-        "Label-permuted CIFAR-10: methods against forgetting keep improving, UPGD-W is competitive",
-        ("label-permuted-cifar10",),
-        statements.cifar,
-    ),
-    Claim(
-        6,
-        "Label-permuted EMNIST: UPGD-W, S-EWC and S-MAS keep improving, the rest deteriorates",
-        ("label-permuted-emnist",),
-        statements.label_permuted("label-permuted-emnist", decays),
-    ),
-    Claim(
-        7,
-        "Label-permuted mini-ImageNet: the same; S&P holds at a lower level",
-        ("label-permuted-mini-imagenet",),
-        statements.label_permuted("label-permuted-mini-imagenet", holds),
-    ),
-    Claim(
-        8,
-        "UPGD-W's forgetting and loss of plasticity are among the best on all four problems",
-        MAIN,
-        statements.among_the_best,
-    ),
-    Claim(
-        9,
-        "PPO: Adam's return falls with long training, AdaUPGD's improves",
-        tuple(agents_name(environment) for environment in ENVIRONMENTS),
-        policy_collapse.findings,
-    ),
-    Claim(
-        10,
-        "Toys: SGD loses plasticity in linear networks; UPGD is best; second order is better",
-        ("toy-changing-inputs", "toy-changing-sign"),
-        statements.toys,
-    ),
-    Claim(
-        11, "Stationary MNIST: UPGD improves over SGD", ("stationary-mnist",), statements.stationary
-    ),
-    Claim(
-        12,
-        "Ablation: decay and perturbation help, gating improves continually",
-        tuple(f"ablation-{name}" for name in MAIN),
-        statements.ablation,
-    ),
-    Claim(
-        13,
-        "Theorems, as restated in docs/curvature.md: propagation, conservation, convergence",
-        (),
-        statements.theorems,
-    ),
-    Claim(
-        14,
-        "Figure 1: Adam hardly improves or falls below its restarts, UPGD-W does neither",
-        ("label-permuted-emnist", "figure-1"),
-        statements.figure_1,
-    ),
-)
+    Claim(2, "Input-permuted MNIST: UPGD-W, N-UPGD-W and S&P hold, methods against forgetting "
+          "decay", (MNIST,), statements.input_permuted),
+    Claim(3, "Over methods, plasticity and accuracy correlate strongly",
+          (MNIST,), statements.plasticity_and_accuracy),
+    Claim(4, "Zero activations rise and gradient ℓ0 falls for all but UPGD-W, N-UPGD-W and S&P",
+          (MNIST,), statements.diagnostics, ("zero_activations", "gradient_l0")),
+    Claim(5, "Label-permuted CIFAR-10: methods against forgetting keep improving, UPGD-W is "
+          "competitive", (CIFAR,), statements.cifar),
+    Claim(6, "Label-permuted EMNIST: UPGD-W, S-EWC and S-MAS keep improving, the rest deteriorates",
+          (EMNIST,), statements.label_permuted(EMNIST, statements.decays)),
+    Claim(7, "Label-permuted mini-ImageNet: the same; S&P holds at a lower level",
+          (MINI,), statements.label_permuted(MINI, statements.holds)),
+    Claim(8, "UPGD-W's forgetting and loss of plasticity are among the best on all four problems",
+          MAIN, statements.among_the_best),
+    Claim(9, "PPO: Adam's return falls with long training, AdaUPGD's improves",
+          tuple(map(agents_name, ENVIRONMENTS)), policy_collapse.findings),
+    Claim(10, "Toys: SGD loses plasticity in linear networks; UPGD is best; second order is better",
+          TOYS, statements.toys),
+    Claim(11, "Stationary MNIST: UPGD improves over SGD", (STATIONARY,), statements.stationary),
+    Claim(12, "Ablation: decay and perturbation help, gating improves continually",
+          tuple(f"ablation-{name}" for name in MAIN), statements.ablation),
+    Claim(13, "Theorems, as restated in docs/curvature.md: propagation, conservation, convergence",
+          (), lambda _: list(theorems.findings())),
+    Claim(14, "Figure 1: Adam hardly improves or falls below its restarts, UPGD-W does neither",
+          (EMNIST, "figure-1"), statements.figure_1),
+)  # fmt: skip
 """All but the first, which :mod:`upgd.paper.utility_quality` computes and judges."""
 
 
 class Judged(NamedTuple):
-    """A claim with its statements and its verdict.
-
-    Attributes:
-        number: Its number in the list.
-        text: What it says.
-        data: The amount of data behind it.
-        findings: Its statements.
-    """
+    """A claim with its statements and its verdict."""
 
     number: int
     text: str
-    data: str
+    data: str  # the amount of data behind it
     findings: list[Finding]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ev.Verdict:
         """That of its worst statement."""
-        return worst(finding.verdict for finding in self.findings)
+        return ev.worst(finding.verdict for finding in self.findings)
 
 
 def judge(places: Iterable[str | os.PathLike[str]]) -> list[Judged]:
@@ -172,22 +98,42 @@ def judge_results(results: All, folders: Iterable[Path]) -> list[Judged]:
 def judge_claim(claim: Claim, results: All) -> Judged:
     """A claim's statements: statistics of all results, verdicts of those that are long enough."""
     there = {name: _retuned(results, name) for name in claim.needs if name in results}
-    long = {name: each for name, each in there.items() if length(each) >= LONG_ENOUGH}
+    long = {name: each for name, each in there.items() if ev.length(each) >= ev.LONG_ENOUGH}
     findings = claim.check(there)
     if len(long) < len(there):
         verdicts = [finding.verdict for finding in claim.check(long)]
         both = zip(findings, verdicts, strict=True)
         findings = [finding._replace(verdict=verdict) for finding, verdict in both]
-    data = extent(list(there.values()), claim.metrics)
+    data = ev.extent(list(there.values()), claim.metrics)
     if there and len(there) < len(claim.needs):
         data = f"{len(there)} of {len(claim.needs)} experiments: {data}"
     return Judged(claim.number, claim.text, data, findings)
 
 
+def judge_study(ledger: Ledger, problem: str = "") -> tuple[list[html.Judged], list[str]]:
+    """The paper's claims that a study has runs for, judged by them, and what the others say."""
+    results = {}
+    for name, experiment in EXPERIMENTS.items():
+        asked = problem in ("", experiment.problem)
+        there = collect(ledger, experiment) if asked else None
+        if there is not None:
+            results[name] = there
+    judged, others = [], []
+    for claim in CLAIMS:
+        if not any(name in results for name in claim.needs):
+            others.append(f"{claim.number}. {claim.text}")
+            continue
+        found = judge_claim(claim, results)
+        statements = [(each.statement, ev.shown(each), each.verdict) for each in found.findings]
+        text = f"{found.text} ({found.data})"
+        judged.append(html.Judged(found.number, text, found.verdict, statements))
+    return judged, others
+
+
 def _retuned(results: All, name: str) -> Results:
     """An experiment's results, with those of the set found for :data:`RETUNED`."""
     printed, found = results[name], results.get(f"{BEST_SETS}{name}")
-    if found is None or length(found) < length(printed):
+    if found is None or ev.length(found) < ev.length(printed):
         return printed
     if RETUNED not in (*found.arms, *found.diverged):
         return printed
@@ -206,9 +152,10 @@ def _utility_quality(places: Iterable[Path]) -> Judged:
         "(weights, ReLU, global)"
     )
     if not paths:
-        return Judged(1, text, NOTHING, [])
+        return Judged(1, text, ev.NOTHING, [])
     found = utility_quality.Results.load(paths[-1])
-    return Judged(1, text, utility_quality.extent(found), utility_quality.claim(found))
+    data = ev.how_much([utility_quality.length(found)], [len(found.seeds)])
+    return Judged(1, text, data, utility_quality.claim(found))
 
 
 def table(found: Iterable[Judged]) -> list[str]:
@@ -222,5 +169,5 @@ def table(found: Iterable[Judged]) -> list[str]:
 
 def sure(claim: Judged) -> str:
     """The number of a claim's statements that hold."""
-    verdicts = [finding.verdict for finding in claim.findings if finding.verdict != TOLD]
-    return f"{verdicts.count(YES)} of {len(verdicts)}" if verdicts else "-"
+    verdicts = [finding.verdict for finding in claim.findings if finding.verdict != ev.TOLD]
+    return f"{verdicts.count(ev.YES)} of {len(verdicts)}" if verdicts else "-"

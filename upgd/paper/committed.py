@@ -45,12 +45,10 @@ class Table(NamedTuple):
         ):
             if names:
                 return f"{what} ({', '.join(names)})"
-        options = provenance.common(
-            {**experiment.options, **arms[name].options} for name in self.told.over
-        )
+        every = ({**experiment.options, **arms[name].options} for name in self.told.over)
         ours, theirs = (
             {name: value for name, value in some.items() if name not in MEASURING}
-            for some in (options, self.told.options)
+            for some in (provenance.common(every), self.told.options)
         )
         if self.told.problem != experiment.problem or ours != theirs:
             return "another problem or other options"
@@ -59,15 +57,9 @@ class Table(NamedTuple):
         return f"other {data['name']} data" if data.get("sha256", {}) != checksums else ""
 
     def joined(self, more: Table, experiment: Experiment) -> Table:
-        """The table with additional runs.
-
-        Raises:
-            ValueError: They have other windows.
-        """
-        return Table(
-            results.joined(self.results, more.results),
-            provenance.joined(self.told, more.told, experiment),
-        )
+        """The table with additional runs; ValueError if they have other windows."""
+        told = provenance.joined(self.told, more.told, experiment)
+        return Table(results.joined(self.results, more.results), told)
 
 
 def are_tables(folder: Path) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.caches import use_matplotlib_cache
-from upgd.ledger import StudyError, write_atomically
+from upgd.ledger import StudyError
 from upgd.paper.evidence import diverged, forgotten, plasticity_lost
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, title
 from upgd.paper.figures import AXES, SHORT, Figure, Panel
@@ -20,6 +18,7 @@ from upgd.paper.policy_collapse import draw_returns
 from upgd.paper.results import Results
 from upgd.paper.searches import WEIGHTS, variants
 from upgd.paper.sets import MAIN, METHODS
+from upgd.report.figures import canvas, save
 from upgd.streams import get as get_problem
 
 COLOURS = {
@@ -50,20 +49,14 @@ SURGE = 3.0
 
 def colour(arm: str) -> str | None:
     """An arm's colour; its printed set has the same."""
-    name = arm.removesuffix(PRINTED)
-    return COLOURS.get(name) or _OF_KINDS.get(name)
+    return (COLOURS | _OF_KINDS).get(arm.removesuffix(PRINTED))
 
 
 def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[str]:
-    """Draw a figure; returns what it lacks. Panels of :data:`WHERE_RUN` without runs are omitted.
+    """Draw a figure into files; returns what it lacks.
 
-    Args:
-        figure: The figure.
-        results: By experiment.
-        paths: Files, written atomically; suffixes choose formats.
-
-    Raises:
-        StudyError: There is nothing to draw, matplotlib is missing, or it cannot write that format.
+    Panels of :data:`WHERE_RUN` without runs are omitted. Raises StudyError if there is nothing to
+    draw, matplotlib is missing, or it cannot write the format of a suffix.
     """
     lacking = missing(figure, results)
     if not can_draw(figure, results):
@@ -72,58 +65,16 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
     rows = -(-len(panels) // figure.columns)
     columns = -(-len(panels) // rows)  # four panels of three columns are two by two
     heat = any(panel.kind == "heat" for panel in figure.panels)
-    size = (
-        (7.5, 2.6) if heat else (SIZE[0] * columns + (1.6 if columns == 1 else 0), SIZE[1] * rows)
-    )
-    picture, grid = canvas(rows, columns, (size[0], size[1] + 0.45))
+    width = SIZE[0] * columns + (1.6 if columns == 1 else 0)
+    size = (7.5, 3.05) if heat else (width, SIZE[1] * rows + 0.45)
+    picture, grid = canvas(rows, columns, size)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _panel(axes, panel, results)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     _legend(picture, grid)
-    save(picture, paths)
+    save(picture, *paths)
     return lacking
-
-
-def canvas(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A figure of a size in inches, and its axes.
-
-    Raises:
-        StudyError: matplotlib is missing.
-    """
-    use_matplotlib_cache()
-    try:
-        import matplotlib
-    except ImportError:
-        raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-
-
-def save(picture: Any, paths: Sequence[Path]) -> list[Path]:
-    """Write a figure atomically and reproducibly; suffixes choose formats.
-
-    Raises:
-        StudyError: There is no such format.
-    """
-    import matplotlib
-    from matplotlib import pyplot as plt
-
-    try:
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
-            for path in paths:
-                content = io.BytesIO()
-                kind = path.suffix[1:].lower() or "png"
-                stamp = {"Date": None} if kind == "svg" else {}
-                picture.savefig(content, dpi=150, format=kind, metadata=stamp)
-                write_atomically(path, content.getvalue())
-    except ValueError as error:
-        raise StudyError(f"cannot write {path}: {error}") from None
-    finally:
-        plt.close(picture)
-    return list(paths)
 
 
 def missing(figure: Figure, results: Mapping[str, Results]) -> list[str]:
@@ -174,11 +125,8 @@ def _is_there(panel: Panel, results: Mapping[str, Results]) -> bool:
 
 def can_draw(figure: Figure, results: Mapping[str, Results]) -> bool:
     """Whether there is anything to draw."""
-    needs = [need for panel in _parts(figure) for need in _needs(panel)]
-    return any(
-        name in figure.run and name in results and metric in results[name].series
-        for name, metric in needs
-    )
+    needs = (need for panel in _parts(figure) for need in _needs(panel) if need[0] in figure.run)
+    return any(name in results and metric in results[name].series for name, metric in needs)
 
 
 def _parts(figure: Figure) -> Iterator[Panel]:
@@ -205,7 +153,7 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(panel.title, fontsize=10)
     both = [panel] if panel.beside is None else [panel, panel.beside]
-    there = [p for p in both if p.experiment in results and p.metric in _series(p, results)]
+    there = [p for p in both if (r := results.get(p.experiment)) and p.metric in r.series]
     if not there:
         why = "not run" if panel.experiment not in results else "not measured"
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
@@ -214,13 +162,12 @@ def _panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     if panel.kind == "dots":
         _dots(axes, there, results)
         return
-    kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
+    kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter}
     for each in there:
-        kinds[each.kind](axes, each, results[each.experiment])
-
-
-def _series(panel: Panel, results: Mapping[str, Results]) -> Collection[str]:
-    return results[panel.experiment].series
+        if each.kind == "returns":
+            draw_returns(axes, dict(_arms(each)), results[each.experiment], COLOURS)
+        else:
+            kinds[each.kind](axes, each, results[each.experiment])
 
 
 def _curves(axes: Any, panel: Panel, results: Results) -> None:
@@ -281,9 +228,8 @@ def _closer(axes: Any, panel: Panel, results: Results) -> None:
         if tasks > FEW:
             last = values[:, (tasks - FEW) * per_task : tasks * per_task]
             _line(axes, x + FEW + 0.3, last, arm, "-", None)
-            axes.set_xticks(
-                [0.5, 1.5, FEW + 0.8, FEW + 1.8], ["1", "2", str(tasks - 1), str(tasks)]
-            )
+            places = [0.5, 1.5, FEW + 0.8, FEW + 1.8]
+            axes.set_xticks(places, [str(task) for task in (1, 2, tasks - 1, tasks)])
     axes.axvspan(FEW, FEW + 0.3, color="0.9", linewidth=0)
     axes.set(xlabel="Task", ylabel=AXES[panel.metric])
 
@@ -296,14 +242,8 @@ def _scatter(axes: Any, panel: Panel, results: Results) -> None:
             means = [np.array([float(c[-100:].mean()) for c in curves.values()]) for curves in pair]
             errors = [float(metrics.standard_error(m)) if len(m) > 1 else 0.0 for m in means]
             x, y = (float(m.mean()) for m in means)
-            axes.errorbar(
-                *(x, y), xerr=errors[0], yerr=errors[1], fmt="o", color=COLOURS[arm], label=name
-            )
+            axes.errorbar(x, y, *reversed(errors), fmt="o", color=COLOURS[arm], label=name)
     axes.set(xlabel="Average plasticity", ylabel="Average online accuracy")
-
-
-def _returns(axes: Any, panel: Panel, results: Results) -> None:
-    draw_returns(axes, dict(_arms(panel)), results, COLOURS)
 
 
 def _dots(axes: Any, panels: Sequence[Panel], results: Mapping[str, Results]) -> None:
@@ -338,10 +278,12 @@ def _dot(printed: bool) -> dict[str, Any]:
 
 def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     """A number per problem and method; blue is good."""
-    table = np.full((len(MAIN), len(METHODS)), np.nan)
+    overall = forgotten if panel.metric == "forgetting" else plasticity_lost
+    table = np.empty((len(MAIN), len(METHODS)))
     for i, name in enumerate(MAIN):
         for j, method in enumerate(METHODS):
-            table[i, j] = _overall(results.get(name), method, panel.metric)
+            found = overall(results.get(name), method)
+            table[i, j] = np.nan if found is None else found.estimate
     largest = max(float(np.nanmax(np.abs(table))), 1e-9) if not np.isnan(table).all() else 1.0
     axes.imshow(table, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
     for i, j in np.ndindex(table.shape):
@@ -356,11 +298,6 @@ def _heat(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     axes.set_title(AXES[panel.metric], fontsize=10)
 
 
-def _overall(results: Results | None, method: str, metric: str) -> float:
-    found = (forgotten if metric == "forgetting" else plasticity_lost)(results, method)
-    return float("nan") if found is None else found.estimate
-
-
 def _arms(panel: Panel) -> list[tuple[str, str]]:
     """Names and titles of drawn arms; of identical learners, the first."""
     return [(arm, name) for arm, name in _titles(panel).items() if not _drawn_as(panel, arm)]
@@ -368,9 +305,8 @@ def _arms(panel: Panel) -> list[tuple[str, str]]:
 
 def _titles(panel: Panel) -> dict[str, str]:
     """The panel's arms that the experiment has."""
-    names = dict(panel.names)
     known = {arm.name: arm.title for arm in EXPERIMENTS[panel.experiment].arms}
-    return {arm: names.get(arm, known[arm]) for arm in panel.arms if arm in known}
+    return {arm: panel.names.get(arm, known[arm]) for arm in panel.arms if arm in known}
 
 
 def _source(panel: Panel, arm: str) -> str:

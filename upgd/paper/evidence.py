@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -75,12 +76,7 @@ class Finding(NamedTuple):
 
 
 def shown(finding: Finding) -> str:
-    """A statistic with its interval, as text.
-
-    Example:
-        >>> shown(Finding("UPGD-W holds", Interval(-0.001, -0.002, 0.0), YES))
-        '−0.1 points [−0.2, 0.0]'
-    """
+    """A statistic with its interval, as text."""
     if finding.found is None:
         return "-"
     value, low, high = (_number(x, finding.unit) for x in finding.found)
@@ -93,12 +89,7 @@ def _number(value: float, unit: Unit) -> str:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data".
-
-    Example:
-        >>> worst([YES, UNKNOWN]), worst([YES, UNKNOWN, NO]), worst([YES, TOLD]), worst([])
-        ('not enough data', 'does not hold', 'holds', 'not enough data')
-    """
+    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data"."""
     found = [verdict for verdict in verdicts if verdict != TOLD]
     if NO in found:
         return NO
@@ -114,20 +105,10 @@ def length(results: Results) -> float:
 
 
 def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
-    """The length of runs and the number of seeds, as text.
-
-    With metrics, only seeds that have them all count.
-
-    Example:
-        >>> curves = {"upgd": {0: np.zeros(4), 1: np.zeros(4)}}
-        >>> extent([Results("input-permuted-mnist", 5_000, {"accuracy": curves})])
-        '0.02 of the steps (too short), 2 seeds (too few)'
-    """
+    """The length of runs and the number of seeds (that have all `metrics`), as text."""
     arms = [(each, arm) for each in some for arm in each.arms]
-    if metrics:
-        counts = [min(len(each.of(arm, metric)) for metric in metrics) for each, arm in arms]
-    else:
-        counts = [max(len(each.of(arm, metric)) for metric in each.series) for each, arm in arms]
+    which = min if metrics else max
+    counts = [which(len(e.of(arm, metric)) for metric in metrics or e.series) for e, arm in arms]
     return how_much([length(each) for each in some], counts) if any(counts) else NOTHING
 
 
@@ -140,7 +121,7 @@ def how_much(lengths: Sequence[float], seeds: Sequence[int]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    first, last = (f"{value:.2g}" for value in (min(values), max(values)))
+    first, last = f"{min(values):.2g}", f"{max(values):.2g}"
     return first if first == last else f"{first} to {last}"
 
 
@@ -216,21 +197,17 @@ def mean_over(results: Results | None, arm: str, metric: str, tasks: range) -> I
 
 def forgotten(results: Results | None, arm: str) -> Interval | None:
     """Forgetting; None if the runs are too short."""
-    try:
+    with suppress(ValueError):
         return over_seeds(results, arm, "accuracy", forgetting)
-    except ValueError:
-        return None
+    return None
 
 
 def plasticity_lost(results: Results | None, arm: str) -> Interval | None:
     """Loss of plasticity; None if the runs are too short."""
-    if results is None:
-        return None
-    lost = partial(loss_of_plasticity, window=results.task_window)
-    try:
-        return over_seeds(results, arm, "plasticity", lost)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        window = results.task_window if results else 0
+        return over_seeds(results, arm, "plasticity", partial(loss_of_plasticity, window=window))
+    return None
 
 
 def relative_change(results: Results | None, arm: str, metric: str) -> Interval | None:
@@ -238,11 +215,8 @@ def relative_change(results: Results | None, arm: str, metric: str) -> Interval 
 
     def share(curve: Array) -> float:
         chosen = parts(len(curve))
-        return (
-            float("nan")
-            if chosen is None
-            else _change(curve) / float(np.mean(curve[chosen.early.start : chosen.early.stop]))
-        )
+        early = curve[chosen.early.start : chosen.early.stop] if chosen else curve
+        return _change(curve) / float(np.mean(early))
 
     return over_seeds(results, arm, metric, share)
 
@@ -293,14 +267,10 @@ def resampled(
 ) -> Interval | None:
     """A statistic of all arms' means, with a bootstrap interval over the seeds they share.
 
-    Args:
-        values: By arm and seed, a number or several.
-        statistic: Takes the means, in the order of the arms.
-        arms_too: Whether to resample arms as well, as a sample of all methods.
+    Values are by arm and seed, a number or several. With `arms_too` arms are resampled as well, as
+    a sample of all methods.
     """
-    if not values:
-        return None
-    common = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    common = sorted(set.intersection(*map(set, values.values()))) if values else []
     if not common:
         return None
     table = np.array([[by_seed[s] for s in common] for by_seed in values.values()])
@@ -323,13 +293,10 @@ def means_of_all(
     """A statistic by method of the paper and seed; empty unless all that have not lost have it."""
     if results is None:
         return {}
-    there = [method for method in METHODS if not has_lost(results, method)]
-    if not all(results.of(method, metric) for method in there):
+    there = {m: results.of(m, metric) for m in METHODS if not has_lost(results, m)}
+    if not all(there.values()):
         return {}
-    return {
-        method: {seed: statistic(curve) for seed, curve in results.of(method, metric).items()}
-        for method in there
-    }
+    return {m: {seed: statistic(x) for seed, x in curves.items()} for m, curves in there.items()}
 
 
 # ------------------------------------------------------------------------------ divergence

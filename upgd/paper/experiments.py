@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from upgd.ledger import RunSpec
@@ -38,15 +39,7 @@ AGENT_STEPS = 3_000_000
 
 @dataclass(frozen=True)
 class Arm:
-    """One learner of an experiment.
-
-    Attributes:
-        name: Its name in tables.
-        title: Its name in legends.
-        method: A name of the registry.
-        hyper: Its hyperparameters.
-        options: Options of its own, such as ``restart``.
-    """
+    """One learner of an experiment; `name` is for tables, `title` for legends."""
 
     name: str
     title: str
@@ -62,25 +55,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Arms on a problem.
+    """Arms on a problem."""
 
-    Attributes:
-        name: Its name in commands and folders.
-        problem: A problem's name.
-        arms: The learners.
-        seeds: The paper's number of seeds.
-        steps: Samples of each run.
-        options: Options of all runs.
-        awaited: Names of arms whose sets have not been searched yet.
-    """
-
-    name: str
+    name: str  # its name in commands and folders
     problem: str
     arms: tuple[Arm, ...]
     seeds: int
-    steps: int = 1_000_000
-    options: Mapping[str, Any] = field(default_factory=dict)
-    awaited: tuple[str, ...] = ()
+    steps: int = 1_000_000  # samples of each run
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs
+    awaited: tuple[str, ...] = ()  # names of arms whose sets have not been searched yet
 
     def specs(self, scale: float = 1.0, seeds: int | None = None) -> dict[str, list[RunSpec]]:
         """The runs by arm; `scale` shortens them to whole windows, `seeds` is the number of seeds.
@@ -90,18 +73,13 @@ class Experiment:
             >>> len(runs), runs["upgd"][0].steps
             (10, 100000)
         """
-        steps = self.length(scale)
         count = self.seeds if seeds is None else seeds
-        return {
-            arm.name: [
-                RunSpec(
-                    *(self.problem, arm.method, arm.hyper, seed, steps),
-                    options={**self.options, **arm.options},
-                )
-                for seed in range(count)
-            ]
-            for arm in self.arms
-        }
+        found = {}
+        for arm in self.arms:
+            steps, options = self.length(scale), {**self.options, **arm.options}
+            args = (self.problem, arm.method, arm.hyper)
+            found[arm.name] = [RunSpec(*args, seed, steps, options) for seed in range(count)]
+        return found
 
     @property
     def agents(self) -> bool:
@@ -110,9 +88,8 @@ class Experiment:
 
     def length(self, scale: float) -> int:
         """The samples of a run at this scale: whole windows, at least :data:`SHORTEST`."""
-        if self.agents:  # agents round to whole iterations themselves
-            return max(self.shortest, round(self.steps * scale))
-        return max(self.shortest, round(self.steps * scale / self.window) * self.window)
+        unit = 1 if self.agents else self.window  # agents round to whole iterations themselves
+        return max(self.shortest, round(self.steps * scale / unit) * unit)
 
     @property
     def shortest(self) -> int:
@@ -148,12 +125,7 @@ VARIANT_SEEDS = 10
 
 
 def title(method: str, decay: bool = True) -> str:
-    """The paper's name of a method, with weight decay or without.
-
-    Example:
-        >>> title("upgd"), title("feature-n-upgd-local"), title("sgdw", decay=False)
-        ('UPGD-W', 'Feature-wise N-UPGD-W, local', 'SGD')
-    """
+    """The paper's name of a method, with weight decay or without."""
     if method == REFERENCE:
         return "Reference"
     if method == "sgdw" and not decay:
@@ -175,13 +147,10 @@ def _arms(problem: str, name: str, found: Mapping[str, Found], decay: bool = Tru
     return [first, Arm(f"{name}{PRINTED}", second, method, printed, options)]
 
 
-def _main() -> list[Experiment]:
-    declared = []
-    for problem in MAIN:
-        arms = tuple(Arm(name, title(name), name, best(problem, name)) for name in METHODS)
-        runs = get_problem(problem).runs
-        declared.append(Experiment(problem, problem, arms, runs, options=_measured(problem)))
-    return declared
+def _main(problem: str) -> Experiment:
+    arms = tuple(Arm(name, title(name), name, best(problem, name)) for name in METHODS)
+    runs = get_problem(problem).runs
+    return Experiment(problem, problem, arms, runs, options=_measured(problem))
 
 
 def _measured(problem: str) -> dict[str, Any]:
@@ -189,53 +158,33 @@ def _measured(problem: str) -> dict[str, Any]:
     return {"stride": STRIDE, **held_out}
 
 
-def _best_sets(found: Sets) -> list[Experiment]:
+def _best_sets(problem: str, found: Mapping[str, Found]) -> Experiment:
     """Methods of the main figures whose printed set a search did not find to be best."""
-    declared = []
-    for problem in MAIN:
-        known = {name: found.get(problem, {}).get(name) for name in METHODS}
-        arms = tuple(
-            Arm(name, title(name), name, one.hyper)
-            for name, one in known.items()
-            if one is not None and one.hyper != best(problem, name)
-        )
-        awaited = tuple(name for name, one in known.items() if one is None)
-        name, runs = f"{BEST_SETS}{problem}", get_problem(problem).runs
-        options = _measured(problem)
-        declared.append(Experiment(name, problem, arms, runs, options=options, awaited=awaited))
-    return declared
+    arms = tuple(
+        Arm(name, title(name), name, found[name].hyper)
+        for name in METHODS
+        if name in found and found[name].hyper != best(problem, name)
+    )
+    awaited = tuple(name for name in METHODS if name not in found)
+    name, runs = f"{BEST_SETS}{problem}", get_problem(problem).runs
+    return Experiment(name, problem, arms, runs, options=_measured(problem), awaited=awaited)
 
 
-def _searched(found: Sets) -> list[Experiment]:
+def _searched(problem: str, found: Mapping[str, Found]) -> Experiment:
     """Toys and stationary MNIST, where only S&P has weight decay."""
-    declared = []
-    for problem in (*TOYS, STATIONARY):
-        names = SEARCHES[problem].arms
-        each = {
-            name: _reference(problem, name, found)
-            or _arms(problem, name, found.get(problem, {}), decay=False)
-            for name in names
-        }
-        declared.append(_experiment(problem, problem, each, 20))
-    return declared
+    each = {name: _arms(problem, name, found, decay=False) for name in SEARCHES[problem].arms}
+    if REFERENCE in each and REFERENCE not in found:  # SGD's step size until it has been searched
+        method, options = learner(REFERENCE)
+        hyper = best(problem, method)
+        each[REFERENCE] = [Arm(REFERENCE, title(REFERENCE), method, hyper, options)]
+    return _experiment(problem, problem, each, 20)
 
 
-def _reference(problem: str, name: str, found: Sets) -> list[Arm]:
-    """The baseline, with SGD's printed step size until its own has been searched."""
-    if name != REFERENCE or name in found.get(problem, {}):
-        return []
-    method, options = learner(name)
-    return [Arm(name, title(name), method, best(problem, method), options)]
-
-
-def _variants(found: Sets) -> list[Experiment]:
+def _variants(problem: str, found: Mapping[str, Found]) -> Experiment:
     """Feature-wise and local utilities, drawn with the main experiments' arms."""
-    declared = []
-    for problem in MAIN:
-        names = (name for name in SEARCHES[problem].arms if name not in METHODS)
-        each = {name: _arms(problem, name, found.get(problem, {})) for name in names}
-        declared.append(_experiment(f"{VARIANTS}{problem}", problem, each, VARIANT_SEEDS))
-    return declared
+    names = (name for name in SEARCHES[problem].arms if name not in METHODS)
+    each = {name: _arms(problem, name, found) for name in names}
+    return _experiment(f"{VARIANTS}{problem}", problem, each, VARIANT_SEEDS)
 
 
 def _experiment(
@@ -272,10 +221,6 @@ def ablation_arms(problem: str) -> tuple[Arm, ...]:
     )
 
 
-def _ablations() -> list[Experiment]:
-    return [Experiment(f"ablation-{name}", name, ablation_arms(name), 10) for name in MAIN]
-
-
 def _figure_1() -> Experiment:
     adam = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.9999, "eps": 1e-8, "weight_decay": 0.0}
     upgd = {"lr": 0.01, "beta_utility": 0.999, "weight_decay": 0.001, "sigma": 0.01}
@@ -310,12 +255,7 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
 
 
 def agents_name(environment: str, annealed: bool = False) -> str:
-    """The name of the experiment on an environment.
-
-    Example:
-        >>> agents_name("Walker2d"), agents_name("Ant", annealed=True)
-        ('ppo-walker2d', 'ppo-ant-annealed')
-    """
+    """The name of the experiment on an environment."""
     return f"ppo-{environment.lower()}" + ("-annealed" if annealed else "")
 
 
@@ -326,28 +266,23 @@ def _figure_8() -> list[Experiment]:
     run. Collapse is about agents that keep training without an end, and one whose step size is
     nearly zero can neither fall nor improve. The paper does not say what it did.
     """
-    return [
-        Experiment(
-            agents_name(environment, annealed),
-            f"{PREFIX}{environment}-{VERSION}",
-            agent_arms(environment),
-            40,
-            AGENT_STEPS,
-            {} if annealed else {"anneal": False},
-        )
-        for annealed in (False, True)
-        for environment in ENVIRONMENTS
-    ]
+    found = []
+    for annealed, environment in product((False, True), ENVIRONMENTS):
+        name, problem = agents_name(environment, annealed), f"{PREFIX}{environment}-{VERSION}"
+        options = {} if annealed else {"anneal": False}
+        arms = agent_arms(environment)
+        found.append(Experiment(name, problem, arms, 40, AGENT_STEPS, options))
+    return found
 
 
 def declare(found: Sets) -> dict[str, Experiment]:
     """All experiments by name, given the sets that were found."""
     declared = (
-        *_main(),
-        *_searched(found),
-        *_variants(found),
-        *_best_sets(found),
-        *_ablations(),
+        *map(_main, MAIN),
+        *(_searched(problem, found.get(problem, {})) for problem in (*TOYS, STATIONARY)),
+        *(_variants(problem, found.get(problem, {})) for problem in MAIN),
+        *(_best_sets(problem, found.get(problem, {})) for problem in MAIN),
+        *(Experiment(f"ablation-{name}", name, ablation_arms(name), 10) for name in MAIN),
         _figure_1(),
         *_figure_8(),
     )

@@ -23,12 +23,6 @@ from upgd.paper.searches import KINDS, REFERENCE, variants
 from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS
 
 Kind = Literal["curves", "scatter", "heat", "tasks", "returns", "dots"]
-SHORT = {
-    "input-permuted-mnist": "I/P MNIST",
-    "label-permuted-emnist": "L/P EMNIST",
-    "label-permuted-cifar10": "L/P CIFAR-10",
-    "label-permuted-mini-imagenet": "L/P mini-ImageNet",
-}
 LONG = {
     "input-permuted-mnist": "Input-permuted MNIST",
     "label-permuted-emnist": "Label-permuted EMNIST",
@@ -38,6 +32,7 @@ LONG = {
     "toy-changing-sign": "Changing sign",
     "stationary-mnist": "Stationary MNIST",
 }
+SHORT = {name: f"{LONG[name][0]}/P {LONG[name].partition(' ')[2]}" for name in MAIN}
 AXES = {
     "accuracy": "Average online accuracy",
     "offline_accuracy": "Offline accuracy",
@@ -61,18 +56,9 @@ AXES = {
 class Panel:
     """One set of axes.
 
-    Attributes:
-        experiment: The experiment.
-        metric: The metric.
-        arms: Its arms, in this order.
-        title: Above the axes.
-        kind: ``"curves"`` over tasks; ``"tasks"``, a closer look at the first two and the last two
-            tasks; ``"scatter"``, plasticity against accuracy; ``"heat"``, a number per arm and
-            problem; ``"returns"`` of agents, over steps; ``"dots"``, means over tasks, a row per
-            method.
-        dashed: A second metric, in dashed lines.
-        names: Legend entries of arms, if not their titles.
-        beside: More curves in the same axes, from another experiment.
+    Kinds: curves over tasks; a closer look at the first two and the last two tasks; scatter of
+    plasticity against accuracy; heat, a number per arm and problem; returns of agents over steps;
+    dots, means over tasks, a row per method.
     """
 
     experiment: str
@@ -80,29 +66,20 @@ class Panel:
     arms: tuple[str, ...] = METHODS
     title: str = ""
     kind: Kind = "curves"
-    dashed: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
-    beside: Panel | None = None
+    dashed: str = ""  # a second metric, in dashed lines
+    names: Mapping[str, str] = field(default_factory=dict)  # legend entries, if not titles
+    beside: Panel | None = None  # more curves in the same axes, from another experiment
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper.
+    """A figure of the paper."""
 
-    Attributes:
-        name: Its name in commands and files.
-        caption: Its caption.
-        panels: Its axes, in reading order.
-        columns: Axes side by side.
-        about: Experiments that are run for it, by default all; at least one must have results.
-            Others are used as they are.
-    """
-
-    name: str
+    name: str  # its name in commands and files
     caption: str
     panels: tuple[Panel, ...]
-    columns: int = 1
-    about: tuple[str, ...] = ()
+    columns: int = 1  # axes side by side
+    about: tuple[str, ...] = ()  # experiments that are run for it; by default all it draws
 
     @property
     def run(self) -> tuple[str, ...]:
@@ -119,16 +96,13 @@ class Figure:
         return tuple(found)
 
 
-def _statistics(name: str, problem: str, metrics: Sequence[str], caption: str) -> Figure:
-    panels = tuple(Panel(problem, metric) for metric in metrics)
-    return Figure(name, caption, panels, 4)
+def _statistics(name: str, problem: str, caption: str, *metrics: str) -> Figure:
+    return Figure(name, caption, tuple(Panel(problem, metric) for metric in metrics), 4)
 
 
-def _ablation(name: str, arms: tuple[str, ...], caption: str) -> Figure:
-    panels = tuple(
-        Panel(f"ablation-{problem}", "accuracy", arms, LONG[problem]) for problem in MAIN
-    )
-    return Figure(name, caption, panels, 4)
+def _ablation(name: str, caption: str, *arms: str) -> Figure:
+    panels = (Panel(f"ablation-{problem}", "accuracy", arms, LONG[problem]) for problem in MAIN)
+    return Figure(name, caption, tuple(panels), 4)
 
 
 def _agents(name: str, annealed: bool, caption: str) -> Figure:
@@ -144,11 +118,9 @@ def _performance(*problems: str) -> tuple[Panel, ...]:
     return tuple(Panel(p, title=LONG[p]) for p in problems)
 
 
-_UTILITIES = (
-    *("Weight Global Utility", "Feature Global Utility"),
-    *("Weight Local Utility", "Feature Local Utility"),
+_UTILITIES = tuple(
+    f"{of} {scope} Utility" for scope in ("Global", "Local") for of in ("Weight", "Feature")
 )
-"""Titles of the panels for the kinds of utility."""
 
 
 def _with_printed(experiment: str, arms: Sequence[str]) -> tuple[str, ...]:
@@ -172,22 +144,18 @@ def _kinds(experiment: str, arms: Sequence[str], orders: Sequence[int]) -> list[
         }
         mine = (*arms, *names)
         mine = _with_printed(experiment, mine) if kind == 0 else mine
-        found.append(Panel(experiment, _metric(experiment), mine, heading, names=names))
+        metric = "loss" if experiment in TOYS else "accuracy"
+        found.append(Panel(experiment, metric, mine, heading, names=names))
     return found
 
 
-def _metric(experiment: str) -> str:
-    return "loss" if experiment in TOYS else "accuracy"
-
-
 def _toys() -> Figure:
-    panels = []
-    for toy in TOYS:
-        arms = (REFERENCE, "sgdw", "pgd", "shrink-and-perturb")
-        panels += [
-            replace(panel, title=f"{LONG[toy]}: {panel.title}")
-            for panel in _kinds(toy, arms, (1, 2))
-        ]
+    arms = (REFERENCE, "sgdw", "pgd", "shrink-and-perturb")
+    panels = [
+        replace(panel, title=f"{LONG[toy]}: {panel.title}")
+        for toy in TOYS
+        for panel in _kinds(toy, arms, (1, 2))
+    ]
     caption = "The toy problems with first-order and second-order utilities."
     return Figure("toys", caption, tuple(panels), 4)
 
@@ -215,29 +183,19 @@ def _variants(name: str, problem: str) -> Figure:
 
 def _best_sets() -> Figure:
     """The sets found here beside the printed ones of the main experiments."""
-    names = [f"{BEST_SETS}{problem}" for problem in MAIN]
-    panels = tuple(
-        Panel(
-            name,
-            arms=(*(arm.name for arm in EXPERIMENTS[name].arms), *EXPERIMENTS[name].awaited),
-            title=LONG[problem],
-            kind="dots",
-            beside=Panel(problem, kind="dots"),
-        )
-        for name, problem in zip(names, MAIN, strict=True)
-    )
+    panels = []
+    for problem in MAIN:
+        experiment = EXPERIMENTS[f"{BEST_SETS}{problem}"]
+        arms = (*(arm.name for arm in experiment.arms), *experiment.awaited)
+        printed = Panel(problem, kind="dots")
+        panel = Panel(experiment.name, "accuracy", arms, LONG[problem], "dots", beside=printed)
+        panels.append(panel)
     caption = (
         "Printed sets, and those that were found here where they are others, with 95% intervals; "
         "printed ones may have more seeds. Not in the paper."
     )
-    return Figure("best-sets", caption, panels, 2, tuple(names))
-
-
-_EIGHT = (
-    *("plasticity", "zero_activations", "gradient_l0", "gradient_l1", "gradient_l2"),
-    *("loss", "weight_l1", "weight_l2"),
-)
-_STORY = ("adam", "adam-restarts", "upgd")
+    names = tuple(panel.experiment for panel in panels)
+    return Figure("best-sets", caption, tuple(panels), 2, names)
 
 
 def declare() -> dict[str, Figure]:
@@ -247,81 +205,55 @@ def declare() -> dict[str, Figure]:
 
 def _all() -> list[Figure]:
     mnist, emnist, cifar, mini = MAIN
+    offline = Panel(emnist, "offline_accuracy", ("adamw", "upgd"), LONG[emnist], dashed="accuracy")
+    forgetting = "Catastrophic forgetting: online (dashed) and offline accuracy."
+    story = Panel("figure-1", "accuracy", ("adam", "adam-restarts", "upgd"), LONG[mnist])
+    closer = "A closer look at loss of plasticity: the first two tasks and the last two."
+    scatter = "Average plasticity against average accuracy on Input-permuted MNIST."
+    permuted = _performance(cifar, emnist, mini)
+    stationary = tuple(_kinds(STATIONARY, ("sgdw", "pgd", "shrink-and-perturb"), (1,)))
+    others = (("cifar10", cifar), ("emnist", emnist), ("mini-imagenet", mini))
     return [
-        Figure(
-            "fig1a",
-            "Catastrophic forgetting: online (dashed) and offline accuracy.",
-            (
-                Panel(
-                    emnist, "offline_accuracy", ("adamw", "upgd"), LONG[emnist], dashed="accuracy"
-                ),
-            ),
-        ),
-        Figure(
-            "fig1b",
-            "Loss of plasticity.",
-            (Panel("figure-1", "accuracy", _STORY, LONG[mnist]),),
-        ),
-        Figure(
-            "fig1c",
-            "A closer look at loss of plasticity: the first two tasks and the last two.",
-            (Panel("figure-1", "accuracy", _STORY, LONG[mnist], "tasks"),),
-        ),
+        Figure("fig1a", forgetting, (offline,)),
+        Figure("fig1b", "Loss of plasticity.", (story,)),
+        Figure("fig1c", closer, (replace(story, kind="tasks"),)),
         Figure("fig3", "Performance on Input-permuted MNIST.", _performance(mnist)),
-        Figure(
-            "fig4",
-            "Average plasticity against average accuracy on Input-permuted MNIST.",
-            (Panel(mnist, "plasticity", title=LONG[mnist], kind="scatter"),),
-        ),
+        Figure("fig4", scatter, (Panel(mnist, "plasticity", title=LONG[mnist], kind="scatter"),)),
         _statistics(
-            "fig5",
-            mnist,
-            ("zero_activations", "gradient_l0", "gradient_l1", "weight_l1"),
-            "Diagnostic statistics on Input-permuted MNIST.",
+            *("fig5", mnist, "Diagnostic statistics on Input-permuted MNIST."),
+            *("zero_activations", "gradient_l0", "gradient_l1", "weight_l1"),
         ),
-        Figure(
-            "fig6",
-            "Performance on label-permuted problems.",
-            _performance(cifar, emnist, mini),
-            3,
-        ),
+        Figure("fig6", "Performance on label-permuted problems.", permuted, 3),
         Figure("fig7a", "Forgetting.", (Panel("", "forgetting", kind="heat"),)),
         Figure("fig7b", "Loss of plasticity.", (Panel("", "loss_of_plasticity", kind="heat"),)),
         _agents("fig8", False, "PPO with AdaUPGD and with Adam, constant step size."),
         _agents("fig8-annealed", True, "The same with a step size that falls to zero."),
         _toys(),
-        Figure(
-            "stationary",
-            "First-order utilities on stationary MNIST.",
-            tuple(_kinds(STATIONARY, ("sgdw", "pgd", "shrink-and-perturb"), (1,))),
-            4,
-        ),
+        Figure("stationary", "First-order utilities on stationary MNIST.", stationary, 4),
         _variants("variants-mnist", mnist),
         _variants("variants-emnist", emnist),
         _variants("variants-cifar10", cifar),
         _variants("variants-mini-imagenet", mini),
         _best_sets(),
         _statistics(
-            "statistics-mnist",
-            mnist,
-            ("plasticity", "loss", "gradient_l1", "weight_l2"),
-            "Further diagnostic statistics on Input-permuted MNIST.",
+            *("statistics-mnist", mnist, "Further diagnostic statistics on Input-permuted MNIST."),
+            *("plasticity", "loss", "gradient_l1", "weight_l2"),
         ),
         *[
             _statistics(
-                f"statistics-{short}", name, _EIGHT, f"Diagnostic statistics, {LONG[name]}."
+                *(f"statistics-{short}", name, f"Diagnostic statistics, {LONG[name]}."),
+                *("plasticity", "zero_activations", "gradient_l0", "gradient_l1", "gradient_l2"),
+                *("loss", "weight_l1", "weight_l2"),
             )
-            for short, name in (("cifar10", cifar), ("emnist", emnist), ("mini-imagenet", mini))
+            for short, name in others
         ],
         _ablation(
-            "ablation",
-            ("sgd", "sgd+wd", "sgd+wp", "sgd+wd+wp", "upgd"),
-            "Ablation: from SGD to UPGD-W.",
+            *("ablation", "Ablation: from SGD to UPGD-W."),
+            *("sgd", "sgd+wd", "sgd+wp", "sgd+wd+wp", "upgd"),
         ),
         _ablation(
-            "ablation-removed",
-            ("upgd", "upgd-wd", "upgd-wp", "upgd-ug", "sgd+ug", "sgd+wd", "sgd+wp"),
-            "Ablation: components removed from UPGD-W.",
+            *("ablation-removed", "Ablation: components removed from UPGD-W."),
+            *("upgd", "upgd-wd", "upgd-wp", "upgd-ug", "sgd+ug", "sgd+wd", "sgd+wp"),
         ),
     ]
 

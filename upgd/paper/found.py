@@ -20,59 +20,34 @@ FILE = Path(__file__).with_name("found.json")
 
 @dataclass(frozen=True)
 class Tried:
-    """A set and its result in a search.
-
-    Attributes:
-        hyper: The set.
-        steps: Length of its longest runs.
-        mean: Mean over these runs and seeds; None if a seed diverged.
-        diverged: The number of diverged seeds.
-    """
+    """A set and its result in a search."""
 
     hyper: Set
-    steps: int
-    mean: float | None
+    steps: int  # length of its longest runs
+    mean: float | None  # mean over these runs and seeds; None if a seed diverged
     diverged: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best set of an arm on a problem, and how it was chosen.
-
-    Attributes:
-        method: A name of the registry.
-        hyper: The set.
-        options: Options of the arm, such as ``hidden``.
-        metric: The metric compared.
-        mean: Mean of the set over whole runs and seeds.
-        low, high: Its 95% interval over seeds; None with one seed.
-        seeds: The seeds.
-        steps: Length of the deciding runs.
-        sets: The number of sets tried.
-        diverged: The number of sets with a diverged seed, which are excluded.
-        runner_up: The second best at the same length, if there is one.
-        printed: The result of the paper's set, if it prints one.
-        rules: The version of the update rules.
-        devices: Where the runs ran.
-        stages: The number of sets in each stage, diverged ones included; empty in older files.
-    """
+    """The best set of an arm on a problem, and how it was chosen."""
 
     method: str
     hyper: Set
     metric: str
-    mean: float
-    low: float | None
+    mean: float  # mean of the set over whole runs and seeds
+    low: float | None  # of the 95% interval over seeds; None with one seed
     high: float | None
     seeds: tuple[int, ...]
-    steps: int
-    sets: int
-    diverged: int
-    runner_up: Tried | None = None
-    printed: Tried | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rules: int = 0
-    devices: tuple[str, ...] = ()
-    stages: tuple[int, ...] = ()
+    steps: int  # length of the deciding runs
+    sets: int  # the number of sets tried
+    diverged: int  # the number of sets with a diverged seed, which are excluded
+    runner_up: Tried | None = None  # the second best at the same length, if there is one
+    printed: Tried | None = None  # the result of the paper's set, if it prints one
+    options: Mapping[str, Any] = field(default_factory=dict)  # such as ``hidden``
+    rules: int = 0  # the version of the update rules
+    devices: tuple[str, ...] = ()  # where the runs ran
+    stages: tuple[int, ...] = ()  # sets in each stage with diverged ones; empty in older files
 
 
 Sets = Mapping[str, Mapping[str, Found]]
@@ -80,11 +55,7 @@ Sets = Mapping[str, Mapping[str, Found]]
 
 
 def read(path: str | os.PathLike[str] = FILE) -> dict[str, dict[str, Found]]:
-    """The content of a file; empty if it does not exist.
-
-    Raises:
-        ValueError: It is not one of these files.
-    """
+    """The content of a file, empty if it does not exist; ValueError if it is not one of these."""
     file = Path(path)
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     if not text:
@@ -109,30 +80,18 @@ def _found(facts: Mapping[str, Any]) -> Found:
 
 
 def write(found: Sets, path: str | os.PathLike[str]) -> None:
-    """Write sets into a file; keeps those of other problems and arms.
-
-    Problems and arms are sorted, so that equal sets give equal files.
-    """
+    """Write sets into a file, sorted; keeps those of other problems and arms."""
     known = read(path)
     for problem, arms in found.items():
         known.setdefault(problem, {}).update(arms)
-    tables = [
-        _object([(arm, _lines(one)) for arm, one in sorted(arms.items())], 1)
-        for _, arms in sorted(known.items())
-    ]
-    text = _object(list(zip(sorted(known), tables, strict=True)), 0)
-    write_atomically(Path(path), f"{text}\n".encode())
+    content = {p: {a: asdict(x) for a, x in sorted(known[p].items())} for p in sorted(known)}
+    write_atomically(path, f"{_object(content)}\n".encode())
 
 
-def _lines(found: Found) -> str:
-    """A line per attribute."""
-    return _object([(k, json.dumps(v, ensure_ascii=False)) for k, v in asdict(found).items()], 2)
-
-
-def _object(pairs: list[tuple[str, str]], depth: int) -> str:
-    """JSON of names and values that are JSON already."""
-    if not pairs:
-        return "{}"
-    space = " " * depth
-    body = ",\n".join(f"{space} {json.dumps(name)}: {value}" for name, value in pairs)
+def _object(value: Any, depth: int = 0) -> str:
+    """JSON with a line per attribute of a set."""
+    if depth > 2 or not value:
+        return json.dumps(value, ensure_ascii=False)
+    space, pairs = " " * depth, value.items()
+    body = ",\n".join(f"{space} {json.dumps(k)}: {_object(v, depth + 1)}" for k, v in pairs)
     return f"{{\n{body}\n{space}}}"

@@ -93,12 +93,7 @@ def grid(problem: str, method: str) -> dict[str, Axis]:
 
 
 def sets(axes: Grid) -> list[dict[str, float]]:
-    """All combinations of the axes' values.
-
-    Example:
-        >>> sets({"lr": (0.1, 0.01), "sigma": (1.0,)})
-        [{'lr': 0.1, 'sigma': 1.0}, {'lr': 0.01, 'sigma': 1.0}]
-    """
+    """All combinations of the axes' values."""
     return list(each_set(axes))
 
 

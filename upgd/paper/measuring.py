@@ -20,25 +20,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class How:
-    """The options of a command.
+    """The options of a command."""
 
-    Attributes:
-        scale: Fraction of the full length.
-        seeds: The number of repetitions; 0 for the default.
-        device: Where it is measured.
-    """
-
-    scale: float = 1.0
-    seeds: int = 0
+    scale: float = 1.0  # fraction of the full length
+    seeds: int = 0  # the number of repetitions; 0 for the default
     device: str = "cpu"
 
     def command(self, name: str) -> str:
-        """The command that measures a figure with these options.
-
-        Example:
-            >>> How(0.1, 5, "cuda").command("time")
-            'upgd reproduce time --scale 0.1 --seeds 5 --device cuda'
-        """
+        """The command that measures a figure with these options."""
         words = ["upgd reproduce", name]
         words += [f"--scale {self.scale:g}"] if self.scale != 1 else []
         words += [f"--seeds {self.seeds}"] if self.seeds else []
@@ -47,17 +36,11 @@ class How:
 
 
 class Measured(Protocol):
-    """A module that measures, draws and describes a figure.
+    """A module that measures, draws and describes a figure."""
 
-    Attributes:
-        NAME: What commands call the figure.
-        CAPTION: What it shows.
-        TABLE: The name of its table.
-    """
-
-    NAME: str
-    CAPTION: str
-    TABLE: str
+    NAME: str  # what commands call the figure
+    CAPTION: str  # what it shows
+    TABLE: str  # the name of its table
 
     def folder(self, how: How) -> str:
         """The folder of its table, below the results."""
@@ -82,16 +65,9 @@ class Measured(Protocol):
 
 
 def note(
-    how: How,
-    name: str,
-    device: str,
-    engine: str,
-    dtype: str,
-    steps: int,
-    seeds: Mapping[str, Sequence[int]],
-    learner_steps: int,
-    began: float,
-) -> Provenance:
+    how: How, name: str, device: str, engine: str, dtype: str, steps: int,
+    seeds: Mapping[str, Sequence[int]], learner_steps: int, began: float,
+) -> Provenance:  # fmt: skip
     """The provenance of a table that was started at `began` (seconds since 1970)."""
     now = time.time()
     seconds = round(now - began, 1)

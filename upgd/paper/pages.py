@@ -20,27 +20,14 @@ from functools import cached_property
 from pathlib import Path
 
 from upgd.ledger.files import check_generated, check_output
-from upgd.paper import provenance
+from upgd.paper import provenance, tables
 from upgd.paper.claims import Judged, judge_results, table
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
+from upgd.paper.measuring import Measured
 from upgd.paper.results import TABLE, Results, folder_name, load
-from upgd.paper.tables import (
-    beside_printed,
-    briefly,
-    found_table,
-    grid_table,
-    learner_steps,
-    listed,
-    numbers,
-    search_table,
-    searched_in_part,
-    set_table,
-    source,
-    took,
-)
 
 FIGURES_FOLDER = "figures"
 NOTES = "notes.md"
@@ -54,11 +41,7 @@ _BLOCK = re.compile(rf"<!-- (?P<name>[\w -]+): {MARK} -->\n.*?<!-- /(?P=name) --
 
 @dataclass(frozen=True)
 class Site:
-    """A folder of results.
-
-    Attributes:
-        root: The folder.
-    """
+    """A folder of results."""
 
     root: Path
 
@@ -71,8 +54,13 @@ class Site:
     def folders(self) -> list[Path]:
         """Folders with a table; experiments in the order of their declaration."""
         found = [self.root / folder_name(name) for name in EXPERIMENTS if name in self.results]
-        others = [p for p in sorted(self.root.iterdir()) if p.is_dir() and of_folder(p)]
-        return [*found, *others]
+        return [*found, *(folder for _, folder in self.measured)]
+
+    @cached_property
+    def measured(self) -> list[tuple[Measured, Path]]:
+        """Figures that need no study, and the folders of their tables."""
+        found = ((of_folder(p), p) for p in sorted(self.root.iterdir()) if p.is_dir())
+        return [(each, folder) for each, folder in found if each is not None]
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -94,25 +82,13 @@ class Site:
         return found
 
     def check(self, figures: bool = True) -> None:
-        """Refuse to replace files that were not generated here.
-
-        Args:
-            figures: Whether figures will be drawn.
-
-        Raises:
-            StudyError: There is such a page or figure; nothing has been written.
-        """
+        """Raise StudyError if a page, or a figure that will be drawn, was not generated here."""
         for folder in (self.root, *self.folders):
             check_output(folder / "README.md")
             check_generated(folder / "README.md", PAGE_MARK)
         if figures:
             names = [figure.name for figure in self.drawn]
-            names += [
-                name
-                for folder in self.folders
-                if (measured := of_folder(folder)) is not None
-                for name in measured.pictures(folder)
-            ]
+            names += [name for each, folder in self.measured for name in each.pictures(folder)]
             for path in self._paths(*names):
                 check_generated(path)
 
@@ -125,13 +101,10 @@ class Site:
         target.mkdir(exist_ok=True)
         written: list[Path] = []
         for figure in self.drawn:
-            paths = self._paths(figure.name)
+            written += (paths := self._paths(figure.name))
             draw(figure, self.results, *paths)
-            written += paths
-        for folder in self.folders:
-            measured = of_folder(folder)
-            if measured is not None:
-                written += measured.draw(folder, target, KINDS)
+        for measured, folder in self.measured:
+            written += measured.draw(folder, target, KINDS)
         for path in written:
             if path.suffix == ".svg" and path.stat().st_size > LARGEST_SVG:
                 path.unlink()
@@ -141,16 +114,22 @@ class Site:
     def _page(self, folder: Path) -> str:
         measured, known = of_folder(folder), provenance.read(folder)
         if measured is not None:
-            lines = [f"# {measured.title(folder)}", "", *source(known)]
+            lines = [f"# {measured.title(folder)}", "", *tables.source(known)]
             for name, caption in measured.pictures(folder).items():
                 lines += [_image(name, caption, ".."), ""]
             lines += measured.page(folder)
         else:
             results = self.results[experiment_name(folder)]
-            lines = [f"# {heading(results.name)}", "", *source(known), *numbers(results), ""]
+            lines = [
+                f"# {heading(results.name)}",
+                "",
+                *tables.source(known),
+                *tables.numbers(results),
+                "",
+            ]
             printed = self.results.get(results.name.removeprefix(BEST_SETS))
             if results.name.startswith(BEST_SETS) and printed is not None:
-                lines += [*beside_printed(results, printed), ""]
+                lines += [*tables.beside_printed(results, printed), ""]
             for figure in self.drawn:
                 if results.name in figure.experiments:
                     lines += [*self.figure(figure, ".."), ""]
@@ -159,9 +138,9 @@ class Site:
     def figure(self, figure: Figure, up: str) -> list[str]:
         """A figure with its caption, and what it lacks."""
         lacking, gone = missing(figure, self.results), diverged_arms(figure, self.results)
-        more = f" Diverged: {listed(gone)}." if gone else ""
-        more += f" It lacks {listed(lacking)}." if lacking else ""
-        more += self._seeds(figure) + searched_in_part(figure)
+        more = f" Diverged: {tables.listed(gone)}." if gone else ""
+        more += f" It lacks {tables.listed(lacking)}." if lacking else ""
+        more += self._seeds(figure) + tables.searched_in_part(figure)
         caption = f"*{_called(figure.name)}: {figure.caption}{more}*"
         return [_image(figure.name, figure.caption, up), "", caption]
 
@@ -175,34 +154,24 @@ class Site:
                 have, most = counts.get(panel.metric, 0), max(counts.values())
                 if 0 < have < most:
                     found.setdefault(f"{have} of {most}", []).append(panel.metric)
-        return "".join(f" {n} seeds measured {listed(metrics)}." for n, metrics in found.items())
+        return "".join(
+            f" {n} seeds measured {tables.listed(metrics)}." for n, metrics in found.items()
+        )
 
     def _index(self) -> str:
-        lines = [
-            "# Results",
-            "",
-            "| folder | what | runs | steps of each | ran on | time |",
-            "|---|---|---:|---:|---|---:|",
-        ]
+        lines = ["# Results", "", "| folder | what | runs | steps of each | ran on | time |"]
+        lines += ["|---|---|---:|---:|---|---:|"]
         for folder in self.folders:
             measured, known = of_folder(folder), provenance.read(folder)
             what = measured.title(folder) if measured else heading(experiment_name(folder))
-            cells = [f"[{folder.name}]({folder.name}/README.md)", what, *briefly(known)]
+            cells = [f"[{folder.name}]({folder.name}/README.md)", what, *tables.briefly(known)]
             lines.append(f"| {' | '.join(cells)} |")
-        lines += [
-            "",
+        what = (
             f"`{TABLE}` has the mean of every window of every run, `{provenance.NAME}` says where "
-            "they come from. `upgd results` makes these pages and figures of them.",
-            "",
-            "## The paper's figures",
-            "",
-            *figure_table(self, ""),
-            "",
-            "## The paper's claims",
-            "",
-            *table(self.judged),
-            "",
-        ]
+            "they come from. `upgd results` makes these pages and figures of them."
+        )
+        lines += ["", what, "", "## The paper's figures", "", *figure_table(self, ""), ""]
+        lines += ["## The paper's claims", "", *table(self.judged), ""]
         return _whole([*lines, *_notes(self.root)])
 
 
@@ -212,12 +181,7 @@ def experiment_name(folder: Path) -> str:
 
 
 def heading(name: str) -> str:
-    """The title of an experiment.
-
-    Example:
-        >>> heading("input-permuted-mnist"), heading("ablation-input-permuted-mnist")
-        ('Input-permuted MNIST', 'Input-permuted MNIST, ablation')
-    """
+    """The title of an experiment."""
     problem = EXPERIMENTS[name].problem
     if EXPERIMENTS[name].agents:
         rest = ", annealed step size" if name.endswith("-annealed") else ""
@@ -236,21 +200,18 @@ def figure_table(site: Site, up: str) -> list[str]:
         name = f"[{figure.name}]({up}{FIGURES_FOLDER}/{figure.name}.png)" if there else figure.name
         known = {e: provenance.read(site.root / folder_name(e)) for e in figure.experiments}
         from_ = [f"[{e}]({up}{folder_name(e)}/README.md)" if k else e for e, k in known.items()]
-        spent = [took(k) for e, k in known.items() if k is not None and e in figure.run]
+        spent = [tables.took(k) for e, k in known.items() if k is not None and e in figure.run]
         lacking = missing(figure, site.results)
-        spent += [f"lacks {listed(lacking)}"] if lacking and spent else []
-        needs = sum(learner_steps(EXPERIMENTS[e]) for e in figure.run)
+        spent += [f"lacks {tables.listed(lacking)}"] if lacking and spent else []
+        needs = sum(tables.learner_steps(EXPERIMENTS[e]) for e in figure.run)
         cells = [name, figure.caption, ", ".join(from_), f"{needs / 1e6:g} M"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     for measured in MEASURED.values():
-        mine = [folder for folder in site.folders if of_folder(folder) is measured]
-        names = [
-            f"[{name}]({up}{FIGURES_FOLDER}/{name}.png)"
-            for f in mine
-            for name in measured.pictures(f)
-        ]
+        mine = [folder for each, folder in site.measured if each is measured]
+        pictures = (name for folder in mine for name in measured.pictures(folder))
+        names = [f"[{name}]({up}{FIGURES_FOLDER}/{name}.png)" for name in pictures]
         from_ = [f"[{folder.name}]({up}{folder.name}/README.md)" for folder in mine]
-        spent = [took(k) for f in mine if (k := provenance.read(f)) is not None]
+        spent = [tables.took(k) for f in mine if (k := provenance.read(f)) is not None]
         cells = [", ".join(names) or measured.NAME, measured.CAPTION, ", ".join(from_) or "-", "-"]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(spent) or 'not run'} |")
     return lines
@@ -259,20 +220,16 @@ def figure_table(site: Site, up: str) -> list[str]:
 BLOCKS: Mapping[str, Callable[[Site, str], Sequence[str]]] = {
     "claims": lambda site, up: table(site.judged),
     "figures": lambda site, up: figure_table(site, up),
-    "grids": lambda site, up: grid_table(),
-    "best sets": lambda site, up: set_table(),
-    "searches": lambda site, up: search_table(),
-    "found sets": lambda site, up: found_table(),
+    "grids": lambda site, up: tables.grid_table(),
+    "best sets": lambda site, up: tables.set_table(),
+    "searches": lambda site, up: tables.search_table(),
+    "found sets": lambda site, up: tables.found_table(),
 }
 """Generated parts by name: lines made from results; `up` is the path to their folder."""
 
 
 def fill(site: Site, page: Path) -> str:
-    """A page with its parts generated again.
-
-    Raises:
-        ValueError: There is no such part.
-    """
+    """A page with its parts generated again; ValueError if there is no such part."""
     up = Path(os.path.relpath(site.root, page.parent)).as_posix() + "/"
 
     def make(found: re.Match[str]) -> str:
@@ -293,12 +250,10 @@ def fill(site: Site, page: Path) -> str:
 def _shown(site: Site, figure: Figure, up: str) -> list[str]:
     """A figure with a summary of its runs."""
     known = [provenance.read(site.root / folder_name(name)) for name in figure.experiments]
-    ran = "; ".join(took(k) for k in known if k is not None)
+    ran = "; ".join(tables.took(k) for k in known if k is not None)
     first = site.figure(figure, up.rstrip("/"))
-    links = ", ".join(
-        f"[{heading(name)}]({up}{folder_name(name)}/README.md)" for name in figure.experiments
-    )
-    return [*first[:-1], f"{first[-1]} {links}: {ran}."]
+    links = (f"[{heading(e)}]({up}{folder_name(e)}/README.md)" for e in figure.experiments)
+    return [*first[:-1], f"{first[-1]} {', '.join(links)}: {ran}."]
 
 
 # --------------------------------------------------------------------------------- parts
@@ -307,11 +262,6 @@ def _image(name: str, caption: str, up: str) -> str:
 
 
 def _called(name: str) -> str:
-    """
-    Example:
-        >>> _called("fig3"), _called("fig7a"), _called("toys")
-        ('Figure 3', 'Figure 7a', 'toys')
-    """
     return f"Figure {name[3:]}" if re.fullmatch(r"fig\d+[a-z]?", name) else name
 
 

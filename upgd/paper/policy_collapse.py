@@ -43,19 +43,8 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.metrics import Interval
-from upgd.paper.evidence import (
-    FEWEST,
-    FEWEST_RESAMPLED,
-    NO,
-    PERCENT,
-    UNKNOWN,
-    YES,
-    All,
-    Finding,
-    Verdict,
-    falling,
-    rising,
-)
+from upgd.paper import evidence as ev
+from upgd.paper.evidence import All, Finding
 from upgd.paper.experiments import AGENT_STEPS, ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.results import Results
 from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths
@@ -133,7 +122,7 @@ def gain(returns: Array | None) -> Interval | None:
 
 def can_tell(returns: Array) -> bool:
     """Whether there are enough seeds, and agents that have learned."""
-    return len(returns) >= FEWEST and has_learned(returns)
+    return len(returns) >= ev.FEWEST and has_learned(returns)
 
 
 def shares(values: Callable[[Array], Array], returns: Array) -> Array:
@@ -142,13 +131,7 @@ def shares(values: Callable[[Array], Array], returns: Array) -> Array:
 
 
 def jackknife(statistic: Callable[[Array], float], rows: Array) -> Interval:
-    """A statistic of rows, with a jackknife 95% interval.
-
-    Example:
-        >>> one, other = jackknife(np.mean, np.arange(5.0)), metrics.mean_interval(np.arange(5.0))
-        >>> np.allclose(one, other)
-        True
-    """
+    """A statistic of rows, with a jackknife 95% interval."""
     whole, count = statistic(rows), len(rows)
     without = np.array([statistic(np.delete(rows, i, 0)) for i in range(count)])
     _, low, high = metrics.mean_interval(count * whole - (count - 1) * without)
@@ -164,35 +147,29 @@ def findings(all_: All) -> list[Finding]:
         results = all_.get(name)
         for arm in EXPERIMENTS[name].arms:
             returns = curves(results, arm.name)
-            judge = _falls_after_peak if arm.name == "adam" else _keeps_improving
-            text, statistic, verdict = judge(returns)
+            text, statistic, verdict = _judge(arm.name, returns)
             text = f"{environment}: {arm.title} {text}"
             if results is not None and returns is not None:
                 gone = len(results.diverged.get(arm.name, ()))
                 text += f" ({gone} of {len(returns)} agents diverged)" if gone else ""
                 if not is_long(results, returns):
-                    text, verdict = f"{text} (too short to tell)", UNKNOWN
-            found.append(Finding(text, statistic, verdict, PERCENT))
+                    text, verdict = f"{text} (too short to tell)", ev.UNKNOWN
+            found.append(Finding(text, statistic, verdict, ev.PERCENT))
     return found
 
 
-def _falls_after_peak(returns: Array | None) -> tuple[str, Interval | None, Verdict]:
-    found = fall(returns)
-    return "falls after its peak", found, falling(found, HARDLY)
-
-
-def _keeps_improving(returns: Array | None) -> tuple[str, Interval | None, Verdict]:
-    text, fallen, risen = "keeps improving", fall(returns), gain(returns)
-    if falling(fallen, HARDLY) == YES:
-        return f"{text} (its fall)", fallen, NO
-    return text, risen, rising(risen, HARDLY)
+def _judge(arm: str, returns: Array | None) -> tuple[str, Interval | None, ev.Verdict]:
+    fallen, risen = fall(returns), gain(returns)
+    falls_ = ev.falling(fallen, HARDLY)
+    if arm == "adam":
+        return "falls after its peak", fallen, falls_
+    if falls_ == ev.YES:
+        return "keeps improving (its fall)", fallen, ev.NO
+    return "keeps improving", risen, ev.rising(risen, HARDLY)
 
 
 def is_long(results: Results, returns: Array) -> bool:
-    """Whether runs are long enough for the claim.
-
-    A tolerance allows for the incomplete last window, which is not measured.
-    """
+    """Whether runs are long enough, but for an incomplete last window, which is not measured."""
     return bool(returns.shape[1] * results.window > LONG - ITERATIONS * Settings().steps)
 
 
@@ -212,12 +189,13 @@ def numbers(results: Results) -> list[str]:
         lines.append(f"| {arm.title} | {' | '.join(cells)} |")
     note = (
         "Returns of episodes, means over seeds with Student's 95% intervals; of fewer than "
-        f"{FEWEST} seeds, those of each. Peak is the best tenth of each run, final the last one, "
-        "drop their difference, which noise alone makes larger than 0. Fall is the last tenth less "
-        "the tenth that is the best of the other seeds, gain the last tenth less the middle of the "
-        "run, both in percent of what was learned; the interval of the fall is the jackknife's "
-        "(`upgd/paper/policy_collapse.py`). A fall of 0 [0, 0] is one where the best tenth is the "
-        "last for all seeds; a dash says that nothing was learned, or that there is one seed."
+        f"{ev.FEWEST} seeds, those of each. Peak is the best tenth of each run, final the last "
+        "one, drop their difference, which noise alone makes larger than 0. Fall is the last "
+        "tenth less the tenth that is the best of the other seeds, gain the last tenth less the "
+        "middle of the run, both in percent of what was learned; the interval of the fall is the "
+        "jackknife's (`upgd/paper/policy_collapse.py`). A fall of 0 [0, 0] is one where the best "
+        "tenth is the last for all seeds; a dash says that nothing was learned, or that there is "
+        "one seed."
     )
     if results.diverged:
         note += " An agent that diverged counts as one that is back where it began."
@@ -227,7 +205,7 @@ def numbers(results: Results) -> list[str]:
 def _returns(returns: Array) -> list[str]:
     """The peak, final return and drop."""
     found = [collapse(curve) for curve in returns]
-    if len(found) < FEWEST:
+    if len(found) < ev.FEWEST:
         return [", ".join(_number(each[name]) for each in found) for name in NAMES]
     cells = []
     for interval in over_seeds(found).values():
@@ -254,11 +232,8 @@ def _number(value: float, how: str = ".0f") -> str:
 def draw_returns(
     axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
 ) -> None:
-    """Return against steps: mean over seeds with its 95% interval, or few seeds one by one.
-
-    The axes are scaled to the seeds: with few seeds an interval may reach far beyond.
-    """
-    ends_of_axis: list[float] = []
+    """Return against steps: mean over seeds with its 95% interval, or few seeds one by one."""
+    ends_of_axis: list[float] = []  # of the seeds: intervals of few seeds may reach far beyond
     for arm, title in arms.items():
         returns = curves(results, arm)
         if returns is None:
@@ -267,13 +242,13 @@ def draw_returns(
         ends_of_axis += [float(returns.min()), float(returns.max())]
         mean, colour = returns.mean(0), colours.get(arm, "black")
         axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
-        if 1 < len(returns) < FEWEST_RESAMPLED:  # wide intervals of few seeds would hide everything
+        if (
+            1 < len(returns) < ev.FEWEST_RESAMPLED
+        ):  # wide intervals of few seeds would hide everything
             axes.plot(steps, returns.T, color=colour, alpha=0.35, linewidth=0.6)
         elif len(returns) > 1:
             ends = np.array([metrics.mean_interval(column)[1:] for column in returns.T])
-            axes.fill_between(
-                *(steps, ends[:, 0], ends[:, 1]), color=colour, alpha=0.2, linewidth=0
-            )
+            axes.fill_between(steps, *ends.T, color=colour, alpha=0.2, linewidth=0)
     if ends_of_axis:
         low, high = min(ends_of_axis), max(ends_of_axis)
         room = 0.05 * max(high - low, 1e-6)

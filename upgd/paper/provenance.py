@@ -21,7 +21,6 @@ from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
 from upgd.rl.runs import PREFIX
 from upgd.streams import DataNotFoundError, check
-from upgd.streams import get as get_problem
 from upgd.study.kinds import kind_of
 from upgd.text import ranges
 
@@ -32,29 +31,17 @@ _SEEDS = ("seeds", "diverged")
 
 @dataclass(frozen=True)
 class Part:
-    """Runs with the same device, engine and versions.
-
-    Attributes:
-        device: Its name.
-        engine: The engine.
-        versions: Of libraries, and upgd's commit if it is known.
-        runs: The number of runs.
-        seconds: Time of the work; runs of one stack share it.
-        began: The day on which the first run started.
-        ended: The day on which the last run ended.
-        dtype: The type of the weights.
-        rules: The version of the update rules; 0 where that does not apply.
-    """
+    """Runs with the same device, engine and versions."""
 
     device: str
     engine: str
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of libraries, and upgd's commit if it is known
     runs: int
-    seconds: float
-    began: str
-    ended: str
-    dtype: str = "float32"
-    rules: int = 0
+    seconds: float  # time of the work; runs of one stack share it
+    began: str  # the day on which the first run started
+    ended: str  # the day on which the last run ended
+    dtype: str = "float32"  # the type of the weights
+    rules: int = 0  # the version of the update rules; 0 where that does not apply
 
     @property
     def on_cpu(self) -> bool:
@@ -64,35 +51,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of a table.
-
-    Attributes:
-        experiment: The experiment.
-        command: The command that reproduces it.
-        steps: Of each run; 0 if it has none.
-        seeds: By arm, the finished seeds.
-        learner_steps: Steps of all runs.
-        seconds: Time of the work.
-        parts: Groups of runs, oldest first.
-        problem: The problem, if it is a registered one.
-        options: Options of all runs.
-        data: Name, samples and checksum by split; None where none are needed.
-        diverged: By arm, seeds whose loss was not finite.
-        sets: By arm, its hyperparameters.
-    """
+    """The provenance of a table; `seeds` are the finished ones, by arm."""
 
     experiment: str
-    command: str
-    steps: int
+    command: str  # the command that reproduces it
+    steps: int  # of each run; 0 if it has none
     seeds: Mapping[str, Sequence[int]]
-    learner_steps: int
-    seconds: float
-    parts: Sequence[Part]
-    problem: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] | None = None
+    learner_steps: int  # steps of all runs
+    seconds: float  # time of the work
+    parts: Sequence[Part]  # groups of runs, oldest first
+    problem: str = ""  # the problem, if it is a registered one
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs
+    data: Mapping[str, Any] | None = None  # name, samples and checksum by split
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by arm
 
     @property
     def runs(self) -> int:
@@ -112,11 +84,8 @@ class Provenance:
     def has_more(self, other: Provenance, but: Sequence[str]) -> bool:
         """Whether arms, except some, have seeds that another table lacks."""
         there = other.over
-        return any(
-            not set(seeds) <= set(there.get(arm, ()))
-            for arm, seeds in self.over.items()
-            if arm not in but
-        )
+        mine = ((arm, seeds) for arm, seeds in self.over.items() if arm not in but)
+        return any(set(seeds) - set(there.get(arm, ())) for arm, seeds in mine)
 
     def write(self, folder: Path) -> None:
         """Write it beside a table."""
@@ -128,11 +97,7 @@ class Provenance:
 
 
 def read(folder: Path) -> Provenance | None:
-    """The provenance beside a table, or None.
-
-    Raises:
-        ValueError: It is not one of these files.
-    """
+    """The provenance beside a table, or None; ValueError if it is not one of these files."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -214,13 +179,7 @@ def command(
 
 
 def _scale(steps: int, experiment: Experiment) -> str | None:
-    """The shortest number for ``--scale`` that gives these steps; None if there is none.
-
-    Example:
-        >>> from upgd.paper.experiments import EXPERIMENTS
-        >>> _scale(1_000_000, EXPERIMENTS["ppo-hopper"]), _scale(10**7, EXPERIMENTS["ppo-hopper"])
-        ('0.3333333', None)
-    """
+    """The shortest number for ``--scale`` that gives these steps; None if there is none."""
     share = steps / experiment.steps
     texts = (f"{share:.{digits}g}" for digits in range(1, 18))
     fits = (text for text in texts if float(text) <= 1 and experiment.length(float(text)) == steps)
@@ -235,22 +194,14 @@ def _of_agents(
     arms = {arm.name: arm for arm in experiment.arms}
     for name, some in seeds.items():
         alike.setdefault(_listed(some), []).append(_optimizer(arms[name]))
-    environment = experiment.problem.removeprefix(PREFIX)
+    first = f"upgd rl {experiment.problem.removeprefix(PREFIX)} --optimizers"
     constant = [] if experiment.options.get("anneal", True) else ["--constant-lr"]
-    rest = [f"--steps {steps}", *constant, *_where(parts)]
-    return [
-        " ".join(["upgd rl", environment, "--optimizers", ",".join(own), "--seeds", some, *rest])
-        for some, own in alike.items()
-    ]
+    rest = " ".join([f"--steps {steps}", *constant, *_where(parts)])
+    return [f"{first} {','.join(own)} --seeds {some} {rest}" for some, own in alike.items()]
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    """Seeds as a command-line argument.
-
-    Example:
-        >>> _listed([0, 1, 2]), _listed([3, 5]), _listed([5])
-        ('0-2', '3,5', '5-5')
-    """
+    """Seeds as a command-line argument."""
     whole = len(seeds) == seeds[-1] - seeds[0] + 1
     return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
 
@@ -270,54 +221,33 @@ def _where(parts: Sequence[Part]) -> list[str]:
     return [*device, *(["--engine eager"] if eager else [])]
 
 
-def data_facts(problem: str, data_dir: str | os.PathLike[str] | None) -> dict[str, Any] | None:
+def known_data(
+    problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
+) -> dict[str, Any] | None:
     """What a problem learns from, as the check of the data knows it; None if it needs no data.
 
-    Raises:
-        DataNotFoundError: The data are missing.
+    If the data are missing now, the facts known before, or only the name.
     """
     name = kind_of(problem).dataset(problem)
     if name is None:
         return None
-    facts = check(name, data_dir)
-    samples = {each.split: each.samples for each in facts}
-    return {
-        "name": name,
-        "samples": samples,
-        "sha256": {each.split: each.checksum for each in facts},
-    }
-
-
-def known_data(
-    problem: str, data_dir: str | os.PathLike[str] | None, before: Provenance | None
-) -> dict[str, Any] | None:
-    """The same; if the data are missing now, the facts known before, or only the name."""
     try:
-        return data_facts(problem, data_dir)
+        facts = check(name, data_dir)
     except DataNotFoundError:
-        if before is not None and before.data is not None:
-            return dict(before.data)
-        return {"name": get_problem(problem).dataset}
+        return dict(before.data) if before is not None and before.data else {"name": name}
+    samples = {each.split: each.samples for each in facts}
+    sums = {each.split: each.checksum for each in facts}
+    return {"name": name, "samples": samples, "sha256": sums}
 
 
 def from_ranges(text: str) -> list[int]:
-    """The integers that :func:`~upgd.text.ranges` wrote.
-
-    Example:
-        >>> from_ranges("0-3,7")
-        [0, 1, 2, 3, 7]
-    """
+    """The integers that :func:`~upgd.text.ranges` wrote."""
     pairs = (part.partition("-") for part in text.split(",") if part)
     return [n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)]
 
 
 def day(seconds: float) -> str:
-    """The date of a time in seconds since 1970.
-
-    Example:
-        >>> day(1e9)
-        '2001-09-09'
-    """
+    """The date of a time in seconds since 1970."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d")
 
 
@@ -366,21 +296,20 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 def _by_age(parts: Iterable[Part]) -> list[Part]:
     """Merge equal parts, oldest first."""
-    alike: dict[str, list[Part]] = {}
+    merged: dict[str, Part] = {}
     for part in parts:
-        way = replace(part, runs=0, seconds=0.0, began="", ended="")
-        alike.setdefault(json.dumps(asdict(way), sort_keys=True), []).append(part)
-    merged = (
-        replace(
-            some[0],
-            runs=sum(part.runs for part in some),
-            seconds=round(sum(part.seconds for part in some), 1),
-            began=min(part.began for part in some),
-            ended=max(part.ended for part in some),
+        way = json.dumps(
+            asdict(replace(part, runs=0, seconds=0.0, began="", ended="")), sort_keys=True
         )
-        for some in alike.values()
-    )
-    return sorted(merged, key=lambda part: part.began)
+        known = merged.get(way, replace(part, runs=0, seconds=0.0))
+        merged[way] = replace(
+            part,
+            runs=known.runs + part.runs,
+            seconds=round(known.seconds + part.seconds, 1),
+            began=min(known.began, part.began),
+            ended=max(known.ended, part.ended),
+        )
+    return sorted(merged.values(), key=lambda part: part.began)
 
 
 def common(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import gzip
 import io
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,19 +37,12 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Results:
-    """The measurements of an experiment's runs.
-
-    Attributes:
-        name: The experiment's.
-        window: Samples per value.
-        series: By metric, arm and seed, a value per window.
-        diverged: By arm, seeds that diverged. Agents' series end before that window, others have
-            none.
-    """
+    """The measurements of an experiment's runs."""
 
     name: str
-    window: int
-    series: Mapping[str, Mapping[str, Mapping[int, Array]]]
+    window: int  # samples per value
+    series: Mapping[str, Mapping[str, Mapping[int, Array]]]  # by metric, arm and seed
+    # By arm, seeds. Series of diverged agents end before that window, others have none.
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def of(self, arm: str, metric: str) -> Mapping[int, Array]:
@@ -93,22 +87,19 @@ def find(
     measure (:data:`MEASURING`) are ignored: a run without them lacks those series, and one with
     more of them is preferred. Seeds of searches do not count: they were used to choose the sets.
     """
-    firsts = {arm: spec for arm, [spec] in experiment.specs(seeds=1).items()}
-    known = {
-        _learner(firsts[arm.name]): arm.name
-        for arm in reversed(experiment.arms)  # of equal arms, keep the first
-    }
+    known: dict[Any, str] = {}
+    for arm, [spec] in experiment.specs(seeds=1).items():
+        known.setdefault(_learner(spec), arm)  # of equal arms, keep the first
     found: dict[int, dict[tuple[str, int], Found]] = {}
     for ledger in ledgers:
         for run in ledger.runs(problem=experiment.problem):
-            spec = run.spec
-            arm = known.get(_learner(spec))
-            if arm is None or run.result is None or spec.seed in SEEDS_OF_SEARCHES:
+            spec, name = run.spec, known.get(_learner(run.spec))
+            if name is None or run.result is None or spec.seed in SEEDS_OF_SEARCHES:
                 continue
             same = found.setdefault(spec.steps, {})
-            other = same.get((arm, spec.seed))
+            other = same.get((name, spec.seed))
             if other is None or len(spec.options) > len(other.run.spec.options):
-                same[arm, spec.seed] = Found(arm, run, ledger)
+                same[name, spec.seed] = Found(name, run, ledger)
     if steps in found:
         return list(found[steps].values())
     arms = {n: {f.arm for f in runs.values() if _counts(f.run)} for n, runs in found.items()}
@@ -127,18 +118,19 @@ def lacking(specs: Sequence[RunSpec], known: Iterable[Run]) -> list[RunSpec]:
         >>> lacking([plain, more], []) == [more]
         True
     """
-    over: dict[Any, list[Mapping[str, Any]]] = {}
+    over: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    wanted: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for run in known:
         if run.result is not None:
-            over.setdefault(_task(run.spec), []).append(run.spec.options)
-    wanted: dict[Any, list[Mapping[str, Any]]] = {}
+            over[_task(run.spec)].append(run.spec.options)
     for spec in specs:
-        wanted.setdefault(_task(spec), []).append(spec.options)
+        wanted[_task(spec)].append(spec.options)
 
     def is_there(spec: RunSpec) -> bool:
         task, options = _task(spec), spec.options
         more = (other for other in wanted[task] if len(other) > len(options))
-        return any(_measures(other, options) for other in (*over.get(task, ()), *more))
+        measured = MEASURING.intersection(options)
+        return any(all(o.get(m) == options[m] for m in measured) for o in (*over[task], *more))
 
     return [spec for spec in specs if not is_there(spec)]
 
@@ -147,16 +139,11 @@ def _task(spec: RunSpec) -> Any:
     return spec.problem, spec.seed, spec.steps, *_learner(spec)
 
 
-def _measures(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a run with these options records all wanted metrics."""
-    return all(options.get(name) == wanted[name] for name in MEASURING.intersection(wanted))
-
-
 def _counts(run: Run) -> bool:
     """Whether a run has results: it is done, or an agent, whose divergence is one."""
-    return run.state == "done" or (
-        run.state == "diverged" and kind_of(run.spec.problem).diverged_counts
-    )
+    if run.state == "diverged":
+        return kind_of(run.spec.problem).diverged_counts
+    return run.state == "done"
 
 
 def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
@@ -165,10 +152,7 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of finished runs and of diverged agents, and which other runs diverged.
-
-    None if there are no runs.
-    """
+    """The series of finished runs and of diverged agents, and which runs diverged; or None."""
     runs: dict[Ledger, dict[str, Found]] = {}
     diverged: dict[str, list[int]] = {}
     for each in found:
@@ -181,18 +165,16 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
     for ledger, some in runs.items():
         for kept in ledger.each_series(keys=list(some)):
             arm, run, _ = some[kept.key]
-            values = kept.values[: _windows(run, kept.window)].astype(float)
+            end = None if run.result is None else run.result.diverged_at
+            whole = None if end is None else (end - 1) // kept.window  # windows before that
+            values = kept.values[:whole].astype(float)
             series.setdefault(kept.metric, {}).setdefault(arm, {})[run.spec.seed] = values
             window = kept.window if kept.metric != "offline_accuracy" else window or kept.window
     return Results(name, window, series, diverged) if runs or diverged else None
 
 
 def joined(table: Results, more: Results) -> Results:
-    """A table with additional runs.
-
-    Raises:
-        ValueError: Their windows have other lengths.
-    """
+    """A table with additional runs; ValueError if their windows have other lengths."""
     if table.window and more.window and table.window != more.window:  # 0 where all diverged
         windows = f"windows of {table.window} and of {more.window} samples"
         raise ValueError(f"{table.name}: {windows} do not go together")
@@ -208,12 +190,6 @@ def joined(table: Results, more: Results) -> Results:
     return Results(table.name, table.window or more.window, series, diverged)
 
 
-def _windows(run: Run, window: int) -> int | None:
-    """The number of windows before a run diverged; None for all."""
-    end = None if run.result is None else run.result.diverged_at
-    return None if end is None else (end - 1) // window
-
-
 def _learner(spec: RunSpec) -> Any:
     """The identity of a run without its seed and length."""
     rest = tuple((name, value) for name, value in spec.options.items() if name not in MEASURING)
@@ -227,10 +203,7 @@ def folder_name(experiment: str) -> str:
 
 
 def write(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write a table: a row per arm, seed and window, a column per metric.
-
-    A diverged run has an additional last row that says so.
-    """
+    """Write a table: a row per arm, seed and window (and divergence), a column per metric."""
     metrics = sorted(results.series)
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
@@ -248,7 +221,7 @@ def write(results: Results, path: str | os.PathLike[str]) -> None:
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:  # the same bytes every time
         file.write(text.getvalue().encode())
-    write_atomically(Path(path), buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def _cell(value: float) -> str:
@@ -256,11 +229,7 @@ def _cell(value: float) -> str:
 
 
 def read(path: str | os.PathLike[str], name: str) -> Results:
-    """Read a table that :func:`write` wrote.
-
-    Raises:
-        ValueError: It is not a table, or broken.
-    """
+    """Read a table that :func:`write` wrote; ValueError if it is not a table, or broken."""
     header, *rows = table_rows(path)
     if header[:3] != ["arm", "seed", "samples"]:
         raise ValueError(f"{path} is not a table of results: it begins with {','.join(header)}")
@@ -271,11 +240,7 @@ def read(path: str | os.PathLike[str], name: str) -> Results:
 
 
 def table_rows(path: str | os.PathLike[str]) -> list[list[str]]:
-    """The rows of a compressed table, with its header.
-
-    Raises:
-        ValueError: It is broken, or empty.
-    """
+    """The rows of a compressed table, with its header; ValueError if it is broken or empty."""
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))

@@ -37,38 +37,25 @@ KINDS = (("", ""), ("feature-", ""), ("", "-local"), ("feature-", "-local"))
 
 
 def variants(method: str, order: int = 1) -> tuple[str, ...]:
-    """The names of a method's four kinds.
-
-    Example:
-        >>> variants("n-upgd", order=2)[:3]
-        ('n-upgd-2nd', 'feature-n-upgd-2nd', 'n-upgd-2nd-local')
-    """
+    """The names of a method's four kinds."""
     second = "-2nd" if order == 2 else ""
     return tuple(f"{before}{method}{second}{after}" for before, after in KINDS)
 
 
 class Stage(NamedTuple):
-    """One stage of a search.
-
-    Attributes:
-        steps: Steps of each run.
-        sets: The number of sets; 0 means all.
-        each: A hyperparameter: keep `sets` sets at each of its values. Arms without it keep all.
-    """
+    """One stage of a search."""
 
     steps: int
-    sets: int = 0
-    each: str = ""
+    sets: int = 0  # 0 means all
+    each: str = ""  # keep `sets` at each value of this hyperparameter, if the arm has it
 
     def choose(
         self, pool: Sequence[Hyper], out: Collection[Hyper] = (), kept: Hyper | None = None
     ) -> list[Hyper]:
-        """The sets of a stage.
+        """The sets of a stage, from those that remain, best first.
 
-        Args:
-            pool: The remaining sets, best first.
-            out: Sets that diverge or fail in this stage; others replace them.
-            kept: A set that is always chosen while it remains.
+        Others replace those that diverge or fail in this stage (`out`); `kept` is always chosen
+        while it remains.
 
         Example:
             >>> pool = [(("lr", 1.0), ("sigma", x)) for x in (0.1, 0.1, 0.0)]
@@ -89,15 +76,10 @@ class Stage(NamedTuple):
 
 
 class Entrant(NamedTuple):
-    """An arm of a search.
-
-    Attributes:
-        arm: Its name.
-        sweep: Its sets at full length.
-    """
+    """An arm of a search."""
 
     arm: str
-    sweep: Sweep
+    sweep: Sweep  # its sets at full length
 
     @property
     def method(self) -> str:
@@ -108,23 +90,14 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """A search on a problem.
-
-    Attributes:
-        problem: The problem.
-        arms: Names of arms.
-        stages: From short to long.
-        seeds: The number of seeds.
-        more: Values in addition to the paper's.
-        axes: Values instead of the paper's.
-    """
+    """A search on a problem."""
 
     problem: str
     arms: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # from short to long
     seeds: int = 3
-    more: Mapping[str, Axis] | None = None
-    axes: Mapping[str, Axis] | None = None
+    more: Mapping[str, Axis] | None = None  # values in addition to the paper's
+    axes: Mapping[str, Axis] | None = None  # values instead of the paper's
 
     def scaled(self, scale: float) -> Search:
         """The search with shorter stages, in whole windows."""
@@ -136,11 +109,7 @@ class Search:
         return replace(self, stages=tuple(stages))
 
     def keeping(self, sets: Sequence[int]) -> Search:
-        """The search with other numbers of sets, one for each stage but the first.
-
-        Raises:
-            ValueError: The numbers do not match the stages, or one is below 1.
-        """
+        """The search with other numbers of sets, one for each stage but the first."""
         first, *others = self.stages
         if len(sets) != len(others) or any(n < 1 for n in sets):
             raise ValueError(
@@ -152,13 +121,12 @@ class Search:
 
     def entrants(self) -> list[Entrant]:
         """All arms with their sets."""
-        seeds = tuple(SEEDS_OF_SEARCHES[: self.seeds])
+        seeds, last = tuple(SEEDS_OF_SEARCHES[: self.seeds]), self.stages[-1].steps
         found = []
         for arm in self.arms:
             method, options = learner(arm)
-            sets = {method: self.sets(arm)}
-            last = self.stages[-1].steps
-            found.append(Entrant(arm, Sweep(self.problem, sets, seeds, last, options)))
+            sweep = Sweep(self.problem, {method: self.sets(arm)}, seeds, last, options)
+            found.append(Entrant(arm, sweep))
         return found
 
     def sets(self, arm: str) -> list[Set]:
@@ -169,15 +137,9 @@ class Search:
 
     def grid(self, arm: str) -> dict[str, Axis]:
         """The values of each of an arm's axes."""
-        method, _ = learner(arm)
-        axes = {
-            name: (*axis, *self._more(name, axis))
-            for name, axis in grid(self.problem, method).items()
-        }
+        given, more = grid(self.problem, learner(arm)[0]), self.more or {}
+        axes = {name: tuple(dict.fromkeys((*x, *more.get(name, ())))) for name, x in given.items()}
         return axes | {name: axis for name, axis in (self.axes or {}).items() if name in axes}
-
-    def _more(self, name: str, axis: Axis) -> Axis:
-        return tuple(v for v in (self.more or {}).get(name, ()) if v not in axis)
 
     def runs(self, stage: Stage) -> int:
         """The number of runs in a stage, without replacements and the printed set."""
@@ -201,9 +163,11 @@ def printed_set(problem: str, arm: str) -> Set | None:
 
 
 _PLAIN = ("sgdw", "pgd", "shrink-and-perturb")
-_FIRST = tuple(name for kind in zip(*map(variants, WEIGHTS), strict=True) for name in kind)
-_SECOND = tuple(
-    name for kind in zip(*(variants(m, 2) for m in WEIGHTS), strict=True) for name in kind
+_FIRST, _SECOND = (
+    tuple(
+        name for kind in zip(*(variants(m, order) for m in WEIGHTS), strict=True) for name in kind
+    )
+    for order in (1, 2)
 )
 
 
@@ -240,36 +204,23 @@ def _main(problem: str) -> Search:
     return Search(problem, (*METHODS, *kinds), stages, seeds=2, more=more)
 
 
-def _all() -> list[Search]:
-    stationary = (Stage(20_000), Stage(200_000, 6))
-    return [
-        *map(_toy, TOYS),
-        Search(STATIONARY, (*_PLAIN, *_FIRST), stationary, seeds=2),
-        *map(_main, MAIN),
-    ]
-
-
-SEARCHES: Mapping[str, Search] = {search.problem: search for search in _all()}
+_ALL = (
+    *map(_toy, TOYS),
+    Search(STATIONARY, (*_PLAIN, *_FIRST), (Stage(20_000), Stage(200_000, 6)), seeds=2),
+    *map(_main, MAIN),
+)
+SEARCHES: Mapping[str, Search] = {search.problem: search for search in _ALL}
 """By problem."""
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "toys": TOYS,
-    "main": MAIN,
-    "all": tuple(SEARCHES),
-}
+GROUPS: Mapping[str, tuple[str, ...]] = {"toys": TOYS, "main": MAIN, "all": tuple(SEARCHES)}
 """Names that stand for several."""
 
 
 # ---------------------------------------------------------------------------------- runs
 class Course(NamedTuple):
-    """The progress of an arm.
+    """The progress of an arm."""
 
-    Attributes:
-        rankings: Rankings of the finished stages.
-        todo: The next runs; empty at the end.
-    """
-
-    rankings: list[Ranking]
-    todo: list[RunSpec]
+    rankings: list[Ranking]  # of the finished stages
+    todo: list[RunSpec]  # the next runs; empty at the end
 
 
 def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Course:
@@ -366,11 +317,8 @@ def _found(entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Fo
 
 def _longest(hyper: Hyper, done: Sequence[Ranking]) -> Tried | None:
     """The result of a set in the last stage that it reached."""
-    for ranking in reversed(done):
-        for one in ranking.complete:
-            if one.hyper == hyper:
-                return _tried(one, ranking)
-    return None
+    found = ((one, r) for r in reversed(done) for one in r.complete if one.hyper == hyper)
+    return next((_tried(*pair) for pair in found), None)
 
 
 def _tried(one: Candidate, ranking: Ranking) -> Tried:

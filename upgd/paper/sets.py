@@ -25,111 +25,62 @@ STATIONARY = "stationary-mnist"
 Set = Mapping[str, float]
 
 
-def _sgdw(lr: float, weight_decay: float) -> Set:
-    return {"lr": lr, "weight_decay": weight_decay}
+_PULL = ("lr", "beta_importance", "beta_weight", "kappa")
+_UPGD = ("lr", "sigma", "beta_utility", "weight_decay")
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "sgdw": ("lr", "weight_decay"), "shrink-and-perturb": ("lr", "sigma", "weight_decay"),
+    "pgd": ("lr", "sigma"), "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay"),
+    "s-ewc": _PULL, "s-mas": _PULL, "s-si": _PULL, "s-rwalk": _PULL, "upgd": _UPGD, "n-upgd": _UPGD,
+}  # fmt: skip
 
 
-def _sp(lr: float, sigma: float, weight_decay: float) -> Set:
-    return {"lr": lr, "sigma": sigma, "weight_decay": weight_decay}
-
-
-def _pgd(lr: float, sigma: float) -> Set:
-    return {"lr": lr, "sigma": sigma}
-
-
-def _adamw(lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Set:
-    return {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-
-
-def _pull(lr: float, beta_importance: float, beta_weight: float, kappa: float) -> Set:
-    betas = {"beta_importance": beta_importance, "beta_weight": beta_weight}
-    return {"lr": lr, **betas, "kappa": kappa}
-
-
-def _upgd(lr: float, sigma: float, beta_utility: float, weight_decay: float) -> Set:
-    rest = {"beta_utility": beta_utility, "weight_decay": weight_decay}
-    return {"lr": lr, "sigma": sigma, **rest}
-
-
-def _ten(*sets: Set) -> dict[str, Set]:
-    return dict(zip(METHODS, sets, strict=True))
+def _sets(*values: tuple[float, ...], methods: tuple[str, ...] = METHODS) -> dict[str, Set]:
+    """By method, its values with their names."""
+    both = zip(methods, values, strict=True)
+    return {method: dict(zip(_NAMES[method], some, strict=True)) for method, some in both}
 
 
 def _toy(sigma_of_upgd: float) -> dict[str, Set]:
-    return {
-        "sgdw": _sgdw(0.01, 0.0),
-        "pgd": _pgd(0.01, 0.1),
-        "shrink-and-perturb": _sp(0.01, 1.0, 0.1),
-        "upgd": _upgd(0.01, sigma_of_upgd, 0.9, 0.0),
-        "n-upgd": _upgd(0.01, 0.1, 0.999, 0.0),
-    }
+    return _sets(
+        *((0.01, 0.0), (0.01, 0.1), (0.01, 1.0, 0.1)),
+        *((0.01, sigma_of_upgd, 0.9, 0.0), (0.01, 0.1, 0.999, 0.0)),
+        methods=("sgdw", "pgd", "shrink-and-perturb", "upgd", "n-upgd"),
+    )
 
 
 BEST: Mapping[str, Mapping[str, Set]] = {
     "toy-changing-inputs": _toy(0.0001),
     "toy-changing-sign": _toy(0.1),
-    "input-permuted-mnist": _ten(
-        _sgdw(0.001, 0.001),
-        _sp(0.001, 0.1, 0.01),
-        _pgd(0.001, 0.1),
-        _adamw(0.0001, 0.0, 0.99, 1e-8, 0.0),
-        _pull(0.001, 0.9999, 0.99, 0.001),
-        _pull(0.001, 0.9999, 0.999, 0.1),
-        _pull(0.001, 0.9999, 0.999, 0.1),
-        _pull(0.001, 0.99, 0.999, 10.0),
-        _upgd(0.01, 0.1, 0.9999, 0.01),
-        _upgd(0.001, 0.1, 0.9, 0.01),
+    "input-permuted-mnist": _sets(
+        (0.001, 0.001), (0.001, 0.1, 0.01), (0.001, 0.1), (0.0001, 0.0, 0.99, 1e-8, 0.0),
+        (0.001, 0.9999, 0.99, 0.001), (0.001, 0.9999, 0.999, 0.1),
+        (0.001, 0.9999, 0.999, 0.1), (0.001, 0.99, 0.999, 10.0),
+        (0.01, 0.1, 0.9999, 0.01), (0.001, 0.1, 0.9, 0.01),
     ),
-    "label-permuted-emnist": _ten(
-        _sgdw(0.01, 0.0001),
-        _sp(0.01, 0.01, 0.001),
-        _pgd(0.01, 0.01),
-        _adamw(0.0001, 0.0, 0.9999, 1e-8, 0.1),
-        _pull(0.01, 0.9999, 0.9999, 1.0),
-        _pull(0.01, 0.999, 0.9999, 1.0),
-        _pull(0.01, 0.9, 0.9, 0.1),
-        _pull(0.01, 0.99, 0.9999, 0.1),
-        _upgd(0.01, 0.001, 0.9, 0.0),
-        _upgd(0.01, 0.01, 0.9999, 0.001),
+    "label-permuted-emnist": _sets(
+        (0.01, 0.0001), (0.01, 0.01, 0.001), (0.01, 0.01), (0.0001, 0.0, 0.9999, 1e-8, 0.1),
+        (0.01, 0.9999, 0.9999, 1.0), (0.01, 0.999, 0.9999, 1.0),
+        (0.01, 0.9, 0.9, 0.1), (0.01, 0.99, 0.9999, 0.1),
+        (0.01, 0.001, 0.9, 0.0), (0.01, 0.01, 0.9999, 0.001),
     ),
-    "label-permuted-mini-imagenet": _ten(
-        _sgdw(0.01, 0.001),
-        _sp(0.01, 0.01, 0.001),
-        _pgd(0.01, 0.01),
-        _adamw(0.0001, 0.9, 0.9999, 1e-8, 0.1),
-        _pull(0.01, 0.999, 0.9999, 1.0),
-        _pull(0.01, 0.999, 0.9999, 1.0),
-        _pull(0.001, 0.9, 0.99, 0.01),
-        _pull(0.01, 0.9, 0.9999, 0.1),
-        _upgd(0.01, 0.001, 0.9, 0.0),
-        _upgd(0.01, 0.01, 0.999, 0.0001),
+    "label-permuted-mini-imagenet": _sets(
+        (0.01, 0.001), (0.01, 0.01, 0.001), (0.01, 0.01), (0.0001, 0.9, 0.9999, 1e-8, 0.1),
+        (0.01, 0.999, 0.9999, 1.0), (0.01, 0.999, 0.9999, 1.0),
+        (0.001, 0.9, 0.99, 0.01), (0.01, 0.9, 0.9999, 0.1),
+        (0.01, 0.001, 0.9, 0.0), (0.01, 0.01, 0.999, 0.0001),
     ),
-    "label-permuted-cifar10": _ten(
-        _sgdw(0.01, 0.001),
-        _sp(0.01, 0.01, 0.001),
-        _pgd(0.001, 0.01),
-        _adamw(0.001, 0.0, 0.9999, 1e-8, 0.01),
-        _pull(0.01, 0.9999, 0.999, 10.0),
-        _pull(0.01, 0.9999, 0.999, 10.0),
-        _pull(0.001, 0.99, 0.99, 0.01),
-        _pull(0.001, 0.9, 0.999, 10.0),
-        _upgd(0.01, 0.0, 0.999, 0.0001),
-        _upgd(0.01, 0.0, 0.999, 0.001),
+    "label-permuted-cifar10": _sets(
+        (0.01, 0.001), (0.01, 0.01, 0.001), (0.001, 0.01), (0.001, 0.0, 0.9999, 1e-8, 0.01),
+        (0.01, 0.9999, 0.999, 10.0), (0.01, 0.9999, 0.999, 10.0),
+        (0.001, 0.99, 0.99, 0.01), (0.001, 0.9, 0.999, 10.0),
+        (0.01, 0.0, 0.999, 0.0001), (0.01, 0.0, 0.999, 0.001),
     ),
-}
+}  # fmt: skip
 """By problem and method."""
 
 
 def best(problem: str, method: str) -> Set:
-    """The printed best set.
-
-    Raises:
-        ValueError: The paper prints none.
-
-    Example:
-        >>> best("input-permuted-mnist", "upgd")["beta_utility"]
-        0.9999
-    """
+    """The printed best set; ValueError if the paper prints none."""
     try:
         return BEST[problem][method]
     except KeyError:

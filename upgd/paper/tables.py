@@ -8,17 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.metrics import Interval
+from upgd.paper import evidence as ev
 from upgd.paper import policy_collapse
-from upgd.paper.evidence import (
-    change,
-    diverged,
-    forgotten,
-    lead,
-    mean_over,
-    over_seeds,
-    parts,
-    plasticity_lost,
-)
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, Experiment, title
 from upgd.paper.figures import Figure
 from upgd.paper.found import Found, Sets, Tried, read
@@ -72,17 +63,14 @@ def _data(data: Mapping[str, object] | None) -> str:
     name, samples = str(data["name"]), data.get("samples")
     if not isinstance(samples, dict):
         return name
-    told_ = " + ".join(spaced(n) for n in samples.values())
+    text = f"{name}, {' + '.join(map(spaced, samples.values()))} samples"
     published = DATASETS[name].published if name in DATASETS else ()
     if published and tuple(samples.values()) != published:
-        told_ += f" samples, not the published {' + '.join(map(spaced, published))}"
-    else:
-        told_ += " samples"
+        text += f", not the published {' + '.join(map(spaced, published))}"
     sums = data.get("sha256")
-    first = (
-        f"; SHA-256 of the training split {sums['train'][:16]}…" if isinstance(sums, dict) else ""
-    )
-    return f"{name}, {told_}{first}"
+    if isinstance(sums, dict):
+        text += f"; SHA-256 of the training split {sums['train'][:16]}…"
+    return text
 
 
 def briefly(known: Provenance | None) -> list[str]:
@@ -102,21 +90,13 @@ def took(known: Provenance) -> str:
 
 
 def learner_steps(experiment: Experiment) -> int:
-    """Steps of all runs of an experiment at full scale; arms that equal another are not run.
-
-    Arms whose sets have not been searched yet count.
-    """
+    """Steps of all runs of an experiment at full scale, with arms whose sets are not known yet."""
     arms = len(experiment.arms) - len(experiment.twins()) + len(experiment.awaited)
     return arms * experiment.seeds * experiment.steps
 
 
 def listed(lacking: Iterable[str]) -> str:
-    """What a figure lacks, by experiment.
-
-    Example:
-        >>> listed(["toys: loss", "toys: plasticity", "figure-1"])
-        'toys (loss, plasticity), figure-1'
-    """
+    """What a figure lacks, by experiment."""
     found: dict[str, list[str]] = {}
     for each in lacking:
         name, _, what = each.partition(": ")
@@ -132,7 +112,7 @@ def numbers(results: Results) -> list[str]:
         return policy_collapse.numbers(results)
     metric = "accuracy" if "accuracy" in results.series else "loss"
     tasks = min(len(x) for arm in results.arms for x in results.by_task(arm, metric).values())
-    chosen, unit = parts(tasks), _unit(experiment, results)
+    chosen, unit = ev.parts(tasks), _unit(experiment, results)
     early, late = (told(part, unit) for part in chosen) if chosen else ("early", "late")
     first = told(range(min(10, tasks)), unit)
     header = [f"{metric}, all {unit}s", first, early, late, "change [95%]", "plasticity"]
@@ -149,57 +129,43 @@ def numbers(results: Results) -> list[str]:
             continue
         whole = range(tasks)
         ranges = [whole, range(min(10, tasks)), *(chosen or ())]
-        cells = [_estimate(mean_over(results, arm.name, metric, some), metric) for some in ranges]
-        cells += [_with_interval(change(results, arm.name, metric), metric)]
-        cells += [_estimate(mean_over(results, arm.name, "plasticity", whole), "plasticity")]
+        cells = [
+            _estimate(ev.mean_over(results, arm.name, metric, some), metric) for some in ranges
+        ]
+        cells += [_with_interval(ev.change(results, arm.name, metric), metric)]
+        cells += [_estimate(ev.mean_over(results, arm.name, "plasticity", whole), "plasticity")]
         if unit == "task":
-            cells += [_with_interval(forgotten(results, arm.name), "accuracy")]
-            cells += [_with_interval(plasticity_lost(results, arm.name), "plasticity")]
+            cells += [_with_interval(ev.forgotten(results, arm.name), "accuracy")]
+            cells += [_with_interval(ev.plasticity_lost(results, arm.name), "plasticity")]
         lines.append(f"| {arm.title}{_less_seeds(results, arm.name)} | {' | '.join(cells)} |")
-    notes = [
-        f"Means over seeds; change is {late} less {early}, intervals are Student's over seeds."
-    ]
-    notes += [
-        "Losses are as they are, shares ×100." if metric == "loss" else "All numbers are ×100."
-    ]
+    note = f"Means over seeds; change is {late} less {early}, intervals are Student's over seeds. "
+    note += "Losses are as they are, shares ×100." if metric == "loss" else "All numbers are ×100."
     if unit == "task":
-        notes += ["Forgetting and loss of plasticity as in the paper; less is better."]
+        note += " Forgetting and loss of plasticity as in the paper; less is better."
     if unit == "point":
         length = get_problem(experiment.problem).task_length or 1
-        notes += [f"A point is {results.window // length} tasks."]
-    return [*lines, "", " ".join(notes)]
+        note += f" A point is {results.window // length} tasks."
+    return [*lines, "", note]
 
 
 def beside_printed(found: Results, printed: Results) -> list[str]:
-    """Found sets beside the printed ones, over the tasks and seeds that both have.
-
-    Args:
-        found: Results of an experiment on best sets.
-        printed: Those of the main experiment.
-    """
+    """Found sets beside the printed ones, over the tasks and seeds that both have."""
     both, experiment = _together(found, printed, "accuracy"), EXPERIMENTS[found.name]
     header = ["set found", "accuracy", "printed set", "accuracy", "found less printed [95%]"]
     lines = [f"| method | {' | '.join(header)} |", "|---|---|---:|---|---:|---:|"]
     for arm in experiment.arms:
-        if diverged(found, arm.name)[1]:  # it ran
-            names, printed_ = (arm.name, arm.name + PRINTED), best(experiment.problem, arm.name)
-            sets_ = zip((found, printed), (arm.hyper, printed_), strict=True)
-            means = (over_seeds(both, name, "accuracy", _mean) for name in names)
-            cells = [
-                each
-                for (results, set_), mean in zip(sets_, means, strict=True)
-                for each in (
-                    _letters(set_) + _less_seeds(results, arm.name),
-                    _estimate(mean, "accuracy"),
-                )
-            ]
-            cells += [_with_interval(lead(both, *names), "accuracy")]
+        if ev.diverged(found, arm.name)[1]:  # it ran
+            other, cells = arm.name + PRINTED, []
+            for name, results, hyper in (
+                (arm.name, found, arm.hyper),
+                (other, printed, best(experiment.problem, arm.name)),
+            ):
+                mean = ev.over_seeds(both, name, "accuracy", lambda x: float(np.nanmean(x)))
+                cells += [_letters(hyper) + _less_seeds(results, arm.name)]
+                cells += [_estimate(mean, "accuracy")]
+            cells += [_with_interval(ev.lead(both, arm.name, other), "accuracy")]
             lines.append(f"| {arm.title} | {' | '.join(cells)} |")
     return [*lines, "", "Accuracy over all tasks, ×100, of seeds that both sets have."]
-
-
-def _mean(curve: NDArray[np.float64]) -> float:
-    return float(np.nanmean(curve))
 
 
 def _together(found: Results, printed: Results, metric: str) -> Results:
@@ -216,7 +182,7 @@ def _together(found: Results, printed: Results, metric: str) -> Results:
 
 def _less_seeds(results: Results, arm: str) -> str:
     """The number of an arm's diverged seeds, if there are any."""
-    gone, all_ = diverged(results, arm)
+    gone, all_ = ev.diverged(results, arm)
     return f" ({gone} of {all_} seeds diverged)" if gone else ""
 
 
@@ -241,12 +207,7 @@ def _with_interval(found: Interval | None, metric: str) -> str:
 
 
 def _number(value: float, metric: str, sign: str = "") -> str:
-    """Fractions ×100 with two decimals, losses with four digits.
-
-    Example:
-        >>> _number(0.78123, "accuracy"), _number(-0.0000123, "loss", "+")
-        ('78.12', '−1.23e-05')
-    """
+    """Fractions ×100 with two decimals, losses with four digits."""
     text = f"{value:{sign}.4g}" if metric == "loss" else f"{round(100 * value, 2) + 0.0:{sign}.2f}"
     return text.replace("-", "−", 1) if value < 0 else text
 
@@ -257,10 +218,9 @@ def grid_table() -> list[str]:
     problems: dict[str, list[str]] = {}
     for problem, axes in AXES.items():
         problems.setdefault(repr(axes), []).append(problem)
-    names = list(_GREEK)
     lines = ["| | " + " | ".join(f"`{p[0]}`" for p in problems.values()) + " |"]
     lines.append("|---|" + "---|" * len(problems))
-    for name in names:
+    for name in _GREEK:
         cells = [", ".join(f"{v:g}" for v in AXES[p[0]][name]) for p in problems.values()]
         lines.append(f"| {_GREEK[name]} `{name}` | {' | '.join(cells)} |")
     counts = {p[0]: {m: len(sets(grid(p[0], m))) for m in METHODS} for p in problems.values()}
@@ -273,9 +233,8 @@ def grid_table() -> list[str]:
 
 def set_table() -> list[str]:
     """The sets that the paper prints as best; a star marks values outside its grid."""
-    methods = [m for m in METHODS if any(m in known for known in BEST.values())]
     lines = ["| | " + " | ".join(f"`{p}`" for p in BEST) + " |", "|---|" + "---|" * len(BEST)]
-    for method in methods:
+    for method in METHODS:
         cells = [_set(problem, method) for problem in BEST]
         lines.append(f"| {title(method)} | {' | '.join(cells)} |")
     return [*lines, "", "\\* not on the printed grid."]
@@ -303,15 +262,14 @@ def searched_in_part(figure: Figure, found: Sets | None = None) -> str:
     for experiment in (EXPERIMENTS[name] for name in figure.run):
         for arm in experiment.arms:
             one = known.get(experiment.problem, {}).get(arm.name)
-            if one is None or one.hyper != arm.hyper:
-                continue
-            whole = len(SEARCHES[experiment.problem].sets(arm.name))
-            if one.sets < whole:
+            if one is not None and one.hyper == arm.hyper:
+                whole = len(SEARCHES[experiment.problem].sets(arm.name))
                 text = f"{one.sets} of {whole} sets"
-                parts_[text] = parts_.get(text, 0) + 1
+                parts_[text] = parts_.get(text, 0) + (one.sets < whole)
     return "".join(
         f" {'An arm was' if count == 1 else f'{count} arms were'} searched over {text} of the grid."
         for text, count in parts_.items()
+        if count
     )
 
 
@@ -332,16 +290,9 @@ def found_table(found: Sets | None = None) -> list[str]:
         arms = known[problem]
         names = [arm for arm in SEARCHES[problem].arms if arm in arms]
         metric = arms[names[0]].metric
-        lines += [
-            f"`{problem}`",
-            "",
-            f"| | set | {metric} [95%] | seeds, steps | sets tried, diverged | second best | "
-            "printed set |",
-            "|---|---|---:|---:|---:|---|---|",
-        ]
-        for arm in names:
-            lines.append(_found_row(problem, arm, arms[arm]))
-        lines.append("")
+        header = f"| | set | {metric} [95%] | seeds, steps | sets tried, diverged | second best |"
+        lines += [f"`{problem}`", "", f"{header} printed set |", "|---|---|---:|---:|---:|---|---|"]
+        lines += [*(_found_row(problem, arm, arms[arm]) for arm in names), ""]
     return lines[:-1]
 
 
@@ -382,10 +333,5 @@ def _set(problem: str, method: str) -> str:
 
 # ---------------------------------------------------------------------------- for people
 def spaced(number: int) -> str:
-    """A whole number in groups of three.
-
-    Example:
-        >>> spaced(1000000), spaced(200)
-        ('1 000 000', '200')
-    """
+    """A whole number in groups of three."""
     return f"{number:,}".replace(",", " ")

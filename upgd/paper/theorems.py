@@ -13,7 +13,7 @@ an independence that is not there.
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,22 +30,11 @@ from upgd.utility import propagated_utility, weight_utility
 SMALLEST_GATE = 1 / (1 + math.e)  # 1 - φ(1)
 
 
-def conservation(
-    activation: type[nn.Module], width: int, networks: int = 200
-) -> tuple[float, float]:
-    """Median relative distance between what enters and what leaves a hidden layer's features.
-
-    Returns the first- and the second-order part's.
-    """
-    first, second = np.nanmedian(distances(activation, width, networks), axis=0)
-    return float(first), float(second)
-
-
 def distances(activation: type[nn.Module], width: int, networks: int) -> Array:
-    """The same for every layer of every network, [layer, order]; not a number where nothing flows.
+    """Relative distance between what enters and what leaves features, [layer, order].
 
-    Networks are random 8-w-w-4 ones with PyTorch's initial weights, one normal input and
-    cross-entropy.
+    For the first- and second-order part, in hidden layers of random 8-w-w-4 networks with PyTorch's
+    initial weights, one normal input and cross-entropy; not a number where nothing flows.
     """
     found = []
     for seed in range(networks):
@@ -57,17 +46,10 @@ def distances(activation: type[nn.Module], width: int, networks: int) -> Array:
         x = torch.randn(1, 8, dtype=torch.float64)
         layers = propagated_utility(model, x, _cross_entropy)
         for lower, upper in pairwise(layers):
-            found.append(
-                [
-                    _distance(lower.first.sum(1) + lower.first_bias, upper.first.sum(0)),
-                    _distance(lower.second.sum(1) + lower.second_bias, upper.second.sum(0)),
-                ]
-            )
+            first = _distance(lower.first.sum(1) + lower.first_bias, upper.first.sum(0))
+            second = _distance(lower.second.sum(1) + lower.second_bias, upper.second.sum(0))
+            found.append([first, second])
     return np.array(found)
-
-
-def _loss(model: nn.Module, x: Tensor) -> Tensor:
-    return _cross_entropy(model(x))
 
 
 def _cross_entropy(output: Tensor) -> Tensor:
@@ -114,7 +96,7 @@ def propagation(networks: int = 30) -> float:
             *(nn.Linear(5, 6), activation(), nn.Linear(6, 4), activation(), nn.Linear(4, 3))
         ).double()
         x = torch.randn(1, 5, dtype=torch.float64)
-        known = weight_utility(model, partial(_loss, model, x), "second")
+        known = weight_utility(model, lambda model=model, x=x: _cross_entropy(model(x)), "second")
         found = propagated_utility(model, x, _cross_entropy)
         for number, layer in zip((0, 2, 4), found, strict=True):
             biases = layer.first_bias + layer.second_bias
@@ -166,10 +148,8 @@ def findings() -> tuple[Finding, ...]:
     ]
     for protect, name in ((False, "N-UPGD"), (True, "UPGD")):
         share = interval(bounded(protect))
-        text = (
-            f"{name} with full gradients obeys its bound (averaged squared gradient, share of it)"
-        )
-        found.append(Finding(text, share, below(share, 1.0), PLAIN))
+        text = "with full gradients obeys its bound (averaged squared gradient, share of it)"
+        found.append(Finding(f"{name} {text}", share, below(share, 1.0), PLAIN))
     for beta in (0.0, 0.9):
         averages, bound = sampled_upgd(0.05, beta, 1000)
         text = f"UPGD with gradient and utility of one sample, β = {beta:g} (the same share)"
@@ -192,7 +172,7 @@ def main() -> None:
     print("| activation | width | first order | second order |\n|---|---:|---:|---:|")
     for activation in activations:
         for width in (8, 64):
-            first, second = conservation(activation, width)
+            first, second = np.nanmedian(distances(activation, width, 200), axis=0)
             print(f"| {activation.__name__} | {width} | {first:.1e} | {second:.2f} |", flush=True)
     print("\nConvergence: UPGD with gradient and utility of the same sample, 8 replicas\n")
     print("| α | β | steps | averaged squared gradient | bound | |\n|---:|---:|---:|---:|---:|---|")
@@ -203,10 +183,8 @@ def main() -> None:
         averages, bound = sampled_upgd(lr, beta, steps)
         mean, error = averages.mean(), float(standard_error(averages))
         verdict = "violated" if mean - 2 * error > bound else "obeyed"
-        print(
-            f"| {lr} | {beta} | {steps} | {mean:.4f} ± {error:.4f} | {bound:.4f} | {verdict} |",
-            flush=True,
-        )
+        average = f"{mean:.4f} ± {error:.4f}"
+        print(f"| {lr} | {beta} | {steps} | {average} | {bound:.4f} | {verdict} |", flush=True)
 
 
 if __name__ == "__main__":

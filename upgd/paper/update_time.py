@@ -27,11 +27,12 @@ from upgd.ledger.versions import processor
 from upgd.metrics import Interval, bootstrap, standard_error
 from upgd.networks import mlp
 from upgd.optim.registry import METHODS as REGISTRY
-from upgd.optim.registry import Row
 from upgd.paper import provenance
-from upgd.paper.drawing import COLOURS, canvas, save
+from upgd.paper.drawing import COLOURS
 from upgd.paper.measuring import How, Say, note
+from upgd.paper.results import table_rows
 from upgd.paper.sets import METHODS
+from upgd.report.figures import canvas, save
 from upgd.threads import one_thread
 
 NAME = "time"
@@ -91,11 +92,8 @@ def measure(how: How, folder: Path, say: Say) -> None:
             say(f"{setting}: done")
     write_atomically(folder / TABLE, _pack(times))
     seeds = {name: list(range(rounds)) for name in next(iter(times.values()))}
-    where = (
-        torch.cuda.get_device_name(how.device)
-        if how.device.startswith("cuda")
-        else f"{processor()}, one thread"
-    )
+    gpu = how.device.startswith("cuda")
+    where = torch.cuda.get_device_name(how.device) if gpu else f"{processor()}, one thread"
     note(how, NAME, where, "eager", "float32", 0, seeds, 0, began).write(folder)
 
 
@@ -104,26 +102,21 @@ def _updates(setting: Setting, device: str) -> Iterator[tuple[str, timing.Call]]
     torch.manual_seed(0)
     x = torch.randn(setting.batch, setting.sizes[0], device=device)
     y = torch.randint(setting.sizes[-1], (setting.batch,), device=device)
-    yield PEER, _update(mlp(setting.sizes).to(device), None, x, y)
-    for name in order():
-        yield name, _update(mlp(setting.sizes).to(device), REGISTRY[name], x, y)
-
-
-def _update(model: nn.Module, row: Row | None, x: torch.Tensor, y: torch.Tensor) -> timing.Call:
-    if row is None:
+    for name in (PEER, *order()):
+        model = mlp(setting.sizes).to(device)
         sgd = torch.optim.SGD(model.parameters(), lr=TINY_LR)
+        opt = sgd if name == PEER else REGISTRY[name].make(model, lr=TINY_LR)
+        yield name, _update(model, opt, x, y)
 
-        def plain() -> None:
-            sgd.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            sgd.step()
 
-        return plain
-    opt = row.make(model, lr=TINY_LR)
+def _update(
+    model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> timing.Call:
+    backward = getattr(opt, "backward", torch.Tensor.backward)
 
     def update() -> None:
         opt.zero_grad()
-        opt.backward(nn.functional.cross_entropy(model(x), y))
+        backward(nn.functional.cross_entropy(model(x), y))
         opt.step()
 
     return update
@@ -148,14 +141,9 @@ def _pack(times: Times) -> bytes:
 def load(folder: Path) -> Times:
     """Read a table."""
     found: dict[str, dict[str, list[float]]] = {}
-    with gzip.open(folder / TABLE, "rt", newline="") as file:
-        _, *rows = csv.reader(file)
-    for setting, method, _round, seconds in rows:
+    for setting, method, _round, seconds in table_rows(folder / TABLE)[1:]:
         found.setdefault(setting, {}).setdefault(method, []).append(float(seconds))
-    return {
-        setting: {method: np.array(values) for method, values in methods.items()}
-        for setting, methods in found.items()
-    }
+    return {s: {m: np.array(x) for m, x in methods.items()} for s, methods in found.items()}
 
 
 def ratio(methods: Mapping[str, NDArray[np.float64]], name: str) -> Interval:
@@ -194,8 +182,7 @@ def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     for axes in grid.flat[1:]:
         axes.set_yticklabels([])
     [name] = pictures(folder)
-    paths = [target / f"{name}.{suffix}" for suffix in suffixes]
-    return save(picture, paths)
+    return save(picture, *(target / f"{name}.{suffix}" for suffix in suffixes))
 
 
 def _bars(axes: Any, setting: str, methods: Mapping[str, NDArray[np.float64]]) -> None:

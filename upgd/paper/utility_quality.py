@@ -28,25 +28,12 @@ from upgd import curvature
 from upgd.ledger import write_atomically
 from upgd.ledger.versions import processor
 from upgd.metrics import Interval
-from upgd.paper.drawing import canvas, save
-from upgd.paper.evidence import (
-    LONG_ENOUGH,
-    NO,
-    PLAIN,
-    UNKNOWN,
-    YES,
-    Array,
-    Finding,
-    Verdict,
-    above,
-    below,
-    how_much,
-    interval,
-    within,
-    worst,
-)
+from upgd.paper import evidence as ev
+from upgd.paper.evidence import Array, Finding
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.results import table_rows
+from upgd.report.figures import canvas, save
+from upgd.text import count
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
 
 NAME = "fig2"
@@ -57,11 +44,8 @@ PACE = (0.05, 0.005)
 """Seconds of a step with one activation, and for each seed, on two cores."""
 
 Of: TypeAlias = Literal["weight", "feature"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "tanh": nn.Tanh,
-}
+ACTIVATIONS = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "tanh": nn.Tanh}
+NAMES = {name: module.__name__ for name, module in ACTIVATIONS.items()}
 SIZES: dict[str, list[int]] = {"weight": [5, 50, 1], "feature": [5, 50, 50, 1]}
 STEP_SIZE = 0.01
 POINT = 10
@@ -72,13 +56,7 @@ LABELS: dict[str, str] = {
     "magnitude": "Weight magnitude",
     "random": "Random",
 }
-NAMES = {"relu": "ReLU", "leaky_relu": "LeakyReLU", "tanh": "Tanh"}
-PANELS: list[tuple[Of, Scope]] = [
-    ("weight", "global"),
-    ("weight", "local"),
-    ("feature", "global"),
-    ("feature", "local"),
-]
+PANELS: list[tuple[Of, Scope]] = list(itertools.product(get_args(Of), ("global", "local")))
 
 
 # -------------------------------------------------------------------- the experiment
@@ -96,12 +74,9 @@ class Learners:
         self.weights: Utilities = {}
         for layer in range(self.depth):
             stack = [network[layer] for network in networks]
-            self.weights[f"{layer}.weight"] = torch.stack(
-                [m.weight.detach().double() for m in stack]
-            )
-            self.weights[f"{layer}.bias"] = torch.stack(
-                [m.bias.detach().double()[None] for m in stack]
-            )
+            weights, biases = [m.weight for m in stack], [m.bias[None] for m in stack]
+            self.weights[f"{layer}.weight"] = torch.stack(weights).detach().double()
+            self.weights[f"{layer}.bias"] = torch.stack(biases).detach().double()
         self.gates = {
             str(layer): torch.ones(len(seeds), 1, sizes[layer + 1], dtype=torch.float64)
             for layer in range(self.depth - 1)
@@ -138,14 +113,10 @@ def run(
         y = torch.stack([y[step] for _, y in streams])
         leaves = {name: w.detach().requires_grad_() for name, w in learners.weights.items()}
         gates = {name: g.detach().requires_grad_() for name, g in learners.gates.items()}
-        loss = learners.loss(
-            leaves, gates, x, y
-        ).sum()  # seeds are independent, so the sum has all gradients
-        chosen = leaves if of == "weight" else gates
-        gradients = torch.autograd.grad(
-            loss, [*leaves.values(), *gates.values()], retain_graph=True
-        )
-        named = dict(zip([*leaves, *gates], gradients, strict=True))
+        loss = learners.loss(leaves, gates, x, y).sum()  # seeds are independent
+        chosen, both = leaves if of == "weight" else gates, leaves | gates
+        gradients = torch.autograd.grad(loss, list(both.values()), retain_graph=True)
+        named = dict(zip(both, gradients, strict=True))
         seconds = curvature.diagonal(loss, list(chosen.values()))
         values = {name: t.detach() for name, t in chosen.items()}
 
@@ -156,10 +127,16 @@ def run(
         true = true_utility(loss_of, values, stacked=True)
         row = {}
         for kind in get_args(Kind):
-            guess = {
-                name: _approximation(kind, of, name, t, named[name], h, learners, noise)
-                for (name, t), h in zip(values.items(), seconds, strict=True)
-            }
+            guess = {}
+            for (name, t), second in zip(values.items(), seconds, strict=True):
+                if kind == "random":  # a function of the seed alone
+                    draws = [torch.rand(t.shape[1:], generator=g) for g in noise]
+                    guess[name] = torch.stack(draws)
+                elif kind == "magnitude" and of == "feature":  # a gate is 1: its outgoing weights
+                    outgoing = learners.weights[f"{int(name) + 1}.weight"]
+                    guess[name] = outgoing.abs().sum(1, keepdim=True)
+                else:
+                    guess[name] = approximate(kind, t, named[name], second)
             for scope in get_args(Scope):
                 row[kind, scope] = rank_correlation(true, guess, scope, stacked=True).value
             row[kind, "argsort"] = _argsort_correlation(true, guess)
@@ -179,31 +156,12 @@ def _argsort_correlation(true: Utilities, guess: Utilities) -> Tensor:
     return correlation
 
 
-def _approximation(
-    kind: Kind,
-    of: Of,
-    name: str,
-    value: Tensor,
-    gradient: Tensor,
-    second: Tensor,
-    learners: Learners,
-    noise: list[torch.Generator],
-) -> Tensor:
-    if kind == "random":  # a function of the seed alone
-        return torch.stack([torch.rand(value.shape[1:], generator=g) for g in noise])
-    if kind == "magnitude" and of == "feature":  # a gate is 1: use its outgoing weights
-        outgoing = learners.weights[f"{int(name) + 1}.weight"]
-        return outgoing.abs().sum(1, keepdim=True)
-    return approximate(kind, value, gradient, second)
-
-
 # ------------------------------------------------------------------------ the results
 @dataclass
 class Results:
     """Correlations in 10-step means, by (activation, of, scope, kind): [seed, point].
 
-    `undefined` counts the steps [seed] at which a correlation had no value; the means leave
-    them out.
+    The means leave out steps at which a correlation had no value; `undefined` [seed] counts them.
     """
 
     seeds: list[int]
@@ -224,11 +182,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            ValueError: It is broken.
-        """
+        """Read what :meth:`save` wrote; ValueError if it is broken."""
         _, *table = table_rows(path)
         results = cls(list(dict.fromkeys(int(row[4]) for row in table)))
         for index in range(0, len(table), len(results.seeds)):
@@ -260,7 +214,7 @@ def collect(
             results.series[name] = means
             results.undefined[name] = np.isnan(every).sum(1)
         if say is not None:
-            say(f"{NAMES[activation]}, {of}s: {steps} steps of {_seeds(len(seeds))} done")
+            say(f"{NAMES[activation]}, {of}s: {steps} steps of {count(len(seeds), 'seed')} done")
     return results
 
 
@@ -280,11 +234,7 @@ def plan(how: How) -> str:
     seeds, steps = size(how)
     minutes = len(ACTIVATIONS) * steps * (PACE[0] + PACE[1] * seeds) / 60
     time_ = f"about {max(1, round(minutes))} minutes on two cores"
-    return f"{_seeds(seeds)} of {steps} steps, {time_}"
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"
+    return f"{count(seeds, 'seed')} of {steps} steps, {time_}"
 
 
 def measure(how: How, folder: Path, say: Say) -> None:
@@ -299,12 +249,7 @@ def measure(how: How, folder: Path, say: Say) -> None:
 
 
 # ------------------------------------------------------------------------- the claim
-def extent(results: Results) -> str:
-    """The amount of data, as text."""
-    return how_much([_length(results)], [len(results.seeds)])
-
-
-def _length(results: Results) -> float:
+def length(results: Results) -> float:
     """The share of the paper's steps."""
     points = next(iter(results.series.values())).shape[1]
     return float(points * POINT / STEPS)
@@ -335,31 +280,31 @@ def claim(
             f"second-order minus the next best ({LABELS[runner_up].lower()}); its mean is highest "
             f"at {100 * highest:.0f}% of the points",
             lead,
-            lambda found: worst([above(found), throughout]),
+            lambda found: ev.worst([ev.above(found), throughout]),
         ),
-        _finding(f"first-order falls: {falls}", change["first"], below),
+        _finding(f"first-order falls: {falls}", change["first"], ev.below),
         _finding(
             "weight magnitude is small: mean over the run (small: below 0.3)",
             mean["magnitude"],
-            lambda found: below(found, 0.3),
+            lambda found: ev.below(found, 0.3),
         ),
-        _finding(f"weight magnitude shrinks: {falls}", change["magnitude"], below),
-        _finding(f"squared gradient grows: {falls}", change["squared_gradient"], above),
+        _finding(f"weight magnitude shrinks: {falls}", change["magnitude"], ev.below),
+        _finding(f"squared gradient grows: {falls}", change["squared_gradient"], ev.above),
         _finding(
             "first-order minus squared gradient; the latter's mean is below at "
             f"{100 * higher:.0f}% of the points",
             ahead,
-            lambda found: worst([above(found), always]),
+            lambda found: ev.worst([ev.above(found), always]),
         ),
         _finding(
             "random is zero: mean over the run (within ±0.01)",
             mean["random"],
-            lambda found: within(found, 0.01),
+            lambda found: ev.within(found, 0.01),
         ),
     ]
-    if _length(results) >= LONG_ENOUGH:
+    if length(results) >= ev.LONG_ENOUGH:
         return found
-    return [each._replace(verdict=UNKNOWN) for each in found]
+    return [each._replace(verdict=ev.UNKNOWN) for each in found]
 
 
 def _mean(values: Array) -> Array:
@@ -367,7 +312,7 @@ def _mean(values: Array) -> Array:
     return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
 
-def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, Verdict]:
+def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, ev.Verdict]:
     """The fraction of points [seed, point] at which a mean is highest, and whether it always is.
 
     If it is not, the interval at the point where it is furthest below decides.
@@ -378,22 +323,25 @@ def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, Verdict]:
     average = np.nanmean(lead, 0)
     share = float(np.mean(average >= 0))
     lowest = lead[:, average.argmin()]
-    found = interval(lowest[np.isfinite(lowest)])
-    return share, YES if share == 1 else NO if below(found) == YES else UNKNOWN
+    found = ev.interval(lowest[np.isfinite(lowest)])
+    return share, ev.YES if share == 1 else ev.NO if ev.below(found) == ev.YES else ev.UNKNOWN
 
 
-def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], Verdict]) -> Finding:
+def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], ev.Verdict]) -> Finding:
     """A statement about a mean over seeds."""
-    found = interval(per_seed[np.isfinite(per_seed)])
-    return Finding(statement, found, judge(found), PLAIN)
+    found = ev.interval(per_seed[np.isfinite(per_seed)])
+    return Finding(statement, found, judge(found), ev.PLAIN)
 
 
-def _row(finding: Finding) -> str:
-    """A finding as a row of a Markdown table."""
-    assert finding.found is not None
-    value, low, high = (f"{x:+.3f}" for x in finding.found)
-    between = "-" if np.isnan(finding.found.low) else f"[{low}, {high}]"
-    return f"| {finding.statement} | {value} | {between} | {finding.verdict} |"
+def _table(findings: Sequence[Finding]) -> list[str]:
+    """Findings as a Markdown table."""
+    lines = ["| statement | estimate | 95% interval over seeds | verdict |", "|---|---:|---|---|"]
+    for each in findings:
+        assert each.found is not None
+        value, low, high = (f"{x:+.3f}" for x in each.found)
+        between = "-" if np.isnan(each.found.low) else f"[{low}, {high}]"
+        lines.append(f"| {each.statement} | {value} | {between} | {each.verdict} |")
+    return lines
 
 
 # ------------------------------------------------------------------------ the figures
@@ -418,7 +366,7 @@ def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     return [
         path
         for name, picture in zip(pictures(folder), drawn, strict=True)
-        for path in save(picture, [target / f"{name}.{suffix}" for suffix in suffixes])
+        for path in save(picture, *(target / f"{name}.{suffix}" for suffix in suffixes))
     ]
 
 
@@ -480,17 +428,11 @@ def page(folder: Path) -> list[str]:
         "second-order utility of every weight is exact unless removing it moves a unit across "
         "zero.",
     ]
-    for of in get_args(Of):
-        for activation in dict.fromkeys(key[0] for key in results.series):
-            lines += [
-                "",
-                f"## Claim 1, {of}s, {NAMES[activation]}, global",
-                "",
-                "| statement | estimate | 95% interval over seeds | verdict |",
-                "|---|---:|---|---|",
-                *[_row(finding) for finding in claim(results, activation, of)],
-            ]
-    first = next(iter(results.series))[0]
+    activations = list(dict.fromkeys(key[0] for key in results.series))
+    for of, activation in itertools.product(get_args(Of), activations):
+        found = claim(results, activation, of)
+        lines += ["", f"## Claim 1, {of}s, {NAMES[activation]}, global", "", *_table(found)]
+    first = activations[0]
     lines += [
         "",
         f"## Claim 1 with the public code's ranks, weights, {NAMES[first]}, global",
@@ -498,25 +440,20 @@ def page(folder: Path) -> list[str]:
         "The paper's public code correlates the results of one `argsort`, where ranks take two. "
         "That is not Spearman's correlation; presumably the paper's figure was made with it.",
         "",
-        "| statement | estimate | 95% interval over seeds | verdict |",
-        "|---|---:|---|---|",
-        *[_row(finding) for finding in claim(results, first, "weight", "argsort")],
+        *_table(claim(results, first, "weight", "argsort")),
         "",
         "## Means over the run",
         "",
         "| panel | " + " | ".join(LABELS[kind] for kind in get_args(Kind)) + " |",
         "|---|" + "---:|" * len(get_args(Kind)),
     ]
-    for activation in dict.fromkeys(key[0] for key in results.series):
-        for of, scope in PANELS:
-            means = [
-                np.nanmean(results.series[activation, of, scope, kind]) for kind in get_args(Kind)
-            ]
-            cells = " | ".join(f"{value:.3f}" for value in means)
-            lines.append(f"| {NAMES[activation]}, {of}, {scope} | {cells} |")
-    missing = {k: int(count.sum()) for k, count in results.undefined.items() if count.any()}
+    for activation, (of, scope) in itertools.product(activations, PANELS):
+        series = (results.series[activation, of, scope, kind] for kind in get_args(Kind))
+        cells = " | ".join(f"{np.nanmean(values):.3f}" for values in series)
+        lines.append(f"| {NAMES[activation]}, {of}, {scope} | {cells} |")
+    missing = {" ".join(k): int(x.sum()) for k, x in results.undefined.items() if x.any()}
     if missing:
-        total = sum(missing.values())
-        lines += ["", f"Undefined correlations (one side constant), left out: {total}, in "]
-        lines[-1] += "; ".join(f"{' '.join(key)}: {count}" for key, count in missing.items()) + "."
+        told = "; ".join(f"{name}: {times}" for name, times in missing.items())
+        text = f"left out: {sum(missing.values())}, in {told}."
+        lines += ["", f"Undefined correlations (one side constant), {text}"]
     return lines

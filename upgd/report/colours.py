@@ -1,8 +1,7 @@
 """One set of line colours for figures and pages, on white paper and on black.
 
-The six differ in lightness as well as in hue, so that they can be told apart with any colour
-blindness, and have the contrast that text needs (4.5 to 1). From the seventh line on they repeat,
-dashed.
+The six differ in lightness as well as in hue, for any colour blindness, and have the contrast that
+text needs (4.5 to 1). From the seventh line on they repeat, dashed.
 """
 
 from __future__ import annotations
@@ -14,20 +13,10 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def style(number: int) -> tuple[int, int]:
-    """The numbers of a line's colour and dash.
-
-    Example:
-        >>> style(0), style(7), style(24)
-        ((0, 0), (1, 1), (0, 0))
-    """
+    """The numbers of a line's colour and dash."""
     return number % len(LIGHT), number // len(LIGHT) % len(DASHES)
 
 
 def css(colours: tuple[str, ...]) -> str:
-    """Colours as CSS properties.
-
-    Example:
-        >>> css(("#000000", "#ffffff"))
-        '--c0: #000000; --c1: #ffffff;'
-    """
+    """Colours as CSS properties."""
     return " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours))

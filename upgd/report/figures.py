@@ -18,39 +18,27 @@ from upgd.ledger import Ledger, Run, StudyError, write_atomically
 from upgd.ledger.queries import Kept
 from upgd.report import tables
 from upgd.report.colours import LIGHT, style
+from upgd.text import count
 
 MANY = 20  # lines that a legend can name
 READABLE = 10  # lines in one figure
 
 
 class Curve(NamedTuple):
-    """One line of a figure.
+    """One line of a figure."""
 
-    Attributes:
-        window: Samples per point.
-        values: A row per seed, a column per point.
-        family: Its group; with many lines, each group has one colour.
-    """
-
-    window: int
-    values: NDArray[np.float32]
-    family: str = ""
+    window: int  # samples per point
+    values: NDArray[np.float32]  # a row per seed, a column per point
+    family: str = ""  # its group; with many lines, each group has one colour
 
 
 class Drawing(NamedTuple):
-    """What there is to draw of a study.
-
-    Attributes:
-        problem: Of which problem.
-        metric: Which metric.
-        curves: By name.
-        among: Of how many settings these are each method's best; 0 where all are drawn.
-    """
+    """What there is to draw of a study."""
 
     problem: str
     metric: str
     curves: dict[str, Curve]
-    among: int = 0
+    among: int = 0  # of how many settings these are each method's best; 0 where all are drawn
 
 
 def gather(
@@ -62,9 +50,7 @@ def gather(
 ) -> Drawing:
     """The curves of a study's settings; of more than ten only each method's best.
 
-    Raises:
-        StudyError: There is nothing to draw.
-        ValueError: There are several problems, or no such metric.
+    Raises StudyError without a finished run, ValueError for several problems or no such metric.
     """
     folder = ledger.path.parent
     groups = tables.group(tables.chosen(ledger, problem, method))
@@ -114,29 +100,18 @@ def draw_curves(
     path: Path,
     unit: str = "Samples",
 ) -> None:
-    """Mean and standard error over seeds, a line per name.
+    """Draw mean and standard error over seeds, a line per name; `unit` is that of windows.
 
-    More than :data:`MANY` lines are coloured by family, without errors.
-
-    Args:
-        curves: By name, the window in samples and the values, a row per seed.
-        metric: The metric's name.
-        title: Above the figure.
-        path: The file, written atomically; its suffix chooses the format.
-        unit: The unit of windows.
-
-    Raises:
-        StudyError: matplotlib is not installed, or cannot write that format.
+    More than :data:`MANY` lines are coloured by family, without errors. Raises StudyError if
+    matplotlib is not installed, or cannot write the format of the file's suffix.
     """
-    plt = pyplot()
     families: dict[str, dict[str, str]] = {}
     many = len(curves) > MANY
     names = {Curve(*item).family for item in curves.values()} if many else curves
     longest = max(len(name) for name in names) + (0 if many else 12)
     columns = max(1, min(3, 95 // (longest + 7)))  # what fits side by side
     below = -(-len(names) // columns) if len(names) > 6 else 0  # rows of a legend under the axes
-    size = (6.5, 4 + 0.17 * below)
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    figure, [[axes]] = canvas(1, 1, (6.5, 4 + 0.17 * below))
     for number, (name, item) in enumerate(curves.items()):
         window, values, family = Curve(*item)
         x = window * (np.arange(values.shape[1]) + 1)
@@ -149,16 +124,14 @@ def draw_curves(
             look = families.setdefault(family, _look(len(families)))
             axes.plot(x, mean, **look, linewidth=0.6, alpha=0.6)
             continue
-        seeds = f"{len(values)} seed" + ("s" if len(values) > 1 else "")
         look = _look(number)
-        axes.plot(x, mean, **look, label=plain(f"{name} ({seeds})"))
+        axes.plot(x, mean, **look, label=plain(f"{name} ({count(len(values), 'seed')})"))
         if len(values) > 1:
             error = metrics.standard_error(values)
             axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=look["color"], lw=0)
     for family, look in families.items():
         axes.plot([], [], **look, label=plain(family))
-    ylabel = metric.replace("_", " ").capitalize()
-    axes.set(xlabel=unit, ylabel=plain(ylabel), title=plain(title))
+    axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
     if below:
         figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
@@ -174,11 +147,7 @@ def _look(number: int) -> dict[str, str]:
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing to files alone; a notebook keeps its own backend.
-
-    Raises:
-        StudyError: It is not installed.
-    """
+    """matplotlib's pyplot, drawing to files alone; a notebook keeps its own backend."""
     use_matplotlib_cache()
     try:
         import matplotlib
@@ -192,11 +161,7 @@ def pyplot() -> Any:
 
 
 def check_format(path: Path) -> None:
-    """Check that matplotlib can draw a figure in the format of a file's suffix.
-
-    Raises:
-        StudyError: matplotlib is not installed, or there is no such format.
-    """
+    """Raise StudyError unless matplotlib can draw a figure in the format of a file's suffix."""
     known = pyplot().figure().canvas.get_supported_filetypes()
     pyplot().close()
     if path.suffix and path.suffix[1:].lower() not in known:
@@ -205,23 +170,31 @@ def check_format(path: Path) -> None:
         )
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure atomically, in the format of the suffix, and close it.
+def canvas(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure of a size in inches, and its axes [row, column]."""
+    options |= {"figsize": size, "layout": "constrained", "squeeze": False}
+    figure, grid = pyplot().subplots(rows, columns, **options)
+    return figure, grid
 
-    Text in an SVG stays text, which can be searched and edited.
 
-    Raises:
-        StudyError: There is no such format, or the file cannot be written.
+def save(figure: Any, *paths: Path) -> list[Path]:
+    """Write a figure atomically and reproducibly, in the formats of the suffixes, and close it.
+
+    Text in an SVG stays text, which can be searched and edited. Raises StudyError if there is no
+    such format, or a file cannot be written.
     """
-    content = io.BytesIO()
     try:
-        with pyplot().rc_context({"svg.fonttype": "none"}):
-            figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")
+        with pyplot().rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
+            for path in paths:
+                content, kind = io.BytesIO(), path.suffix[1:].lower() or "png"
+                stamp = {"Date": None} if kind == "svg" else {}
+                figure.savefig(content, dpi=150, format=kind, metadata=stamp)
+                write_atomically(path, content.getvalue())
     except ValueError as error:
         raise StudyError(f"cannot write {path}: {error}") from None
     finally:
         pyplot().close(figure)
-    write_atomically(path, content.getvalue())
+    return list(paths)
 
 
 def plain(text: str) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.ledger import Result, Run, StudyError
+from upgd.report import tables
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
 from upgd.report.sections import (
     FIRST,
@@ -37,19 +38,14 @@ from upgd.report.sections import (
     thin,
 )
 from upgd.study.kinds import kind_of
-from upgd.text import duration, ranges
+from upgd.text import count, duration, ranges
 
-MARK = '<meta name="generator" content="upgd">'
-"""Marks a page as generated; such a page may be overwritten."""
+MARK = '<meta name="generator" content="upgd">'  # a page with it may be overwritten
 ASSETS = Path(__file__).parent / "assets"
-POINTS = 2000
-"""The most points of a line; beyond, points are means of several windows."""
-SEED_POINTS = 100_000
-"""The most points of all single seeds in a figure; beyond, only bands are drawn."""
-ROWS = 200
-"""The most rows of a table."""
-WORDS = 1000
-"""The most characters of an error message."""
+POINTS = 2000  # the most of a line; beyond, points are means of several windows
+SEED_POINTS = 100_000  # the most of all single seeds in a figure; beyond, only bands are drawn
+ROWS = 200  # the most of a table
+WORDS = 1000  # the most characters of an error message
 
 WHITE = f"""--ink: #1c1e21; --soft: #5a6068; --paper: #ffffff; --rule: #d9dce1; --edge: #767c85;
   --hover: #eef1f5; --link: #0b57a4; {css(LIGHT)}"""
@@ -65,46 +61,27 @@ PAPERS = f"""
 
 @dataclass(frozen=True)
 class Judged:
-    """One of the paper's claims, judged by this study.
-
-    Attributes:
-        number: Its number.
-        text: What it says.
-        verdict: Whether it holds.
-        statements: Statement, statistic and verdict of each.
-    """
+    """One of the paper's claims, judged by this study."""
 
     number: int
     text: str
     verdict: str
-    statements: Sequence[tuple[str, str, str]]
+    statements: Sequence[tuple[str, str, str]]  # statement, statistic and verdict of each
 
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a page; all text is plain.
-
-    Attributes:
-        title: The heading.
-        sections: The results.
-        claims: Claims that the study has data for.
-        other_claims: The text of the others.
-        about: Paragraphs at the top.
-    """
+    """The content of a page; all text is plain."""
 
     title: str
     sections: Sequence[Section]
-    claims: Sequence[Judged] = ()
-    other_claims: Sequence[str] = ()
-    about: Sequence[str] = ()
+    claims: Sequence[Judged] = ()  # claims that the study has data for
+    other_claims: Sequence[str] = ()  # the text of the others
+    about: Sequence[str] = ()  # paragraphs at the top
 
 
 def render(report: Report) -> str:
-    """The page as HTML.
-
-    Raises:
-        StudyError: plotly is not installed.
-    """
+    """The page as HTML; StudyError if plotly is not installed."""
     scripts = [_script(plotly_source()), _script((ASSETS / "report.js").read_text("utf-8"))]
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
@@ -112,6 +89,7 @@ def render(report: Report) -> str:
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     title = escape(report.title)
+    data = {"sections": [_section_data(section) for section in report.sections]}
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -132,7 +110,7 @@ def render(report: Report) -> str:
 {_failures(report.sections)}
 {_provenance(report.sections)}
 </main>
-<script type="application/json" id="data">{embedded(_data(report))}</script>
+<script type="application/json" id="data">{embedded(data)}</script>
 <script>{scripts[0]}</script>
 <script>{scripts[1]}</script>
 </body>
@@ -142,34 +120,20 @@ def render(report: Report) -> str:
 
 # ----------------------------------------------------------------------------- scripts
 def embedded(content: Any) -> str:
-    r"""JSON that is safe inside a script element.
-
-    Example:
-        >>> print(embedded(["</script>", "a & b"]))
-        ["\u003c/script\u003e","a \u0026 b"]
-    """
+    """JSON that is safe inside a script element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII alone
     return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
 
 
 def packed(values: NDArray[np.floating]) -> dict[str, str]:
-    """Numbers as the page reads them: exact, and shorter than decimals.
-
-    Example:
-        >>> packed(np.array([1.0], np.float32))
-        {'type': 'f4', 'data': 'AACAPw=='}
-    """
+    """Numbers as the page reads them: exact, and shorter than decimals."""
     kind = "f4" if values.dtype == np.float32 else "f8"
     content = np.ascontiguousarray(values, f"<{kind}").tobytes()
     return {"type": kind, "data": base64.b64encode(content).decode()}
 
 
 def plotly_source() -> str:
-    """Plotly's JavaScript.
-
-    Raises:
-        StudyError: plotly is not installed.
-    """
+    """Plotly's JavaScript; StudyError if it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -187,10 +151,6 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _data(report: Report) -> dict[str, Any]:
-    return {"sections": [_section_data(section) for section in report.sections]}
-
-
 def _section_data(section: Section) -> dict[str, Any]:
     arms = []
     for n, arm in enumerate(section.arms[: section.drawn]):
@@ -199,7 +159,7 @@ def _section_data(section: Section) -> dict[str, Any]:
     figures = [
         {
             "title": _title(metric),
-            "unit": _unit(section),
+            "unit": kind_of(section.problem).unit,
             "file": re.sub(r"[^\w-]+", "-", f"{section.problem}-{metric}"),
             "lines": [_line_data(n, line, _shows_seeds(lines)) for n, line in lines.items()],
         }
@@ -232,11 +192,10 @@ def _shows_seeds(lines: Mapping[int, Line]) -> bool:
 # ---------------------------------------------------------------------------- sections
 def _summary(report: Report) -> str:
     runs = [run for section in report.sections for arm in section.arms for run in arm.runs]
-    methods = len({run.spec.name for run in runs})
-    several = f"{methods} method" + ("s" if methods > 1 else "")
+    methods = count(len({run.spec.name for run in runs}), "method")
     problems = list(dict.fromkeys(section.problem for section in report.sections))
     where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"
-    texts = (*report.about, f"{several} on {where}, {tally(runs)}.")
+    texts = (*report.about, f"{methods} on {where}, {tally(runs)}.")
     told = [f"<p>{escape(text)}</p>" for text in texts]
     if len(report.sections) > 1:
         links = (
@@ -247,13 +206,8 @@ def _summary(report: Report) -> str:
     return "\n".join(told)
 
 
-def _unit(section: Section) -> str:
-    """What runs count."""
-    return kind_of(section.problem).unit
-
-
 def _heading(section: Section, among: Sequence[Section]) -> str:
-    told = f"{section.problem}, {_count(section.steps)} {_unit(section)}"
+    told = f"{section.problem}, {_count(section.steps)} {kind_of(section.problem).unit}"
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 
@@ -267,7 +221,7 @@ def _section(number: int, section: Section, report: Report) -> str:
     if rest:
         more = _join(_figure(number, section, n) for n in rest)
         what = escape(", ".join(_title(metrics_[n]).lower() for n in rest))
-        parts.append(f"<details><summary>Diagnostics: {what}</summary>{more}</details>")
+        parts.append(_details(f"Diagnostics: {what}", more))
     heading = escape(_heading(section, report.sections))
     return f"""<section aria-labelledby="section-{number}">
 <h2 id="section-{number}">{heading}</h2>
@@ -291,17 +245,12 @@ def _tools(number: int, section: Section) -> str:
             f"<span>{escape(arm.name)}</span></button>"
         )
     if any(_shows_seeds(lines) and _many(lines) for lines in section.lines.values()):
-        buttons.append(
-            '<button type="button" class="seeds" aria-pressed="false" '
-            f'data-section="{number}">Each seed</button>'
-        )
-    hint = (
-        "Buttons show and hide lines. Drag to zoom, double-click for all; on a figure that has "
-        "the focus, + and − zoom, arrows move, 0 shows all."
-    )
+        kind = 'type="button" class="seeds" aria-pressed="false"'
+        buttons.append(f'<button {kind} data-section="{number}">Each seed</button>')
     return f"""<div class="tools" role="group" aria-label="Lines of the figures" hidden>
 {_join(buttons)}</div>
-<p class="note keys">{hint}</p>
+<p class="note keys">Buttons show and hide lines. Drag to zoom, double-click for all; on a figure \
+that has the focus, + and − zoom, arrows move, 0 shows all.</p>
 <noscript><p>The figures need scripts; the tables do not.</p></noscript>"""
 
 
@@ -309,11 +258,12 @@ def _figure(number: int, section: Section, figure: int, main: bool = False) -> s
     metric = list(section.lines)[figure]
     lines = section.lines[metric]
     title = escape(_title(metric))
-    label = f"{title} over {_unit(section)}, a line per method; the table below has its numbers"
+    label = f"{title} over {kind_of(section.problem).unit}, a line per method"
+    label += "; the table below has its numbers"
     caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
     table = _numbers(section, metric)
     if not main:
-        table = f"<details><summary>Numbers: {title.lower()}</summary>{table}</details>"
+        table = _details(f"Numbers: {title.lower()}", table)
     return f"""<h3>{title}</h3>
 <div class="plot" tabindex="0" role="group" aria-label="{label}" data-section="{number}" \
 data-figure="{figure}"></div>
@@ -327,8 +277,7 @@ def _many(lines: Mapping[int, Line]) -> bool:
 
 def _thinning(lines: Mapping[int, Line]) -> str:
     told = ""
-    factors = {thin(line, POINTS).factor for line in lines.values()} - {1}
-    if factors:
+    if factors := {thin(line, POINTS).factor for line in lines.values()} - {1}:
         each = " or ".join(map(str, sorted(factors)))
         told += f" Each point is a mean of {each} windows, so that there are {POINTS} at most."
     if not _shows_seeds(lines):
@@ -378,45 +327,34 @@ def _other_settings(section: Section) -> str:
         return ""
     rows = []
     for arm in rest[:ROWS]:
-        values = [
-            run.result.summary[section.metric]
-            for run in arm.runs
-            if run.state == "done" and run.result and section.metric in run.result.summary
-        ]
+        values = tables.summaries(arm.runs, section.metric)
         rows.append([arm.name, *_alike(float(np.mean(values or [np.nan]))), _fates(arm)])
     header = ["setting", f"mean {section.metric}", "seeds"]
     caption = "Settings that are not drawn" + _cut(len(rest), "settings")
     table = _table(caption, header, rows)
-    return f"<details><summary>{_count(len(rest))} more settings</summary>{table}</details>"
+    return _details(f"{_count(len(rest))} more settings", table)
 
 
 # ------------------------------------------------------------------------------ claims
 def _claims(report: Report) -> str:
     if not (report.claims or report.other_claims):
         return ""
-    found = [_claim(claim) for claim in report.claims]
-    if not found:
-        found = ["<p>None of the paper's claims is about these runs.</p>"]
+    none = "<p>None of the paper's claims is about these runs.</p>"
+    found = [_claim(claim) for claim in report.claims] or [none]
     if report.other_claims:
         items = _join(f"<li>{escape(text)}</li>" for text in report.other_claims)
-        found.append(
-            "<details><summary>Claims for which this study has no runs</summary>"
-            f"<ul>{items}</ul></details>"
-        )
+        found.append(_details("Claims for which this study has no runs", f"<ul>{items}</ul>"))
     return f"<section><h2>Claims of the paper</h2>\n{_join(found)}</section>"
 
 
 def _claim(claim: Judged) -> str:
-    told = f"{claim.number}. {claim.text}: "
+    verdict = f'<span class="verdict">{escape(claim.verdict)}</span>'
     rows = [statement for statement in claim.statements if statement[1] != "-"]
     header = ["statement", "found [95%]", "verdict"]
     table = _table(f"Claim {claim.number}", header, rows, "text", long={0})
     rest = len(claim.statements) - len(rows)
     more = f'<p class="soft">{rest} more statements have no data here.</p>' if rest else ""
-    return (
-        f'<details><summary>{escape(told)}<span class="verdict">{escape(claim.verdict)}</span>'
-        f"</summary>{table}{more}</details>"
-    )
+    return _details(f"{claim.number}. {escape(claim.text)}: {verdict}", table + more)
 
 
 # -------------------------------------------------------------------------- provenance
@@ -459,7 +397,7 @@ def _provenance(sections: Sequence[Section]) -> str:
     return f"""<section><h2>Where these numbers come from</h2>
 <p>{escape(f"{len(results)} finished runs{when}.")}
 The study's ledger has every number: <code>upgd export</code> writes it as CSV.</p>
-<details><summary>Specifications, engines and versions</summary>{table}</details>
+{_details("Specifications, engines and versions", table)}
 </section>"""
 
 
@@ -506,11 +444,9 @@ def _table(
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     body = []
     for row in rows:
-        cells = [
-            f"<td{_long(n, long)}>{escape(cell)}</td>" for n, cell in enumerate(row[1:], start=1)
-        ]
-        name = f'<th scope="row"{_long(0, long)}>{escape(row[0])}</th>'
-        body.append(f"<tr>{name}{''.join(cells)}</tr>")
+        kinds = [' class="long"' if n in long else "" for n in range(len(row))]
+        cells = [f"<td{k}>{escape(x)}</td>" for k, x in zip(kinds[1:], row[1:], strict=True)]
+        body.append(f'<tr><th scope="row"{kinds[0]}>{escape(row[0])}</th>{"".join(cells)}</tr>')
     label = escape(caption.split(":")[0])
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="{label}">
 <table class="{kind}"><caption>{escape(caption)}</caption>
@@ -520,8 +456,8 @@ def _table(
 </tbody></table></div>"""
 
 
-def _long(column: int, long: Collection[int]) -> str:
-    return ' class="long"' if column in long else ""
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>{content}</details>"
 
 
 def _join(parts: Iterable[str]) -> str:
@@ -541,30 +477,17 @@ def _count(number: int) -> str:
 
 
 def _alike(*values: float) -> list[str]:
-    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones.
-
-    Example:
-        >>> _alike(0.25, -0.00001), _alike(12345.6, 7), _alike(-1e-5), _alike(math.nan)
-        (['0.2500', '−0.0000'], ['12346', '7'], ['−1e-05'], ['–'])
-        >>> _alike(12.34567, 1.0), _alike(337.5991)
-        (['12.346', '1.000'], ['337.6'])
-    """
+    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones."""
     size = max((abs(value) for value in values if math.isfinite(value)), default=0)
     if size == 0 or 1e-3 <= size < 1e6:
         form = ".4f" if size < 10 else ".3f" if size < 100 else ".1f" if size < 1000 else ".0f"
     else:
         form = ".4g"
-    return [
-        f"{x:{form}}".replace("-", "−", int(x < 0)) if math.isfinite(x) else "–" for x in values
-    ]
+    finite = (f"{x:{form}}".replace("-", "−", int(x < 0)) for x in values)
+    return [text if math.isfinite(x) else "–" for x, text in zip(values, finite, strict=True)]
 
 
 def _time(seconds: float) -> str:
-    """
-    Example:
-        >>> _time(0), _time(1e9)
-        ('–', '2001-09-09 01:46 UTC')
-    """
     if not 0 < seconds < math.inf:
         return "–"
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -18,27 +18,20 @@ from upgd.report import tables, verdict
 from upgd.report.tables import Group
 from upgd.streams import PROBLEMS
 from upgd.study.selection import LARGER
+from upgd.text import count
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")
 """Main metrics, in this order; the others are diagnostics."""
-DRAWN = 10
-"""The most settings that are drawn; with more, only each method's best."""
-COMPARED = 6
-"""The most lines for which a sentence about trends is written."""
+DRAWN = 10  # the most settings; with more, only each method's best is drawn
+COMPARED = 6  # the most lines for which a sentence about trends is written
 
 
 class Line(NamedTuple):
-    """A metric of one arm over time.
+    """A metric of one arm over time."""
 
-    Attributes:
-        window: Samples per value.
-        seeds: Seeds of the finished runs.
-        values: A row per seed, a column per window.
-    """
-
-    window: int
+    window: int  # samples per value
     seeds: tuple[int, ...]
-    values: NDArray[np.float32]
+    values: NDArray[np.float32]  # a row per seed, a column per window
 
 
 class Thinned(NamedTuple):
@@ -60,16 +53,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        name: Its name.
-        setting: What its runs have in common.
-        runs: All of them, in any state.
-    """
+    """Runs that differ in their seed alone."""
 
     name: str
-    setting: Group
+    setting: Group  # what its runs have in common
     runs: Sequence[Run]
 
     def count(self, *states: str) -> int:
@@ -79,23 +66,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs of one problem, length and version of the rules.
-
-    Attributes:
-        problem: Its name.
-        steps: Samples of each run.
-        rules: The version of the rules.
-        arms: Those that are drawn, then all others.
-        drawn: The number of arms that are drawn.
-        lines: By metric and number of the arm.
-    """
+    """Runs of one problem, length and version of the rules."""
 
     problem: str
-    steps: int
-    rules: int
-    arms: Sequence[Arm]
-    drawn: int
-    lines: Mapping[str, Mapping[int, Line]]
+    steps: int  # samples of each run
+    rules: int  # the version of the rules
+    arms: Sequence[Arm]  # those that are drawn, then all others
+    drawn: int  # the number of arms that are drawn
+    lines: Mapping[str, Mapping[int, Line]]  # by metric and number of the arm
 
     @property
     def metric(self) -> str:
@@ -104,13 +82,7 @@ class Section:
 
 
 def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
-    """The sections of a report.
-
-    Args:
-        ledger: Has the series.
-        runs: The runs to report on.
-        only: Metrics to include; all if empty.
-    """
+    """The sections of a report on some runs of a ledger, with these metrics, or all."""
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run in runs:
         spec = run.spec
@@ -119,12 +91,7 @@ def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> lis
 
 
 def _section(
-    ledger: Ledger,
-    problem: str,
-    steps: int,
-    rules: int,
-    runs: Sequence[Run],
-    only: Collection[str],
+    ledger: Ledger, problem: str, steps: int, rules: int, runs: Sequence[Run], only: Collection[str]
 ) -> Section:
     groups: dict[Group, list[Run]] = {key: [] for key in tables.group(runs)}
     for run in runs:
@@ -132,17 +99,14 @@ def _section(
     names = tables.names(groups)
     drawn = [k for k, some in groups.items() if any(run.state == "done" for run in some)]
     if len(drawn) > DRAWN:
-        best = tables.best_settings({key: _finished(groups[key]) for key in drawn})
+        finished = {key: [run for run in groups[key] if run.result] for key in drawn}
+        best = tables.best_settings(finished)
         drawn = [key for key in drawn if key in best]
         names |= {k: f"{names[k]}, best of {n}" for k, n in best.items() if n > 1}
     order = [*drawn, *(key for key in groups if key not in set(drawn))]
     arms = [Arm(names[key], key, groups[key]) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)
     return Section(problem, steps, rules, arms, len(drawn), lines)
-
-
-def _finished(runs: Iterable[Run]) -> list[Run]:
-    return [run for run in runs if run.result is not None]
 
 
 def _lines(
@@ -196,12 +160,7 @@ factor=2)
 
 
 def mean(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
-    """The mean without NaN; NaN where there is no number.
-
-    Example:
-        >>> mean(np.array([[1.0, np.nan], [3.0, np.nan]]), 0)
-        array([ 2., nan])
-    """
+    """The mean without NaN; NaN where there is no number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.asarray(np.nanmean(np.asarray(values, np.float64), axis))
@@ -269,17 +228,12 @@ def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
 
 
 def tally(runs: Iterable[Run]) -> str:
-    """The number of runs, by state.
-
-    Example:
-        >>> tally([])
-        'no runs'
-    """
+    """The number of runs, by state."""
     counts = Counter(run.state for run in runs)
     total = sum(counts.values())
     if not total:
         return "no runs"
-    told = f"{total} run" + ("s" if total > 1 else "")
+    told = count(total, "run")
     if set(counts) == {"done"}:
         return f"{told}, all done"
     states = ("done", "diverged", "failed", "running", "pending")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upgd.metrics import Interval
-from upgd.report.figures import plain, pyplot, save
+from upgd.report.figures import canvas, plain, pyplot, save
 from upgd.study.selection import Ranking
 
 FEW = 8
@@ -43,14 +43,8 @@ def varied(found: Sequence[Ranking]) -> list[str]:
 def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> None:
     """One panel per hyperparameter, a line per method; a star marks the method's best set.
 
-    Args:
-        found: By the name in the legend.
-        title: Above the figure.
-        path: The file, written atomically; its suffix chooses the format.
-
-    Raises:
-        ValueError: No hyperparameter has several values.
-        StudyError: matplotlib is not installed, or cannot write that format.
+    Rankings are by their name in the legend. Raises ValueError if no hyperparameter has several
+    values, StudyError if matplotlib is not installed, or cannot write the format of the suffix.
     """
     names = varied(list(found.values()))
     if not names:
@@ -58,14 +52,11 @@ def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> No
             "no method has complete sets with several values of a hyperparameter: nothing to draw"
         )
     found = {label: ranking for label, ranking in found.items() if varied([ranking])}
-    plt = pyplot()
     columns = 2 if len(names) in (2, 4) else min(3, len(names))
     rows = -(-len(names) // columns)
     below = -(-len(found) // 4)
     size = (max(4.5, 3.1 * columns), 2.7 * rows + 0.5 + 0.2 * below)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=size, layout="constrained", sharey=True, squeeze=False
-    )
+    figure, grid = canvas(rows, columns, size, sharey=True)
     metric = next(iter(found.values())).metric
     for axes, name in zip(grid.flat, names, strict=False):
         _panel(axes, name, found)
@@ -74,7 +65,9 @@ def draw_sensitivity(found: Mapping[str, Ranking], title: str, path: Path) -> No
     for axes in grid[:, 0]:
         axes.set_ylabel({"accuracy": "Online accuracy", "return": "Return"}.get(metric, "Loss"))
     lines = [_line(number) for number in range(len(found))]
-    handles = [plt.Line2D([], [], label=plain(n), **s) for n, s in zip(found, lines, strict=True)]
+    handles = [
+        pyplot().Line2D([], [], label=plain(n), **s) for n, s in zip(found, lines, strict=True)
+    ]
     what = "best over the other hyperparameters, 95% over seeds; stars: best sets"
     figure.suptitle(plain(f"{title}\n{what}"), fontsize=9)
     figure.legend(

@@ -31,18 +31,13 @@ class Group(NamedTuple):
 
 
 def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None) -> list[Run]:
-    """The runs of a problem or a method, or all.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The runs of a problem or a method, or all; ValueError if there is none."""
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
         have = {(run.spec.problem, run.spec.name) for run in ledger.runs()}
         names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
-        raise ValueError(
-            f"no run of {' '.join(filter(None, (problem, method)))}; there are {names}"
-        )
+        wanted = " ".join(filter(None, (problem, method)))
+        raise ValueError(f"no run of {wanted}; there are {names}")
     return runs
 
 
@@ -73,11 +68,14 @@ def names(keys: Iterable[Group]) -> dict[Group, str]:
 
 def main_metric(runs: Iterable[Run]) -> str:
     """Accuracy or return if a run has it, else the loss."""
-    results = [run.result for run in runs if run.result is not None]
-    for metric in LARGER:
-        if any(metric in result.summary for result in results):
-            return metric
-    return "loss"
+    known = {metric for run in runs if run.result for metric in run.result.summary}
+    return next((metric for metric in LARGER if metric in known), "loss")
+
+
+def summaries(runs: Iterable[Run], metric: str) -> list[float]:
+    """The means of a metric over the whole of each run that is done and has it."""
+    done = (dict(run.result.summary) for run in runs if run.state == "done" and run.result)
+    return [summary[metric] for summary in done if metric in summary]
 
 
 def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
@@ -86,11 +84,7 @@ def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
     for key, runs in groups.items():
         done = [run for run in runs if run.state == "done"]
         metric = main_metric(done)
-        values = [
-            run.result.summary[metric]
-            for run in done
-            if run.result is not None and metric in run.result.summary
-        ]
+        values = summaries(done, metric)
         row = key.row() | {"seeds": len(done), "diverged": len(runs) - len(done)}
         if values:
             interval = metrics.bootstrap(values)
@@ -125,14 +119,14 @@ def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         having[family].update(mine.keys())
         for name, value in mine.items():
             values[family][name].add(value)
-    return [
-        {
-            name: value
-            for name, value in mine.items()
-            if len(values[family][name]) > 1 or having[family][name] < sizes[family]
-        }
-        for family, mine in zip(families, given, strict=True)
-    ]
+    differ = {
+        (family, name)
+        for family, known in values.items()
+        for name, some in known.items()
+        if len(some) > 1 or having[family][name] < sizes[family]
+    }
+    both = zip(families, given, strict=True)
+    return [{k: v for k, v in mine.items() if (family, k) in differ} for family, mine in both]
 
 
 def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:

@@ -25,49 +25,31 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, tasks: int) -> Parts:
-        """The second and the last quarter; with fewer than four tasks, the first and the last task.
-
-        Example:
-            >>> Parts.of(16)
-            Parts(early=range(4, 8), late=range(12, 16))
-        """
+        """The second and the last quarter; of fewer than four tasks, the first and the last."""
         size = max(1, tasks // 4)
         start = size if tasks >= 4 else 0
         return cls(range(start, start + size), range(tasks - size, tasks))
 
 
 def told(tasks: range, unit: str = "task") -> str:
-    """A range of tasks (or another unit) as text, counted from 1.
-
-    Example:
-        >>> told(range(12, 16)), told(range(2, 3), "window")
-        ('tasks 13–16', 'window 3')
-    """
+    """A range of tasks (or another unit) as text, counted from 1."""
     first, last = tasks.start + 1, tasks.stop
     return f"{unit} {last}" if first == last else f"{unit}s {first}–{last}"
 
 
 def accuracy(seeds: Mapping[int, NDArray[np.floating]], tasks: range) -> Interval:
     """Accuracy in some tasks, over seeds."""
-    return mean_interval(
-        [float(curve[tasks.start : tasks.stop].mean()) for curve in seeds.values()]
-    )
+    return mean_interval([_mean(curve, tasks) for curve in seeds.values()])
 
 
 def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
     """Accuracy in the last part minus that in the early part, over seeds."""
-    return mean_interval(
-        [float(_mean(c, parts.late) - _mean(c, parts.early)) for c in seeds.values()]
-    )
+    pairs = ((_mean(c, parts.late), _mean(c, parts.early)) for c in seeds.values())
+    return mean_interval([late - early for late, early in pairs])
 
 
 def trend(found: Interval) -> str:
-    """The word for a change: improved, fell, held, or no clear trend.
-
-    Example:
-        >>> trend(Interval(0.03, 0.01, 0.05)), trend(Interval(0.03, -0.01, 0.07))
-        ('improved', 'no clear trend')
-    """
+    """The word for a change: improved, fell, held, or no clear trend."""
     if found.low > 0:
         return "improved"
     if found.high < 0:
@@ -104,20 +86,15 @@ def headline(curves: Curves, subject: str, unit: str = "task") -> str:
     common = sorted(known[subject].keys() & known[rival].keys())
     if not common:
         return f"{subject} and {rival} have no seed in common, so there is nothing to compare."
-    lead = mean_interval(
-        [_mean(known[subject][s], late) - _mean(known[rival][s], late) for s in common]
-    )
+    mine, theirs = known[subject], known[rival]
+    lead = mean_interval([_mean(mine[s], late) - _mean(theirs[s], late) for s in common])
     listed = ", ".join(f"{name} {ends[name]:.1%}" for name in others)
     scores = f"{where}, {subject} gets {ends[subject]:.1%} right, {listed}"
     if len(common) == 1:
-        side = "above" if lead.estimate > 0 else "below"
-        return (
-            f"{subject} ends {abs(lead.estimate) * 100:.1f} points {side} {rival}: {scores}; "
-            "one seed is an example, not evidence."
-        )
+        by = f"{abs(lead.estimate) * 100:.1f} points {'above' if lead.estimate > 0 else 'below'}"
+        return f"{subject} ends {by} {rival}: {scores}; one seed is an example, not evidence."
     if lead.low > 0:
-        between = f"it leads {rival} by {points(lead)}"
-        return f"{subject} ends ahead: {scores}; {between}."
+        return f"{subject} ends ahead: {scores}; it leads {rival} by {points(lead)}."
     if lead.high < 0:
         behind = Interval(-lead.estimate, -lead.high, -lead.low)
         return f"{subject} ends behind: {scores}; it trails {rival} by {points(behind)}."
@@ -134,31 +111,20 @@ def trends(curves: Curves, unit: str = "task") -> str:
     if tasks < 2:
         return ""
     parts = Parts.of(tasks)
-    clauses = []
-    for name, seeds in known.items():
-        found = change(seeds, parts)
-        clauses.append(f"{name} {trend(found)} ({_signed(found.estimate)})")
+    found = {name: change(seeds, parts) for name, seeds in known.items()}
+    clauses = [f"{name} {trend(x)} ({_plain(x.estimate, '+')})" for name, x in found.items()]
     early, late = (told(part, unit) for part in parts)
     return f"From {early} to {late}, in points: {', '.join(clauses)}."
 
 
 def points(found: Interval) -> str:
-    """A difference of accuracies with its interval.
-
-    Example:
-        >>> points(Interval(0.1, 0.05, 0.15))
-        '10.0 points (95% interval 5.0 to 15.0)'
-    """
-    low, high = (_plain(value) for value in found[1:])
-    return f"{_plain(found.estimate)} points (95% interval {low} to {high})"
+    """A difference of accuracies with its interval."""
+    estimate, low, high = (_plain(value) for value in found)
+    return f"{estimate} points (95% interval {low} to {high})"
 
 
-def _plain(value: float) -> str:
-    return f"{value * 100:.1f}".replace("-", "−")
-
-
-def _signed(value: float) -> str:
-    return f"{value * 100:+.1f}".replace("-", "−")
+def _plain(value: float, sign: str = "") -> str:
+    return f"{value * 100:{sign}.1f}".replace("-", "−")
 
 
 def _mean(curve: NDArray[np.floating], tasks: range) -> float:
