@@ -130,11 +130,7 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
 
 # ------------------------------------------------------------------------ mathematics
 def advantages_and_returns(
-    rewards: NDArray[Any],
-    values: NDArray[Any],
-    ends: NDArray[Any],
-    gamma: float,
-    gae_lambda: float,
+    rewards: NDArray[Any], values: NDArray[Any], ends: NDArray[Any], gamma: float, gae_lambda: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Generalised advantage estimates of agents' steps [S, T], and the value targets.
 

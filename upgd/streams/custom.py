@@ -529,11 +529,7 @@ def _schedule(
 
 
 def _network(
-    name: str,
-    shape: tuple[int, ...],
-    hidden: Sequence[int],
-    outputs: int,
-    network: str | None,
+    name: str, shape: tuple[int, ...], hidden: Sequence[int], outputs: int, network: str | None
 ) -> tuple[int, ...] | str:
     if network is None:
         return (math.prod(shape), *hidden, outputs)

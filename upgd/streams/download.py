@@ -69,10 +69,7 @@ def _fetch(pooch: Any, item: Download, target: Path, bar: Any) -> None:
     base, file = item.url.rsplit("/", 1)
     pooch.get_logger().setLevel("WARNING")  # we tell what is to be told
     store = pooch.create(
-        path=target,
-        base_url=base + "/",
-        registry={file: item.checksum},
-        retry_if_failed=_RETRIES,
+        path=target, base_url=base + "/", registry={file: item.checksum}, retry_if_failed=_RETRIES
     )
     processor = None
     if item.members:

@@ -332,11 +332,7 @@ def _read_images(known: Known | None, folder: Path, split: str) -> Arrays:
 
 
 def _check(
-    known: Known | None,
-    file: Path,
-    inputs: Inputs,
-    labels: Labels,
-    labels_file: Path | None = None,
+    known: Known | None, file: Path, inputs: Inputs, labels: Labels, labels_file: Path | None = None
 ) -> None:
     if len(labels) == 0:
         raise DataError(file, "has no samples")

@@ -81,10 +81,7 @@ class Problem:
         return replace(self, network=network, shape=shape, outputs=outputs)
 
     def make(
-        self,
-        seed: int,
-        data_dir: str | os.PathLike[str] | None = None,
-        download: bool = False,
+        self, seed: int, data_dir: str | os.PathLike[str] | None = None, download: bool = False
     ) -> Stream:
         """The stream of one run. `data_dir` and `download` are those of :func:`load`."""
         if self.stream is not None:
@@ -119,12 +116,7 @@ def _rows() -> list[Problem]:
     return [
         Problem("input-permuted-mnist", "mnist", mnist, 5_000, 5_000, permute="inputs"),
         Problem(
-            "label-permuted-emnist",
-            "emnist47",
-            (784, 300, 150, 47),
-            2_500,
-            2_500,
-            permute="labels",
+            "label-permuted-emnist", "emnist47", (784, 300, 150, 47), 2_500, 2_500, permute="labels"
         ),
         Problem(
             "label-permuted-cifar10", "cifar10", "cnn", 2_500, 2_500, runs=10, permute="labels"
