@@ -16,23 +16,14 @@ _WHY = {"ConnectionError": "no connection to {}", "ConnectTimeout": "{} does not
 
 
 def fetch(name: str, folder: Path, bar: Any = None) -> None:
-    """Download a dataset into the sub-folder `name` of `folder`. What is there is kept.
+    """Download a dataset into the sub-folder `name` of `folder`; keeps files that are there.
 
-    Args:
-        name: of the dataset.
-        folder: made if there is none.
-        bar: shows the progress of a file: an object with `total`, `update(n)`, `reset()` and
-            `close()`; by default tqdm's, where that is installed.
+    `bar` shows a file's progress: an object with `total`, `update(n)`, `reset()` and `close()`; by
+    default tqdm's, where that is installed.
 
     Raises:
         DataError: it has no public files, ``pooch`` is missing, the network is, or a checksum
             is wrong; says which file to put where instead.
-
-    Example:
-        >>> fetch("mini-imagenet", Path("data"))
-        Traceback (most recent call last):
-        upgd.streams.readers.DataError: mini-imagenet: cannot be downloaded; put mini-imagenet.npz \
-into data, 'upgd data features' makes it from images
     """
     downloads = DATASETS[name].downloads
     if not downloads:

@@ -54,29 +54,23 @@ def read_npz(path: Path, split: str = "train") -> tuple[Inputs, Labels, int]:
         raise DataError(path, wrong, "labels are one integer per input")
     if len(labels) == 0:
         raise DataError(path, "has no samples")
-    return _inputs(path, inputs, arrays), labels.astype(np.int64), _top(path, arrays)
+    return (
+        _inputs(path, inputs, arrays),
+        labels.astype(np.int64),
+        _top(path, arrays.get("top", np.array(255))),
+    )
 
 
 def read_arrays(path: Path, keep: tuple[str, ...]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Those arrays of an ``.npz`` that it has of `keep`, and the names of all that it has.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(file, codes=[1, 2], labels=[0, 1])
-        >>> read_arrays(file, ("labels", "scale"))
-        ({'labels': array([0, 1])}, ['codes', 'labels'])
-    """
+    """Those arrays of an ``.npz`` that are named in `keep`, and the names of all that it has."""
     try:
         archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(path, "is a single array, not an .npz", "write it with np.savez")
-        with archive:
-            return {name: archive[name] for name in keep if name in archive}, sorted(archive)
-    except DataError:
-        raise
+        if isinstance(archive, np.lib.npyio.NpzFile):
+            with archive:
+                return {name: archive[name] for name in keep if name in archive}, sorted(archive)
     except _UNREADABLE as error:
         raise DataError(path, f"is not a readable .npz ({error})") from error
+    raise DataError(path, "is a single array, not an .npz", "write it with np.savez")
 
 
 def _inputs(path: Path, inputs: NDArray[Any], arrays: Mapping[str, NDArray[Any]]) -> Inputs:
@@ -101,10 +95,7 @@ def _inputs(path: Path, inputs: NDArray[Any], arrays: Mapping[str, NDArray[Any]]
     return features
 
 
-def _top(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    if "top" not in arrays:
-        return 255
-    top = arrays["top"]
+def _top(path: Path, top: NDArray[Any]) -> int:
     if top.shape != () or top.dtype.kind not in "iu" or not 1 <= int(top) <= 255:
         raise DataError(path, f"has top {top!r}", "give one integer from 1 to 255")
     return int(top)
@@ -115,21 +106,10 @@ def save_npz(
     arrays: Mapping[str, NDArray[Any]],
     verify: Callable[[Path], object] | None = None,
 ) -> None:
-    """Write a compressed ``.npz`` under another name, then give it its own: all or nothing.
+    """Write a compressed ``.npz`` whole or not at all; makes its folder.
 
-    A link stays one, and permissions those of the file that was there.
-
-    Args:
-        path: where; its folder is made if there is none.
-        arrays: what, by name.
-        verify: called with the finished file before it replaces what was there; may raise.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "new" / "mine.npz"
-        >>> save_npz(file, {"labels": np.array([0, 1])})
-        >>> [f.name for f in file.parent.iterdir()]
-        ['mine.npz']
+    `verify` is called with the finished file before it replaces the old one; it may raise. Links
+    and permissions stay.
     """
     path = Path(path)
     try:
@@ -149,7 +129,8 @@ def save_npz(
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
-        _remove(partial)
+        with contextlib.suppress(OSError):  # its folder may not exist
+            partial.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> DataError:
@@ -165,8 +146,3 @@ def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
             entry.compress_type = ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-
-
-def _remove(file: Path) -> None:
-    with contextlib.suppress(OSError):  # its folder may not even be there
-        file.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Inputs = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 OnProgress = Callable[[int, int], None]
-"""Told how many files are done, and of how many."""
+"""Called with the numbers of files done and of all."""
 
 _CHUNK = 1 << 20
 _CIFAR_SHAPE = (3, 32, 32)
@@ -131,11 +131,7 @@ def read_cifar_binary(
 
 
 def check_labels(path: Path | str, labels: Labels, classes: int) -> None:
-    """Raise :class:`DataError` unless labels are from 0 to ``classes - 1``.
-
-    Example:
-        >>> check_labels(Path("labels"), np.array([0, 9]), classes=10)
-    """
+    """Raise :class:`DataError` unless labels are from 0 to ``classes - 1``."""
     if labels.min() < 0 or labels.max() >= classes:
         wrong = f"has labels from {labels.min()} to {labels.max()}, 0 to {classes - 1} expected"
         raise DataError(path, wrong, "this may be another dataset's file")
