@@ -32,7 +32,6 @@ def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
         after: Its loss after the update.
 
     Example:
-        >>> from upgd.metrics import sample_plasticity
         >>> sample_plasticity([2.0, 1.0, 1.0], [0.5, 1.5, 0.0])
         array([0.75, 0.  , 1.  ])
     """
@@ -45,11 +44,10 @@ def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
 class Meter:
     """Means over consecutive windows of `length` samples, of any number of metrics.
 
-    A metric that is measured at a stride is averaged over its own samples; a window without any
-    is NaN.
+    A metric that is measured at a stride is averaged over its own samples; a window without any is
+    NaN.
 
     Example:
-        >>> from upgd.metrics import Meter
         >>> meter = Meter(length=2)
         >>> for correct in (1, 0, 1, 1, 0):
         ...     _ = meter.add(accuracy=correct)
@@ -104,7 +102,6 @@ def rewindow(series: ArrayLike, factor: int = 2) -> Series:
     """Means of `factor` consecutive windows; drops an incomplete last one.
 
     Example:
-        >>> from upgd.metrics import rewindow
         >>> rewindow([1.0, 2.0, 3.0, 5.0, 9.0])
         array([1.5, 4. ])
     """
@@ -121,7 +118,6 @@ def forgetting(accuracy: ArrayLike) -> float:
         accuracy: Online accuracy, a value per task.
 
     Example:
-        >>> from upgd.metrics import forgetting
         >>> round(forgetting([0.2, 0.4, 0.5, 0.5, 0.7, 0.7]), 3)
         -0.4
     """
@@ -138,7 +134,6 @@ def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
         window: The number of samples in a task.
 
     Example:
-        >>> from upgd.metrics import loss_of_plasticity
         >>> round(loss_of_plasticity([0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.3, 0.3], 100), 3)
         0.2
     """
@@ -171,8 +166,6 @@ def norms(tensors: Iterable[Tensor]) -> Norms:
     """ℓ0 (as a fraction), ℓ1 and ℓ2 norms of all tensors stacked into one vector.
 
     Example:
-        >>> import torch
-        >>> from upgd.metrics import norms
         >>> norms([torch.tensor([3.0, 0.0]), torch.tensor([-4.0, 0.0])])
         Norms(l0=0.5, l1=7.0, l2=5.0)
     """
@@ -189,8 +182,6 @@ def effective_rank(matrix: Tensor) -> float:
     A tensor of more dimensions is reshaped to one row per output unit.
 
     Example:
-        >>> import torch
-        >>> from upgd.metrics import effective_rank
         >>> round(effective_rank(torch.eye(4)), 6), effective_rank(torch.ones(4, 4))
         (4.0, 1.0)
     """
@@ -202,14 +193,8 @@ def effective_ranks(matrices: Tensor) -> list[float]:
     """:func:`effective_rank` of each of R matrices [R, ...], independent of each other.
 
     Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
-    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
-    has rank NaN.
-
-    Example:
-        >>> import torch
-        >>> from upgd.metrics import effective_ranks
-        >>> effective_ranks(torch.stack([torch.eye(4), torch.ones(4, 4)]))
-        [4.0, 1.0]
+    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite has
+    rank NaN.
     """
     return effective_ranks_later(matrices)()
 
@@ -277,13 +262,7 @@ class Interval(NamedTuple):
 
 
 def standard_error(values: ArrayLike, axis: int = 0) -> Series:
-    """The standard error of the mean over seeds.
-
-    Example:
-        >>> from upgd.metrics import standard_error
-        >>> round(float(standard_error([1.0, 2.0, 3.0])), 6)
-        0.57735
-    """
+    """The standard error of the mean over seeds."""
     array = np.asarray(values, np.float64)
     return np.asarray(array.std(axis, ddof=1) / np.sqrt(array.shape[axis]))
 
@@ -295,7 +274,6 @@ def mean_interval(values: ArrayLike) -> Interval:
     """The mean over seeds with Student's 95% interval; NaN bounds for one value.
 
     Example:
-        >>> from upgd.metrics import mean_interval
         >>> mean, low, high = mean_interval([1.0, 2.0, 3.0])
         >>> round(mean, 3), round(low, 3), round(high, 3)
         (2.0, -0.484, 4.484)
@@ -314,7 +292,6 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
     """The mean of the middle half; fractional quarters weight the values at the ends.
 
     Example:
-        >>> from upgd.metrics import interquartile_mean
         >>> float(interquartile_mean([0.0, 1.0, 2.0, 100.0]))
         1.5
     """
@@ -332,14 +309,10 @@ def bootstrap(
 ) -> Interval:
     """The interquartile mean with a stratified 95% bootstrap interval.
 
-    Args:
-        groups: Values of all seeds; or, for several problems, values by problem: seeds are
-            resampled within each problem, then pooled.
-        resamples: The number of resamples.
-        seed: Seed of the resampling.
+    `groups` are the values of all seeds; or, for several problems, values by problem: seeds are
+    resampled within each problem, then pooled.
 
     Example:
-        >>> from upgd.metrics import bootstrap
         >>> interval = bootstrap([0.70, 0.71, 0.72, 0.73, 0.74, 0.75])
         >>> interval.low < interval.estimate < interval.high
         True

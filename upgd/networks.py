@@ -31,7 +31,6 @@ def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
     """Linear layers with an activation between each two; inputs are flattened first.
 
     Example:
-        >>> from upgd.networks import mlp
         >>> [type(layer).__name__ for layer in mlp([784, 300, 10])]
         ['Flatten', 'Linear', 'ReLU', 'Linear']
     """
@@ -48,14 +47,7 @@ def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
 
 
 def cnn(classes: int = 10) -> nn.Sequential:
-    """The paper's network for CIFAR-10: no activation after the convolutions.
-
-    Example:
-        >>> import torch
-        >>> from upgd.networks import cnn
-        >>> cnn()(torch.zeros(1, 3, 32, 32)).shape
-        torch.Size([1, 10])
-    """
+    """The paper's network for CIFAR-10: no activation after the convolutions."""
     return nn.Sequential(
         *(nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(16 * 5 * 5, 120), nn.ReLU()),
@@ -65,13 +57,7 @@ def cnn(classes: int = 10) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the user's.
-
-    Attributes:
-        name: What ``Problem.network`` and the option ``network`` call it.
-        factory: Makes the module, as ``factory()`` or ``factory(inputs, outputs)``.
-        source: 16 digits that change with its code.
-    """
+    """A network of the user's, made by ``factory()`` or ``factory(inputs, outputs)``."""
 
     name: str
     factory: Callable[..., nn.Module] = field(compare=False)
@@ -81,7 +67,7 @@ class Network:
         """A module for inputs of `shape`, which is given as a number if it has one dimension.
 
         Raises:
-            ValueError: The factory raises, or makes something else than a module.
+            ValueError: The factory raises, or does not return a module.
         """
         arguments = (shape[0] if len(shape) == 1 else shape, outputs)
         try:
@@ -114,8 +100,6 @@ def register(name: str, factory: Callable[..., nn.Module]) -> Network:
         ValueError: The name cannot be used, or `factory` cannot be called.
 
     Example:
-        >>> from torch import nn
-        >>> from upgd.networks import NETWORKS, register
         >>> register("shallow", lambda inputs, outputs: nn.Linear(inputs, outputs)).name
         'shallow'
         >>> del NETWORKS["shallow"]
@@ -156,11 +140,7 @@ def _takes(factory: Callable[..., nn.Module], name: str = "") -> int:
 
 
 def get(name: str) -> Network:
-    """A user's network.
-
-    Raises:
-        ValueError: There is none with that name.
-    """
+    """A user's network; raises ValueError if there is none with that name."""
     if name not in NETWORKS:
         close = difflib.get_close_matches(name, [*NETWORKS, "cnn"], 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(['cnn', *NETWORKS])}"
@@ -178,17 +158,11 @@ def build(
 ) -> nn.Module:
     """A network whose initial weights are a function of `seed` and `task` alone.
 
-    Args:
-        network: The sizes of an MLP's layers, ``"cnn"``, or the name of a registered network.
-        seed: Determines the weights; PyTorch's global generator is left as it is.
-        activation: Of an MLP.
-        task: Other weights for each, where a learner starts afresh with every task.
-        shape: Of one input, and
-        outputs: their number, for a registered network.
+    `network` is the sizes of an MLP's layers, ``"cnn"``, or the name of a registered network, which
+    needs the `shape` of one input and the number of `outputs`. A learner that restarts with every
+    `task` has other weights each time. PyTorch's global generator is left as it is.
 
     Example:
-        >>> import torch
-        >>> from upgd.networks import build
         >>> a, b = (build([4, 3, 2], seed=1) for _ in range(2))
         >>> torch.equal(a[1].weight, b[1].weight)
         True
@@ -218,11 +192,7 @@ def build_for(problem: Problem, seed: int, task: int = 0) -> nn.Module:
 
 
 def check(problem: Problem, batch: int = 1) -> None:
-    """Raise unless the problem's network can learn from its inputs.
-
-    Raises:
-        ValueError: It has no parameters, or outputs of the wrong shape.
-    """
+    """Raise ValueError unless the problem's network has parameters and the right outputs."""
     if isinstance(problem.network, str) and problem.network != "cnn":
         _check(get(problem.network), *problem.interface, batch)
 
@@ -266,10 +236,7 @@ def initial_weights(
 ) -> list[NDArray[np.float32]]:
     """PyTorch's distribution for layers (uniform within ±1/√fan-in) from our own random words.
 
-    Args:
-        shapes: Of each layer's weight and bias, in turn.
-        seed: Of the run.
-        task: See :func:`build`.
+    `shapes` are those of each layer's weight and bias, in turn; `task` is that of :func:`build`.
     """
     found = []
     for number, shape in enumerate(shapes):

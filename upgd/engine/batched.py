@@ -53,15 +53,7 @@ def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
 
 
 def why_eager(problem: Problem, setting: Setting, device: str) -> str:
-    """Why no stack can run this; empty if one can.
-
-    Example:
-        >>> from upgd.engine.batched import why_eager
-        >>> from upgd.streams import get
-        >>> setting = Setting("upgd", {}, seed=0, window=100, batch=4)
-        >>> why_eager(get("label-permuted-digits"), setting, "cpu")
-        'a stack takes one sample per step, not 4'
-    """
+    """Why no stack can run this; empty if one can."""
     if setting.batch != 1:
         return f"a stack takes one sample per step, not {setting.batch}"
     learner = Learner(setting.method, setting.hyper, setting.seed)
@@ -107,15 +99,13 @@ class BatchedRun:
 
     Args:
         problem: The problem they share.
-        settings: One per run; they differ in method, hyperparameters, seed and restarts alone.
+        settings: One per run; they differ in method, hyperparameters, seed and restarts only.
         streams: One per run.
-        steps: How many each takes.
-        device: Where.
+        steps: Samples of each.
+        device: Where they run.
         dtype: float32, or float64 for tests.
 
     Example:
-        >>> from upgd.engine import Setting
-        >>> from upgd.engine.batched import BatchedRun
         >>> from upgd.streams import get
         >>> problem = get("label-permuted-digits")
         >>> settings = [Setting("sgd", {}, seed, window=5) for seed in (0, 1)]
@@ -305,10 +295,7 @@ class BatchedRun:
         return found
 
     def share_of_roofline(self, rate: float) -> float | None:
-        """What part `rate` learner-steps per second are of what the device's memory allows.
-
-        None where that cannot be measured; see :mod:`upgd.engine.roofline`.
-        """
+        """The share of the roofline of `rate` learner-steps/s; None where it cannot be measured."""
         methods = [setting.method for setting in self.settings]
         parameters = self.networks.size
         itemsize = int(self.stack.dtype.itemsize)

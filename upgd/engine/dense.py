@@ -28,13 +28,7 @@ ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
 
 @dataclass(frozen=True)
 class Learner:
-    """One learner of a stack.
-
-    Attributes:
-        method: A name of the registry.
-        hyper: Its hyperparameters; missing ones take the registry's defaults.
-        seed: Determines its initial weights and perturbations.
-    """
+    """A learner of a stack; missing hyperparameters take the registry's defaults."""
 
     method: str
     hyper: Mapping[str, Any]
@@ -69,13 +63,9 @@ class Learner:
 class Group:
     """Learners ``first … first + count - 1`` of a stack, all of one method.
 
-    Attributes:
-        row: The method.
-        reduce: How η comes about: ``"max"``, ``"row_norm"`` or None.
-        states: What is kept per weight.
-        features: Whether utilities are the features', not the weights'.
-        second: Whether it reads curvature.
-        noise: Whether any of its learners is perturbed.
+    `noise` is whether any is perturbed, `reduce` how η is found (``"max"``, ``"row_norm"`` or
+    None), `features` whether utilities are per feature, `second` whether the method reads
+    curvature, and `states` what is kept per weight.
     """
 
     row: Row
@@ -145,25 +135,20 @@ def initial(layout: Layout, seed: int, task: int = 0) -> NDArray[np.float32]:
 class DenseStack:
     """What stacks of dense learners have in common, whatever executes them.
 
-    A stack allots its arrays or tensors, which are used alike here.
+    Subclasses allocate arrays or tensors, which are used alike here: `weights` [R, size] in the
+    layout's order, `states` of each group [states, count, size] ([1, 1, size] without states),
+    `utilities` of each group's features [count, units] ([1, units] without), `series` of sums by
+    window [R, windows, columns], and `diverged`, the step at which each was not finite, or -1.
+    Learners are sorted by method; `order` has their numbers before.
 
     Args:
         layout: The network.
         learners: Methods, hyperparameters and seeds, in any order.
         activation: Of hidden layers.
         loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
+        steps: Samples of the run; series are allocated for them.
         window: Samples per window.
-        stride: Take diagnostics every so many steps; 0 for never.
-
-    Attributes:
-        learners: Those of one method beside each other, group after group.
-        order: Their numbers before.
-        weights: [R, size], in the layout's order.
-        states: Of each group, [states, count, size]; [1, 1, size] where a method has none.
-        utilities: Of each group's features, [count, units]; [1, units] where it has none.
-        series: Sums by window, [R, windows, columns].
-        diverged: The step at which each was not finite, or -1.
+        stride: Steps between diagnostics; 0 for none.
     """
 
     weights: Any

@@ -52,9 +52,8 @@ class Setting:
         window: Samples per window of the metrics.
         batch: Samples per step.
         restart: Begin every task with a fresh network and optimizer.
-        held_out: After each task's last update, predict so many held-out samples of it.
-        stride: Take diagnostics every so many steps, those of the weights the first time in each
-            window, since weights change slowly and ranks are expensive; 0 for never.
+        held_out: Held-out samples to predict after each task.
+        stride: Steps between diagnostics; 0 for none. Weights are measured once per window.
     """
 
     method: str
@@ -71,13 +70,7 @@ class Setting:
         return self.stride > 0 and step % self.stride == 0
 
     def weighs(self, step: int) -> bool:
-        """Whether weights are measured after this step: with diagnostics, at the end of a window.
-
-        Example:
-            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
-            >>> [step for step in range(30) if setting.weighs(step)]
-            [9, 19, 29]
-        """
+        """Whether weights are measured after this step: it ends a window."""
         return self.stride > 0 and self.next_weighing(step) == step
 
     def next_weighing(self, step: int) -> int:
@@ -86,13 +79,7 @@ class Setting:
         return (step // steps + 1) * steps - 1
 
     def ranks(self, step: int) -> bool:
-        """Whether ranks are measured, too, which takes far longer: in every tenth window.
-
-        Example:
-            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
-            >>> [step for step in range(250) if setting.ranks(step)]
-            [9, 109, 209]
-        """
+        """Whether ranks are measured, too, which takes far longer: in every tenth window."""
         return self.weighs(step) and step * self.batch // self.window % RANK_WINDOWS == 0
 
 
@@ -111,18 +98,16 @@ class LearnerError(RuntimeError):
 class EagerRun:
     """One learner on one stream, step by step, resumable bit for bit.
 
-    PyTorch's global generator is the run's own while it learns: seeded by its seed, kept with its
+    PyTorch's global generator is the run's own while it learns: seeded by its seed, saved with its
     state, and the caller's again afterwards. So an optimizer or a network may draw from it.
 
     Args:
-        stream: Where samples come from; a function of the step.
+        stream: The source of samples; a function of the step.
         build: Makes the network from a seed and the number of a task.
         setting: How it learns and what is measured.
         device: Where it runs.
 
     Example:
-        >>> import numpy as np
-        >>> from upgd.engine import EagerRun, Setting
         >>> from upgd.networks import mlp
         >>> class Coin:
         ...     loss, task_length = "cross_entropy", 10
@@ -193,8 +178,7 @@ class EagerRun:
         """Learn from the next `steps` batches.
 
         Raises:
-            Divergence: The loss or a gradient is not finite; the learner stands before that
-                step.
+            Divergence: The loss or a gradient is not finite; the learner stands before that step.
         """
         with self._random.in_place():
             for _ in range(steps):
@@ -316,7 +300,7 @@ class EagerRun:
 
     # -------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that the rest of the run depends on: arrays, and what fits into JSON.
+        """The complete state: arrays, and values for JSON.
 
         Raises:
             UnpackableError: The optimizer keeps something that is neither.

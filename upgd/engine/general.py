@@ -46,11 +46,11 @@ class GeneralStack:
         build: Makes a learner's network from its seed and the number of a task.
         learners: Methods, hyperparameters and seeds, in any order.
         loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
+        steps: Samples of the run; series are allocated for them.
         window: Samples per window.
         shape: Of one input.
-        stride: Take diagnostics every so many steps; 0 for never.
-        device: Where.
+        stride: Steps between diagnostics; 0 for none.
+        device: Where it runs.
         dtype: float32, or float64 for tests.
     """
 
@@ -359,12 +359,8 @@ def forward(
     """The outputs [R, outputs] of R networks for one input [R, ...] each.
 
     Plain sequences of layers become batched products; other modules go through ``torch.vmap``.
-
-    Args:
-        model: The architecture.
-        params: Its parameters in order, each with a leading dimension of runs.
-        x: Inputs.
-        zeros: Receives the share of zeros [R] of each ReLU's outputs.
+    `params` have a leading dimension of runs; `zeros` receives the share of zeros [R] of each
+    ReLU's outputs.
     """
     if type(model) is not nn.Sequential or not all(_is_known(m) for m in model):
         return _vmapped(model, params, x, zeros)

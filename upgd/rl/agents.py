@@ -34,7 +34,8 @@ class AgentGroup:
     """S agents, each with its own environment, method, hyperparameters and seed.
 
     An agent does not depend on the others, on their number or on the number of workers. On CPU its
-    results are bit-exact.
+    results are bit-exact. `seconds` sums up the times of rollouts and updates over agents, and the
+    wall-clock time.
 
     Args:
         environment: A name of gymnasium's; without a version, the newest installed.
@@ -48,14 +49,6 @@ class AgentGroup:
             graph.
         dtype: ``"float32"``, or ``"float64"`` for tests.
         stacked: Whether agents learn as a stack of tensors, as they do on CUDA.
-
-    Attributes:
-        environment: The full name, with its version.
-        spaces: Of the environment.
-        iterations: Of the whole run.
-        iteration: How many are done.
-        step: Steps of each agent so far.
-        seconds: Times of rollouts and updates, summed over all agents, and wall-clock time.
 
     Raises:
         RLError: An argument is invalid; the message says which.
@@ -196,10 +189,7 @@ class AgentGroup:
 
     # ---------------------------------------------------------------------- checkpoints
     def states(self) -> list[State]:
-        """The complete state of each agent: arrays, and values for JSON.
-
-        An agent's state fits any group in which it has the same method and settings.
-        """
+        """Each agent's state: arrays, and values for JSON. It fits other groups, too."""
         found: list[State] = self._collect("states", ())
         if self._stack is not None:
             for i, (arrays, meta) in enumerate(found):

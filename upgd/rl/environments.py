@@ -53,11 +53,8 @@ def _gymnasium() -> Any:
 def environment_id(name: str) -> str:
     """The full name of an environment; without a version, the newest that is installed.
 
-    A module that registers it may be given before a colon: ``my_package:MyEnv``.
-
-    Raises:
-        RLError: There is no such environment.
-        MissingExtraError: gymnasium is not installed.
+    A module that registers it may be given before a colon: ``my_package:MyEnv``. Raises
+    :class:`RLError` if it is unknown.
     """
     known = _gymnasium().registry
     module, colon, rest = name.rpartition(":")
@@ -81,24 +78,13 @@ def environment_id(name: str) -> str:
 
 
 def known_environments() -> list[str]:
-    """The full names of all environments that gymnasium knows.
-
-    Raises:
-        MissingExtraError: gymnasium is not installed.
-    """
+    """The full names of all environments that gymnasium knows."""
     return [str(name) for name in _gymnasium().registry]
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of an environment.
-
-    Attributes:
-        name: With its version.
-        observations, actions: Sizes.
-        low, high: Bounds of actions.
-        limit: Steps after which an episode is cut off; 0 for never.
-    """
+    """The sizes and bounds of an environment's spaces, and its steps per episode, or 0."""
 
     name: str
     observations: int
@@ -112,8 +98,7 @@ def make(name: str) -> tuple[Any, Spaces]:
     """An environment without wrappers, and its spaces.
 
     Raises:
-        RLError: It does not exist, cannot be made, is not one of continuous control, or cannot be
-            saved.
+        RLError: It cannot be made or saved, or is not one of continuous control.
     """
     env, spaces = _make(name)
     _check_saving(spaces.name)
@@ -175,11 +160,7 @@ def _reason(error: Exception) -> str:
 
 @cache
 def _check_saving(name: str) -> None:
-    """Check that an environment continues unchanged after its state is restored.
-
-    Raises:
-        RLError: It does not: the saved state is incomplete.
-    """
+    """Raise :class:`RLError` unless an environment continues unchanged after it is restored."""
     one, other = Simulation(name), Simulation(name)
     low, high = np.maximum(one.spaces.low, -1), np.minimum(one.spaces.high, 1)
     actions = np.random.default_rng(0).uniform(low, high, (SAVED_AFTER + COMPARED, len(low)))

@@ -107,7 +107,6 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
         RLError: There is no such method, or it needs more than gradients.
 
     Example:
-        >>> from upgd.rl import learner
         >>> learner("adam", seed=1).hyper["lr"], learner("ada-upgd", 1, lr=1e-3).hyper["eps"]
         (0.0003, 1e-05)
     """
@@ -134,13 +133,8 @@ def advantages_and_returns(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Generalised advantage estimates of agents' steps [S, T], and the value targets.
 
-    Args:
-        rewards: [S, T].
-        values: Of the observations, [S, T + 1].
-        ends: Whether an episode ended just before the observation, [S, T + 1]. A time limit ends
-            an episode like a termination, as in CleanRL.
-        gamma: Discount of future rewards.
-        gae_lambda: Decay of the weight of later steps.
+    `values` [S, T + 1] are those of the observations, `ends` [S, T + 1] whether an episode ended
+    just before. A time limit ends an episode like a termination, as in CleanRL.
     """
     # Time first: the values of one step are contiguous.
     rewards, values, ends = (np.array(a.T, np.float64, order="C") for a in (rewards, values, ends))
@@ -187,10 +181,7 @@ class Minibatch(NamedTuple):
 def ppo_losses(parameters: Sequence[Tensor], batch: Minibatch, settings: Settings) -> Losses:
     """The clipped loss of each agent on its minibatch.
 
-    Args:
-        parameters: As :class:`~upgd.rl.network.Network` orders them, with a leading dimension.
-        batch: The minibatch.
-        settings: PPO's.
+    Parameters are in the order of :class:`~upgd.rl.network.Network`, with a leading dimension.
     """
     border = len(parameters) // 2
     policy, deviations, value = parameters[:border], parameters[border], parameters[border + 1 :]
@@ -231,16 +222,9 @@ MEASURES = (
 
 
 class StackedPPO(GeneralStack):
-    """The update phase of S agents with stacked tensors.
+    """The update phase of S agents with stacked tensors; their methods may differ.
 
     Weights, states of optimizers and rules are those of the laboratory's general stack.
-
-    Args:
-        network: The agents' networks.
-        learners: Methods, hyperparameters and seeds, in any order; methods may differ.
-        settings: PPO's.
-        device: Where.
-        dtype: float32, or float64 for tests.
     """
 
     def __init__(
@@ -340,11 +324,7 @@ class StackedPPO(GeneralStack):
         return {name: saved[name].copy() for name in ("weights", "states", "corrections")}
 
     def restore_agent(self, agent: int, arrays: Mapping[str, NDArray[Any]], updates: int) -> None:
-        """Restore :meth:`agent_state`, or the state of a compiled agent.
-
-        Raises:
-            ValueError: An array is of another shape.
-        """
+        """Restore :meth:`agent_state`, or the state of a compiled agent."""
         run = self.order.index(agent)
         decays = self.decays[run].cpu().numpy()
         saved = {name: arrays[name] for name in ("weights", "states")}

@@ -26,14 +26,7 @@ ITERATIONS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What a specification says of its agent, apart from optimizer and seed.
-
-    Attributes:
-        environment: With its version.
-        settings: PPO's.
-        window: Steps over which metrics are means; whole iterations.
-        steps: Of the run, in whole iterations.
-    """
+    """A specification's environment, PPO's settings, and window and steps in whole iterations."""
 
     environment: str
     settings: Settings
@@ -47,18 +40,7 @@ class Plan:
 
 
 def plan(spec: RunSpec) -> Plan:
-    """What a specification describes.
-
-    Raises:
-        SpecError: It does not fit.
-
-    Example:
-        >>> from upgd.study import RunSpec
-        >>> spec = RunSpec("ppo/Hopper-v5", "adam", seed=0, steps=1_000_000)
-        >>> found = plan(spec)
-        >>> found.environment, found.window, found.iterations
-        ('Hopper-v5', 20480, 488)
-    """
+    """What a specification describes; raises :class:`SpecError` if it does not fit."""
     if not spec.problem.startswith(PREFIX):
         raise SpecError(f"{spec.problem} is no environment of reinforcement learning")
     options = dict(spec.options)
@@ -90,11 +72,7 @@ def plan(spec: RunSpec) -> Plan:
 
 
 def agent(spec: RunSpec) -> Learner:
-    """The optimizer and seed of a specification's agent.
-
-    Raises:
-        SpecError: There is no such optimizer, or it does not take these hyperparameters.
-    """
+    """The optimizer and seed of a specification's agent; raises :class:`SpecError`."""
     try:
         return learner(spec.method, spec.seed, **arguments(spec))
     except (RLError, KeyError) as error:
@@ -102,14 +80,7 @@ def agent(spec: RunSpec) -> Learner:
 
 
 def usual(options: Mapping[str, Scalar]) -> Usual:
-    """What agents do unless they are told otherwise.
-
-    Example:
-        >>> from upgd.study import RunSpec
-        >>> spec = RunSpec("ppo/Hopper-v5", "AdaUPGD", {"lr": 6e-4}, options={"anneal": True})
-        >>> spec.method, spec.hyper["eps"], dict(spec.options)
-        ('ada-upgd', 1e-05, {})
-    """
+    """The values of options and hyperparameters that a specification leaves out."""
     settings = {field.name: _plain(field.default) for field in fields(Settings)}
     steps = options.get("steps", settings["steps"])
     window = {"window": ITERATIONS * steps} if isinstance(steps, int) else {}
@@ -121,10 +92,6 @@ def parse_settings(given: Iterable[str]) -> dict[str, Scalar]:
 
     Raises:
         RLError: There is no such setting, or its value is of another kind.
-
-    Example:
-        >>> parse_settings(["gamma=0.995", "clip_values=false", "hidden=32-32"])
-        {'gamma': 0.995, 'clip_values': False, 'hidden': '32-32'}
     """
     usual = {field.name: field.default for field in fields(Settings)}
     found: dict[str, Scalar] = {}

@@ -95,13 +95,10 @@ KIND = Agents()
 
 # ------------------------------------------------------------------------------- curves
 class Curves:
-    """Means over windows of what an agent's iterations tell.
+    """Means over windows of `iterations` iterations.
 
-    ``return`` and ``episode_length`` are means over the episodes that ended in a window, not a
-    number where none did; everything else is a mean over iterations.
-
-    Args:
-        iterations: Of a window.
+    ``return`` and ``episode_length`` are means over the episodes that ended in a window, NaN where
+    none did; all else are means over iterations.
     """
 
     def __init__(self, iterations: int) -> None:
@@ -161,15 +158,10 @@ class Curves:
 # ------------------------------------------------------------------------------ attempts
 @dataclass
 class Member:
-    """An agent of an attempt, and what has been kept of it.
+    """An agent of an attempt.
 
-    Attributes:
-        spec: Its run.
-        learner: Its optimizer and seed.
-        curves: What it told so far.
-        iteration: How many are done.
-        state: Of the agent then, where it is not at work.
-        failed_at: The step at which it stopped for good, if it has.
+    `state` is the agent's where it is not in the group; `failed_at` the step at which it stopped
+    for good, if it has.
     """
 
     spec: RunSpec
@@ -184,17 +176,7 @@ class Member:
 class AgentsExecution(Execution):
     """An attempt at runs of one environment: all agents in one group.
 
-    Those that stand behind the others, because their checkpoints are older or because they are
-    new, go first until all stand at one iteration.
-
-    Args:
-        reporter: Where checkpoints and results go.
-        specs: The runs; of one environment, length and settings.
-        options: Where agents learn, how often they are saved, and over how many processes they are
-            spread.
-
-    Raises:
-        SpecError: A run is not as it must be.
+    Agents whose checkpoints are older, or that are new, go first until all are at one iteration.
     """
 
     def __init__(self, reporter: Reporter, specs: Sequence[RunSpec], options: Options) -> None:

@@ -38,11 +38,7 @@ class WorkerDiedError(RuntimeError):
 
 
 class StatesError(RLError):
-    """Agents cannot be restored from the given states.
-
-    Attributes:
-        reasons: By an agent's number in its group, what is wrong with its state.
-    """
+    """Agents cannot be restored; `reasons` says why, by an agent's number in its group."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = dict(reasons)
@@ -64,8 +60,8 @@ class Record:
             ``explained_variance`` of the returns; and what
             :func:`upgd.rl.diagnostics.diagnose` found, where networks were measured.
         failure: Why the agent has stopped, if it has; the others continue.
-        seconds: Processor time of its rollout and of its update; where agents learn as a stack,
-            its share of the update's wall-clock time.
+        seconds: Processor time of its rollout and of its update; in a stack, its share of the
+            update's wall-clock time.
     """
 
     step: int
@@ -77,16 +73,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Plan:
-    """The configuration of a share.
+    """The configuration of a share: learners and their `numbers` in the group.
 
-    Attributes:
-        spaces: Of the environment, with its name.
-        learners: The share's.
-        numbers: Their numbers in the group.
-        settings: PPO's.
-        iterations: Of the whole run.
-        dtype: Of the arithmetic.
-        memory: Shared memory for steps and policies, if agents do not learn here.
+    `memory` is shared by processes for steps and policies, if agents do not learn in the share.
     """
 
     spaces: Spaces
@@ -99,12 +88,7 @@ class Plan:
 
 
 class SharedArrays:
-    """Arrays in memory that processes share.
-
-    Args:
-        shapes: Of the arrays, by name.
-        dtype: Of all of them.
-    """
+    """Arrays in memory that processes share, with these shapes by name."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
         self.shapes, self.dtype = dict(shapes), np.dtype(dtype)

@@ -317,7 +317,7 @@ def _collected(pairs: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
             raise ValueError(f"sample {number} is a {kind}, not a pair (x, y)") from None
         xs.append(_array(f"x of sample {number}", x))
         ys.append(_array(f"y of sample {number}", y))
-        (now, first) = ((xs[i].shape, ys[i].shape) for i in (-1, 0))
+        now, first = ((xs[i].shape, ys[i].shape) for i in (-1, 0))
         if now != first:
             raise ValueError(f"sample {number} has shapes {now}, the first one {first}")
     if not xs:
@@ -476,15 +476,13 @@ def _schedule(
     named = [key for key, value in given.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(named)} exclude each other; leave one out")
-    if schedule is not None:
-        return schedule
+    if drift is not None:
+        if task_length is None:
+            raise ValueError(f"drift={drift} needs a task_length")
+        return Drift(task_length, drift)
     if boundaries is not None:
         return Boundaries(tuple(int(each) for each in boundaries))
-    if drift is None:
-        return Every(task_length)
-    if task_length is None:
-        raise ValueError(f"drift={drift} needs a task_length")
-    return Drift(task_length, drift)
+    return Every(task_length) if schedule is None else schedule
 
 
 def _network(

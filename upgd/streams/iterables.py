@@ -17,26 +17,14 @@ class StreamError(RuntimeError):
 
 
 class StreamEndedError(StreamError):
-    """An iterable had fewer samples than were asked for.
-
-    Example:
-        >>> from_iterable([([1.0], 0)], shape=(1,), outputs=2).at(1)
-        Traceback (most recent call last):
-        upgd.streams.iterables.StreamEndedError: sample 1 was asked for, the iterable has 1
-    """
+    """An iterable had fewer samples than were asked for."""
 
 
 class IterableStream:
     """What :func:`from_iterable` makes: a stream that reads forward.
 
-    It keeps the samples that were asked for last, and no others.
-
-    Attributes:
-        needed: How many samples the run takes, for the message where there are fewer.
-
-    Example:
-        >>> IterableStream([([1.0], 0)], (1,), 2, "cross_entropy").task(5)
-        0
+    It keeps only the samples of the last request. `needed` is the number of samples that a run
+    takes, for the message if there are fewer.
     """
 
     def __init__(

@@ -25,23 +25,20 @@ class Problem:
         dataset: name of the data for :func:`upgd.streams.load`; None if none are needed.
         network: units of each layer from inputs to outputs, ``"cnn"``, the paper's
             convolutional network, or the name of a network in :mod:`upgd.networks`.
-        activation: of hidden layers.
         task_length: samples per task; None if nothing changes.
+        window: samples per point of a figure.
+        activation: of hidden layers.
         steps: samples of a full run.
         runs: seeds of a full study.
-        window: samples per point of a figure.
         loss: what is minimised.
         permute: what a task permutes.
         toy: which toy stream this is, if one.
-        shape: of one input, and
-        outputs: how many, where `network` does not say.
+        shape, outputs: of one input, and their number, where `network` does not tell.
         stream: makes the stream of a user's problem from the problem and a seed.
-        source: 16 digits that change with the code and data of a user's problem; empty for the
-            package's.
+        source: 16 digits that change with the code and data of a user's problem.
 
     Example:
-        >>> stream = PROBLEMS["label-permuted-digits"].make(seed=0)
-        >>> stream.at(0).x.shape
+        >>> PROBLEMS["label-permuted-digits"].make(seed=0).at(0).x.shape
         (1, 64)
     """
 
@@ -63,12 +60,7 @@ class Problem:
 
     @property
     def interface(self) -> tuple[tuple[int, ...], int]:
-        """What a network meets: the shape of one input, and the number of outputs.
-
-        Example:
-            >>> PROBLEMS["stationary-mnist"].interface
-            ((784,), 10)
-        """
+        """The shape of one input, and the number of outputs."""
         if self.shape is not None and self.outputs is not None:
             return self.shape, self.outputs
         if isinstance(self.network, str):
@@ -146,10 +138,7 @@ _BUILT_IN = frozenset(PROBLEMS)
 
 
 def register(problem: Problem) -> Problem:
-    """Add a user's problem, in place of an earlier one of the user's with the same name.
-
-    Returns:
-        The problem as it stands in :data:`PROBLEMS`, with a `source`.
+    """Add a user's problem, or replace it; returns it with a `source`.
 
     Raises:
         ValueError: The name is one of this package's problems, or cannot be a name.

@@ -26,12 +26,7 @@ _RECENT = 4  # permutations and orders kept: a batch may span a change, a drift 
 
 
 class Sample(NamedTuple):
-    """Inputs float32 [batch, *shape]; labels int64 [batch] or targets float32 [batch, outputs].
-
-    Example:
-        >>> ToyStream("changing-sign", seed=0).at(0, batch=4).y.shape
-        (4, 1)
-    """
+    """Inputs float32 [batch, *shape]; labels int64 [batch] or targets float32 [batch, outputs]."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
@@ -88,13 +83,7 @@ class Stream(Protocol):
 class Changing:
     """What streams share whose inputs or labels are permuted anew at each change of task.
 
-    Args:
-        seed: decides everything random.
-        shape: of one input.
-        outputs: classes, or values of a target.
-        permute: ``"inputs"`` (all values of an input, over its whole shape), ``"labels"``, None.
-        schedule: when the task changes.
-        flatten: give inputs as vectors, for networks of linear layers.
+    Arguments are those of :class:`TaskStream`.
     """
 
     def __init__(
