@@ -324,7 +324,7 @@ def test_errors_within_a_generator_name_the_sample() -> None:
     stream: Any = make_problem("mine", bad, outputs=4).make(0)
     with pytest.raises(ValueError, match="sample 1 of the generator of mine: x is not finite"):
         stream.at(1)
-    with pytest.raises(StreamError, match="generator of mine: OSError at sample 2: gone"):
+    with pytest.raises(StreamError, match="generator of mine, sample 2: OSError: gone"):
         stream.at(2)
     with pytest.raises(ValueError, match="a class from 0 to 1 expected"):
         make_problem("mine", numbers, outputs=2).make(0).at(2)

@@ -189,21 +189,14 @@ def effective_rank(matrix: Tensor) -> float:
     return float(_effective_ranks(torch.linalg.svdvals(rows)))
 
 
-def effective_ranks(matrices: Tensor) -> list[float]:
-    """:func:`effective_rank` of each of R matrices [R, ...], independent of each other.
-
-    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
-    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite has
-    rank NaN.
-    """
-    return effective_ranks_later(matrices)()
-
-
 @torch.no_grad()
 def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
-    """:func:`effective_ranks` as a function to call later; the matrices may change meanwhile.
+    """Returns a function that gives the :func:`effective_rank` of each of R matrices [R, ...].
 
-    The function uses only the CPU and may run in another thread, while the device continues.
+    The function uses only the CPU and may run in another thread; the matrices may change meanwhile.
+    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
+    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
+    has rank NaN, and no rank depends on the other matrices.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):

@@ -18,6 +18,7 @@ from torch import nn
 
 from upgd.sources import digest
 from upgd.streams import Problem, keyed
+from upgd.text import error_line
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -73,11 +74,8 @@ class Network:
         try:
             found = self.factory(*arguments[: _takes(self.factory)])
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                f"network {self.name!r} cannot be made for inputs {arguments[0]} and {outputs} "
-                f"outputs: {type(error).__name__}: {line}"
-            ) from error
+            what = f"inputs {arguments[0]} and {outputs} outputs: {error_line(error)}"
+            raise ValueError(f"network {self.name!r} cannot be made for {what}") from error
         if not isinstance(found, nn.Module):
             raise ValueError(f"network {self.name!r} is a {type(found).__name__}, not a nn.Module")
         return found
@@ -207,11 +205,8 @@ def _check(own: Network, shape: tuple[int, ...], outputs: int, batch: int) -> No
         try:
             found = model(torch.zeros(batch, *shape))
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                f"network {own.name!r} cannot take inputs of shape {(batch, *shape)}: "
-                f"{type(error).__name__}: {line}"
-            ) from error
+            what = f"inputs of shape {(batch, *shape)}: {error_line(error)}"
+            raise ValueError(f"network {own.name!r} cannot take {what}") from error
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"network {own.name!r} returns a {type(found).__name__}, not a tensor")
     if tuple(found.shape) != (batch, outputs):

@@ -22,8 +22,7 @@ COLUMNS = (
 """What a stack sums up per run and window; the last counts the steps with diagnostics."""
 
 
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
-"""Of hidden layers; kernels know them by number."""
+ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")  # kernels know them by number
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,19 @@ class Learner:
         """The registry's."""
         return get(self.method)[0]
 
-    def values(self) -> dict[str, float]:
-        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``."""
+    def all_hyper(self) -> dict[str, Any]:
+        """All hyperparameters; raises ValueError for unknown ones."""
         _, defaults = get(self.method)
-        unknown = self.hyper.keys() - defaults.keys()
-        if unknown:
+        if unknown := self.hyper.keys() - defaults.keys():
             raise ValueError(
                 f"{self.method} has no hyperparameter {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(defaults)}"
             )
-        found = {**defaults, **self.hyper}
+        return {**defaults, **self.hyper}
+
+    def values(self) -> dict[str, float]:
+        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``."""
+        found = self.all_hyper()
         for name, hyperparameter in self.row.hyper.items():
             hyperparameter.check(self.row.optimizer.__name__, found[name])
         return {name: float(value) for name, value in as_numbers(found).items()}
@@ -132,19 +134,16 @@ def initial(layout: Layout, seed: int, task: int = 0) -> NDArray[np.float32]:
     return numbers
 
 
-class DenseStack:
-    """What stacks of dense learners have in common, whatever executes them.
+class Stack:
+    """Learners in lock step, those of one method beside each other; whatever executes them.
 
-    Subclasses allocate arrays or tensors, which are used alike here: `weights` [R, size] in the
-    layout's order, `states` of each group [states, count, size] ([1, 1, size] without states),
-    `utilities` of each group's features [count, units] ([1, units] without), `series` of sums by
-    window [R, windows, columns], and `diverged`, the step at which each was not finite, or -1.
-    Learners are sorted by method; `order` has their numbers before.
+    Subclasses allocate arrays or tensors, which are used alike here: `weights` [R, size], `states`
+    of each group [states, count, size], `utilities` of each group's features [count, units],
+    `series` of sums by window [R, windows, columns], and `diverged`, the step at which each was not
+    finite, or -1. `order` has the learners' numbers before they were sorted by method.
 
     Args:
-        layout: The network.
         learners: Methods, hyperparameters and seeds, in any order.
-        activation: Of hidden layers.
         loss: ``"cross_entropy"`` or ``"squared_error"``.
         steps: Samples of the run; series are allocated for them.
         window: Samples per window.
@@ -159,41 +158,36 @@ class DenseStack:
     diverged: Any
 
     def __init__(
-        self,
-        layout: Layout,
-        learners: Sequence[Learner],
-        *,
-        activation: str,
-        loss: str,
-        steps: int,
-        window: int,
-        stride: int = 0,
+        self, learners: Sequence[Learner], *, loss: str, steps: int, window: int, stride: int = 0
     ) -> None:
         for learner in learners:
-            if reason := learner.row.eager_only:
+            if reason := self._unsupported(learner):
                 raise ValueError(f"a stack cannot run this learner: {reason}")
-        self.layout = layout
         self.order, self.groups = in_groups(learners)
         self.learners = [learners[i] for i in self.order]
-        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
-        self.window, self.stride = window, stride
-        self.windows = -(-steps // window)
-        self.step = 0
+        self.squared, self.step = loss == "squared_error", 0
+        self.window, self.stride, self.windows = window, stride, -(-steps // window)
+
+    def _unsupported(self, learner: Learner) -> str | None:
+        return learner.row.eager_only
+
+    def _initial(self, seed: int, task: int) -> Any:
+        """A learner's first weights as the stack keeps them."""
+        raise NotImplementedError
 
     def _put(self, array: NDArray[Any]) -> Any:
         """An array as the stack keeps it, to be copied from."""
         return array
 
     def _get(self, kept: Any) -> NDArray[Any]:
-        """What the stack keeps, as an array of its own."""
+        """What the stack keeps, as an array."""
         raise NotImplementedError
 
     def restart(self, task: int, runs: Sequence[int] | None = None) -> None:
         """Fresh weights and states for all, or for those with these numbers in `learners`."""
         for run in range(len(self.learners)) if runs is None else runs:
             views, group = self._views(run), self.groups[self._group(run)[0]]
-            fresh = initial(self.layout, self.learners[run].seed, task)
-            views["weights"][...] = self._put(fresh)
+            views["weights"][...] = self._initial(self.learners[run].seed, task)
             for name in ("states", "utility", "corrections"):
                 if name in views:
                     views[name][...] = 0
@@ -202,7 +196,7 @@ class DenseStack:
                     views["states"][k] = views["weights"]
 
     def state(self, run: int) -> dict[str, NDArray[Any]]:
-        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
+        """The complete state of run number `run`, in the order of `learners`."""
         return {name: self._get(kept) for name, kept in self._views(run).items()}
 
     def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
@@ -220,15 +214,28 @@ class DenseStack:
 
     def _views(self, run: int) -> dict[str, Any]:
         number, mine = self._group(run)
-        group = self.groups[number]
+        group, states = self.groups[number], self.states[number]
         found = {
             "weights": self.weights[run],
             "corrections": self.corrections[run],
             "series": self.series[run],
             "diverged": self.diverged[run : run + 1].reshape(()),
         }
-        if group.states:
-            found["states"] = self.states[number][:, mine]
+        if len(states) == len(group.states):  # kernels need an array even without states
+            found["states"] = states[:, mine]
         if group.features:
             found["utility"] = self.utilities[number][mine]
         return found
+
+
+class DenseStack(Stack):
+    """A stack of dense networks with this layout; weights are in its order."""
+
+    def __init__(
+        self, layout: Layout, learners: Sequence[Learner], *, activation: str, **common: Any
+    ) -> None:
+        super().__init__(learners, **common)
+        self.layout, self.activation = layout, ACTIVATIONS.index(activation)
+
+    def _initial(self, seed: int, task: int) -> Any:
+        return self._put(initial(self.layout, seed, task))

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from upgd.engine.dense import Learner
 from upgd.engine.eager_state import Random, beside, from_before, put_beside
 from upgd.engine.packing import UnpackableError, pack, unpack
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.registry import get
+from upgd.text import error_line
 
 RANK_WINDOWS = 10
 """Ranks are taken in every so many windows."""
@@ -156,18 +157,11 @@ class EagerRun:
     def _begin(self, task: int) -> None:
         """A fresh network and optimizer."""
         self.model = self._build(self.setting.seed, task).to(self.device)
-        row, defaults = get(self.setting.method)
-        self._foreign = bool(row.source)
-        unknown = self.setting.hyper.keys() - defaults.keys()
-        if unknown:
-            raise ValueError(
-                f"{self.setting.method} has no hyperparameter {', '.join(sorted(unknown))}; "
-                f"it has {', '.join(defaults)}"
-            )
-        hyper = {**defaults, **self.setting.hyper}
+        learner = Learner(self.setting.method, self.setting.hyper, self.setting.seed)
+        self._foreign, hyper = bool(learner.row.source), learner.all_hyper()
         noise = PhiloxNoise([tuple(p.shape) for p in self.model.parameters()], self.step)
         with self._named("making the optimizer"):
-            self.optimizer: Optimizer = row.make(
+            self.optimizer: Optimizer = learner.row.make(
                 self.model, **hyper, seed=self.setting.seed, noise=noise
             )
         self._attributes()  # what a checkpoint could not keep is said now
@@ -251,10 +245,8 @@ class EagerRun:
         except Exception as error:
             if not self._foreign and isinstance(error, ValueError | RuntimeError):
                 raise  # our own words
-            line = (str(error).splitlines() or [""])[0]
-            raise LearnerError(
-                f"{self.setting.method}, {what} at step {self.step}: {type(error).__name__}: {line}"
-            ) from error
+            where = f"{self.setting.method}, {what} at step {self.step}"
+            raise LearnerError(f"{where}: {error_line(error)}") from error
 
     def _count(
         self,

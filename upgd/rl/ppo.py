@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from upgd.engine.dense import Group, Learner
+from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.precision import full_float32
 from upgd.optim.registry import get
@@ -304,19 +304,13 @@ class StackedPPO(GeneralStack):
 
     def utility(self, run: int) -> NDArray[Any] | None:
         """The bias-corrected utility of every weight of a run, where its method has one."""
-        group, number, mine = self._place(run)
-        if "utility" not in group.states:
+        number, mine = self._group(run)
+        states = self.groups[number].states
+        if "utility" not in states:
             return None
-        k = group.states.index("utility")
+        k = states.index("utility")
         correction = self.corrections[run, k].clamp_min(1e-12)
         return np.asarray((self.states[number][k, mine] / correction).cpu().numpy())
-
-    def _place(self, run: int) -> tuple[Group, int, int]:
-        """A run's group, the number of the group and the run's number in it."""
-        for number, group in enumerate(self.groups):
-            if run < group.first + group.count:
-                return group, number, run - group.first
-        raise IndexError(run)
 
     def agent_state(self, agent: int) -> dict[str, NDArray[Any]]:
         """Parameters and optimizer state of agent number `agent`."""

@@ -22,6 +22,7 @@ from upgd.streams.problems import Problem, source_of
 from upgd.streams.readers import DataError
 from upgd.streams.schedules import Boundaries, Drift, Every, Schedule, Span
 from upgd.streams.stream import Changing, Loss, Permute, Sample, Stream, TaskStream
+from upgd.text import error_line
 
 TASKS, POINTS, STEPS = 20, 50, 10_000
 HIDDEN = (300, 150)
@@ -445,8 +446,7 @@ def _generator(
     except StopIteration:
         raise ValueError("there are no samples") from None
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"its generator raised {type(error).__name__}: {line}") from error
+        raise ValueError(f"its generator raised {error_line(error)}") from error
     x, y = _collected([first])
     which = loss or _loss_of(y)
     found = shape or tuple(x.shape[1:])

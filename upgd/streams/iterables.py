@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from upgd.streams.stream import Loss, Sample
+from upgd.text import error_line
 
 
 class StreamError(RuntimeError):
@@ -93,10 +94,7 @@ class IterableStream:
                 message = f"{self.name} ended after {self._next} samples; {self.needed} are needed"
             raise StreamEndedError(message) from None
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise StreamError(
-                f"{self.name}: {type(error).__name__} at sample {self._next}: {line}"
-            ) from error
+            raise StreamError(f"{self.name}, sample {self._next}: {error_line(error)}") from error
         self._next += 1
         return pair
 
