@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from upgd.engine.dense import Learner
 from upgd.engine.eager_state import Random, beside, from_before, put_beside
+from upgd.engine.general import zero_shares
 from upgd.engine.packing import UnpackableError, pack, unpack
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
@@ -185,7 +186,7 @@ class EagerRun:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.measures(step)
-        with _zero_shares(self.model, measured) as zeros, self._named("the network"):
+        with zero_shares(self.model, measured) as zeros, self._named("the network"):
             output = self.model(x)
         losses = self._losses(output, y)
         if not bool(losses.isfinite().all()):
@@ -195,7 +196,9 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            values["zero_activations"] = float(np.mean(zeros)) if zeros else float("nan")
+            values["zero_activations"] = (
+                float(np.mean([float(z) for z in zeros])) if zeros else np.nan
+            )
         try:
             with self._named("step()"):
                 self.optimizer.step()
@@ -375,20 +378,3 @@ class EagerRun:
 _LOAD, _SAVE = Optimizer.load_state_dict, Optimizer.state_dict
 _USUAL = ("state", "param_groups")
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, torch.device, torch.dtype)
-
-
-@contextmanager
-def _zero_shares(model: nn.Module, active: bool) -> Iterator[list[float]]:
-    """Collect the share of zeros in the output of every ReLU."""
-    shares: list[float] = []
-
-    def note(module: nn.Module, args: Any, output: Tensor) -> None:
-        shares.append(float((output == 0).double().mean()))
-
-    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
-    handles = [m.register_forward_hook(note) for m in relus]
-    try:
-        yield shares
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -9,7 +9,8 @@ libraries and devices only, with the same number of runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -354,28 +355,34 @@ def _vmapped(
 ) -> Tensor:
     """The same through ``torch.vmap``."""
     names = [name for name, _ in model.named_parameters()]
+
+    def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        named = dict(zip(names, parameters, strict=True))
+        with zero_shares(model, zeros is not None) as shares:
+            outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
+        return outputs, tuple(shares)
+
+    found: tuple[Tensor, list[Tensor]] = torch.vmap(one)(tuple(params), x)
+    if zeros is not None:
+        zeros.extend(found[1])
+    return found[0]
+
+
+@contextmanager
+def zero_shares(model: nn.Module, active: bool = True) -> Iterator[list[Tensor]]:
+    """Collect the share of zeros in the output of every ReLU."""
     shares: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
         shares.append((output == 0).double().mean())
 
-    def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        shares.clear()
-        named = dict(zip(names, parameters, strict=True))
-        outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
-        return outputs, tuple(shares)
-
-    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if zeros is not None else []
+    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
     handles = [module.register_forward_hook(note) for module in relus]
     try:
-        found, each = torch.vmap(one)(tuple(params), x)
+        yield shares
     finally:
         for handle in handles:
             handle.remove()
-    if zeros is not None:
-        zeros.extend(each)
-    outputs: Tensor = found
-    return outputs
 
 
 def _is_known(module: nn.Module) -> bool:

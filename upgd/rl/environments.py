@@ -110,17 +110,14 @@ def _make(name: str) -> tuple[Any, Spaces]:
     try:
         _quieten()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # ignore warnings about an explicit version
+            warnings.simplefilter("ignore", DeprecationWarning)  # of an old version
             wrapped = gymnasium.make(full)
     except Exception as error:  # an environment may raise anything
         lacks = isinstance(error, gymnasium.error.DependencyNotInstalled)
         if lacks and "mujoco" in str(error).lower():
             raise MissingExtraError(_MISSING.format("mujoco")) from error
         raise RLError(f"environment {full!r} cannot be made: {_reason(error)}") from error
-    own = _wrappers(gymnasium, wrapped)
-    if own:
+    if own := _wrappers(gymnasium, wrapped):
         raise RLError(
             f"environment {full!r} is wrapped in {', '.join(own)}; environments run here without "
             "wrappers, so put what they do into the environment itself"
@@ -179,13 +176,12 @@ def _check_saving(name: str) -> None:
                 np.testing.assert_array_equal(one.reset(3), other.reset(3))
     except RLError:
         raise
-    except AssertionError:
-        raise RLError(
-            f"the state of environment {name!r} cannot be saved: its episodes go on differently "
-            "after it has been restored, so it keeps more than its simulator or 'state' has"
-        ) from None
     except Exception as error:  # an environment may raise anything
         reason = _reason(error)
+        if isinstance(error, AssertionError):
+            reason = (
+                "its episodes go on differently after it is restored, so it keeps more elsewhere"
+            )
         raise RLError(f"the state of environment {name!r} cannot be saved: {reason}") from error
 
 
@@ -224,12 +220,8 @@ class Simulation:
         observation, reward, terminated, truncated, _ = self.env.step(action)
         self.elapsed += 1
         ended = terminated or truncated or self.elapsed == self.spaces.limit
-        return (
-            np.asarray(observation, np.float64).ravel(),
-            float(reward),
-            bool(terminated),
-            bool(ended),
-        )
+        seen = np.asarray(observation, np.float64).ravel()
+        return seen, float(reward), bool(terminated), bool(ended)
 
     # ---------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -282,9 +274,5 @@ class Simulation:
 
 
 def _derived(data: Any) -> list[str]:
-    names = [name for name in sorted(dir(data)) if _DERIVED.match(name)]
-    return [
-        name
-        for name in names
-        if isinstance(getattr(data, name), np.ndarray) and getattr(data, name).dtype == np.float64
-    ]
+    found = {name: getattr(data, name) for name in sorted(dir(data)) if _DERIVED.match(name)}
+    return [n for n, a in found.items() if isinstance(a, np.ndarray) and a.dtype == np.float64]

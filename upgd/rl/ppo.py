@@ -28,7 +28,7 @@ from upgd.engine.precision import full_float32
 from upgd.optim.registry import get
 from upgd.rl.environments import RLError
 from upgd.rl.network import Network
-from upgd.rl.rollouts import Trajectory, trajectory_shapes
+from upgd.rl.rollouts import trajectory_shapes
 
 
 @dataclass(frozen=True)
@@ -239,15 +239,8 @@ class StackedPPO(GeneralStack):
             parts = network.views(torch.from_numpy(network.initial(seed)))
             return nn.ParameterList([nn.Parameter(part) for part in parts])
 
-        super().__init__(
-            *(build, learners),
-            loss="squared_error",
-            steps=1,
-            window=1,
-            shape=(network.observations,),
-            device=device,
-            dtype=dtype,
-        )
+        where: Any = {"shape": (network.observations,), "device": device, "dtype": dtype}
+        super().__init__(build, learners, loss="squared_error", steps=1, window=1, **where)
         self.network, self.settings = network, settings
         self._step_sizes = self.hyper[:, 0].clone()
         runs, here = len(self.learners), self.device
@@ -335,9 +328,7 @@ class StackedPPO(GeneralStack):
         saved = [tensor.clone() for tensor in changing]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(
-            side
-        ):  # warm up: libraries allocate and compile at their first calls
+        with torch.cuda.stream(side):  # libraries allocate and compile at their first calls
             for last in (False, True):
                 self._minibatch(0, 0, measured=last)
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -396,9 +387,3 @@ class StackedPPO(GeneralStack):
         value = self.params[len(self.params) // 2 + 1 :]
         new = run_network(value, batch.observations).squeeze(2)
         return (new - batch.returns).double().square().mean(1)
-
-
-def trajectory(network: Network, settings: Settings, dtype: Any) -> Trajectory:
-    """Arrays for one agent's rollout."""
-    shapes = trajectory_shapes(network, settings.steps)
-    return Trajectory(**{name: np.zeros(shape, dtype) for name, shape in shapes.items()})

@@ -52,6 +52,12 @@ def trajectory_shapes(network: Network, steps: int) -> dict[str, tuple[int, ...]
     }
 
 
+def trajectory(network: Network, settings: Settings, dtype: Any) -> Trajectory:
+    """Arrays for one agent's rollout."""
+    shapes = trajectory_shapes(network, settings.steps)
+    return Trajectory(**{name: np.zeros(shape, dtype) for name, shape in shapes.items()})
+
+
 @dataclass
 class Rollout:
     """The result of one iteration: episodes, and why the agent must stop, if it must."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from upgd.sources import digest
 from upgd.streams.datasets import load
@@ -95,41 +95,25 @@ class Problem:
 
 
 def _rows() -> list[Problem]:
-    mnist, digits, toy = (784, 300, 150, 10), (64, 300, 150, 10), (16, 300, 150, 1)
-    regression = partial(
-        Problem,
-        dataset=None,
-        network=toy,
-        task_length=200,
-        window=20 * 200,
-        activation="linear",
-        loss="squared_error",
+    mnist, digits, emnist = (784, 300, 150, 10), (64, 300, 150, 10), (784, 300, 150, 47)
+    long, short = {"task_length": 5_000, "window": 5_000}, {"task_length": 2_500, "window": 2_500}
+    features = (2048, 300, 150, 100)
+    inputs: Any = partial(Problem, permute="inputs")
+    labels: Any = partial(Problem, permute="labels", **short)
+    toy: Any = partial(
+        Problem, dataset=None, network=(16, 300, 150, 1), task_length=200, window=20 * 200
     )
+    toy = partial(toy, activation="linear", loss="squared_error")
     return [
-        Problem("input-permuted-mnist", "mnist", mnist, 5_000, 5_000, permute="inputs"),
-        Problem(
-            "label-permuted-emnist", "emnist47", (784, 300, 150, 47), 2_500, 2_500, permute="labels"
-        ),
-        Problem(
-            "label-permuted-cifar10", "cifar10", "cnn", 2_500, 2_500, runs=10, permute="labels"
-        ),
-        Problem(
-            "label-permuted-mini-imagenet",
-            "mini-imagenet",
-            (2048, 300, 150, 100),
-            2_500,
-            2_500,
-            permute="labels",
-        ),
+        inputs("input-permuted-mnist", "mnist", mnist, **long),
+        labels("label-permuted-emnist", "emnist47", emnist),
+        labels("label-permuted-cifar10", "cifar10", "cnn", runs=10),
+        labels("label-permuted-mini-imagenet", "mini-imagenet", features),
         Problem("stationary-mnist", "mnist", mnist, None, 10_000),
-        regression("toy-changing-inputs", toy="changing-inputs"),
-        regression("toy-changing-sign", toy="changing-sign"),
-        Problem(
-            "input-permuted-digits", "digits", digits, 2_500, 2_500, steps=100_000, permute="inputs"
-        ),
-        Problem(
-            "label-permuted-digits", "digits", digits, 2_500, 2_500, steps=100_000, permute="labels"
-        ),
+        toy("toy-changing-inputs", toy="changing-inputs"),
+        toy("toy-changing-sign", toy="changing-sign"),
+        inputs("input-permuted-digits", "digits", digits, steps=100_000, **short),
+        labels("label-permuted-digits", "digits", digits, steps=100_000),
     ]
 
 
@@ -156,9 +140,8 @@ def register(problem: Problem) -> Problem:
 def source_of(problem: Problem) -> str:
     """16 digits that change with what a run depends on and its specification does not hold."""
     parts = ("dataset", "toy", "stream", "network", "activation", "task_length", "window", "loss")
-    return digest(
-        {part: getattr(problem, part) for part in (*parts, "permute", "shape", "outputs")}
-    )
+    parts += ("permute", "shape", "outputs")
+    return digest({part: getattr(problem, part) for part in parts})
 
 
 def get(name: str) -> Problem:
