@@ -19,8 +19,7 @@ from torch import Tensor, nn
 Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
-AT_A_TIME = 32
-"""Matrices, or networks, per batch on a GPU."""
+AT_A_TIME = 32  # matrices, or networks, per batch on a GPU
 
 
 # ------------------------------------------------------------------------- per sample
@@ -36,8 +35,7 @@ def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
         array([0.75, 0.  , 1.  ])
     """
     before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
-    progress: Series = np.clip(1 - after / np.maximum(before, FLOOR), 0, 1)
-    return progress
+    return np.asarray(np.clip(1 - after / np.maximum(before, FLOOR), 0, 1))
 
 
 @dataclass
@@ -69,10 +67,8 @@ class Meter:
     def add(self, samples: int = 1, **values: float) -> bool:
         """Add sums over `samples` samples of one window; True if the window is full."""
         if self.count + samples > self.length:
-            raise ValueError(
-                f"Meter: {samples} samples do not fit into what is left of the window, "
-                f"{self.length - self.count}"
-            )
+            left = self.length - self.count
+            raise ValueError(f"Meter: {samples} samples do not fit into the window's last {left}")
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.counts[name] = self.counts.get(name, 0) + samples
@@ -107,8 +103,7 @@ def rewindow(series: ArrayLike, factor: int = 2) -> Series:
     """
     values = np.asarray(series, np.float64)
     whole = len(values) // factor * factor
-    means: Series = values[:whole].reshape(-1, factor).mean(1)
-    return means
+    return np.asarray(values[:whole].reshape(-1, factor).mean(1))
 
 
 def forgetting(accuracy: ArrayLike) -> float:
@@ -145,10 +140,8 @@ def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
 
 def _first_minus_last(windows: Series, what: str) -> float:
     if len(windows) < 2:
-        raise ValueError(
-            f"{what}: the run is too short; it takes two windows of two tasks each, found "
-            f"{len(windows)}"
-        )
+        wrong = f"it takes two windows of two tasks each, found {len(windows)}"
+        raise ValueError(f"{what}: the run is too short; {wrong}")
     return float(windows[0] - windows[-1])
 
 
@@ -315,9 +308,7 @@ def bootstrap(
     if not arrays or any(len(values) == 0 for values in arrays):
         raise ValueError("bootstrap: no values")
     generator = np.random.default_rng(seed)
-    drawn = [
-        values[generator.integers(len(values), size=(resamples, len(values)))] for values in arrays
-    ]
+    drawn = [v[generator.integers(len(v), size=(resamples, len(v)))] for v in arrays]
     means = interquartile_mean(np.concatenate(drawn, axis=1))
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(interquartile_mean(np.concatenate(arrays))), float(low), float(high))

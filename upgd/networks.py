@@ -20,12 +20,8 @@ from upgd.sources import digest
 from upgd.streams import Problem, keyed
 from upgd.text import error_line
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "tanh": nn.Tanh,
-    "linear": nn.Identity,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU}
+ACTIVATIONS |= {"tanh": nn.Tanh, "linear": nn.Identity}
 
 
 def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
@@ -38,9 +34,8 @@ def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
     if len(sizes) < 2 or any(size < 1 for size in sizes):
         raise ValueError(f"mlp: sizes are positive, inputs and outputs at least; got {sizes}")
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"mlp: activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}"
-        )
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"mlp: activation must be one of {known}; got {activation!r}")
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
@@ -81,8 +76,7 @@ class Network:
         return found
 
 
-NETWORKS: dict[str, Network] = {}
-"""Users' networks by name."""
+NETWORKS: dict[str, Network] = {}  # users' networks by name
 
 
 def register(name: str, factory: Callable[..., nn.Module]) -> Network:
@@ -103,15 +97,11 @@ def register(name: str, factory: Callable[..., nn.Module]) -> Network:
         >>> del NETWORKS["shallow"]
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or name in ("cnn", "none"):
-        raise ValueError(
-            f"a network's name begins with a letter, has letters, digits and -_. and is not "
-            f"'cnn' or 'none'; got {name!r}"
-        )
+        rule = "begins with a letter, has letters, digits and -_. and is not 'cnn' or 'none'"
+        raise ValueError(f"a network's name {rule}; got {name!r}")
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise ValueError(
-            f"network {name!r}: a function that makes a module expected, got a "
-            f"{type(factory).__name__}; every seed begins with weights of its own"
-        )
+        wrong = f"a function that makes a module expected, got a {type(factory).__name__}"
+        raise ValueError(f"network {name!r}: {wrong}; every seed has initial weights of its own")
     _takes(factory, name)
     NETWORKS[name] = Network(name, factory, digest(factory))
     return NETWORKS[name]
@@ -129,11 +119,9 @@ def _takes(factory: Callable[..., nn.Module], name: str = "") -> int:
     if not required:
         return 0
     if len(required) > 2 or len(positional) < 2 or set(required) - set(positional[:2]):
-        names = ", ".join(p.name for p in required)
-        raise ValueError(
-            f"network {name!r}: a factory takes nothing, or inputs and outputs; this one "
-            f"requires {names}"
-        )
+        wrong = f"this one requires {', '.join(p.name for p in required)}"
+        rule = "a factory takes nothing, or inputs and outputs"
+        raise ValueError(f"network {name!r}: {rule}; {wrong}")
     return 2
 
 
@@ -210,10 +198,8 @@ def _check(own: Network, shape: tuple[int, ...], outputs: int, batch: int) -> No
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"network {own.name!r} returns a {type(found).__name__}, not a tensor")
     if tuple(found.shape) != (batch, outputs):
-        raise ValueError(
-            f"network {own.name!r} gives outputs of shape {tuple(found.shape)} for {batch} "
-            f"inputs; {(batch, outputs)} expected"
-        )
+        wrong = f"gives outputs of shape {tuple(found.shape)} for {batch} inputs"
+        raise ValueError(f"network {own.name!r} {wrong}; {(batch, outputs)} expected")
 
 
 @torch.no_grad()

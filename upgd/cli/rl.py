@@ -17,9 +17,8 @@ from upgd.cli.options import CHECKPOINT, DEVICE, QUIET, end, open_study
 from upgd.cli.show import show_table
 from upgd.lab.study import Study
 from upgd.optim.registry import scalars
-from upgd.rl.environments import RLError, Spaces, make
+from upgd.rl.environments import RLError, Spaces, make, newest_environments
 from upgd.rl.runs import PREFIX, parse_settings
-from upgd.rl.study import newest_environments
 from upgd.study import RunSpec
 from upgd.study.canonical import proper_name
 from upgd.study.forecast import forecast_lines

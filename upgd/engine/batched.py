@@ -152,21 +152,11 @@ class BatchedRun:
 
     def _make(self, learners: list[Learner], dtype: torch.dtype) -> Any:
         problem = self.problem
-        common: dict[str, Any] = {
-            "loss": problem.loss,
-            "steps": self.steps,
-            "window": self.window,
-            "stride": self.stride,
-            "dtype": dtype,
-        }
+        common: dict[str, Any] = {"loss": problem.loss, "steps": self.steps, "dtype": dtype}
+        common |= {"window": self.window, "stride": self.stride}
         if self.kind == "general":
-            return GeneralStack(
-                partial(build_for, problem),
-                learners,
-                shape=tuple(self.streams[0].shape),
-                device=self.device,
-                **common,
-            )
+            common |= {"shape": tuple(self.streams[0].shape), "device": self.device}
+            return GeneralStack(partial(build_for, problem), learners, **common)
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
         common["activation"] = problem.activation
@@ -180,7 +170,6 @@ class BatchedRun:
 
     @property
     def step(self) -> int:
-        """How many steps were done."""
         return int(self.stack.step)
 
     # ------------------------------------------------------------------------- learning
@@ -215,7 +204,8 @@ class BatchedRun:
         at_tasks = length and _ends_at_tasks(setting, self.streams[0])
         longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
         if self.feed.made:
-            longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * self._features())))
+            features = int(np.prod(self.streams[0].shape))
+            longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * features)))
         if self.kind == "general" and torch.device(self.device).type == "cpu":
             longest = max(1, min(longest, MOST_WITHOUT_WORD // len(self.settings)))
         while start < stop:
@@ -227,9 +217,6 @@ class BatchedRun:
                 end = min(end, setting.next_weighing(start) + 1)
             yield start, end
             start = end
-
-    def _features(self) -> int:
-        return int(np.prod(self.streams[0].shape))
 
     def _chunk(self, start: int, stop: int) -> Chunk:
         if self._ahead is not None and self._ahead[0] == (start, stop):
@@ -297,14 +284,11 @@ class BatchedRun:
     def share_of_roofline(self, rate: float) -> float | None:
         """The share of the roofline of `rate` learner-steps/s; None where it cannot be measured."""
         methods = [setting.method for setting in self.settings]
-        parameters = self.networks.size
-        itemsize = int(self.stack.dtype.itemsize)
+        parameters, itemsize = self.networks.size, int(self.stack.dtype.itemsize)
         size = itemsize * parameters * max(roofline.kept(method) for method in methods)
         threads = getattr(self.stack, "threads", torch.get_num_threads())
-        if torch.device(self.device).type == "cpu":
-            speed = roofline.bandwidth(self.device, size, threads)
-        else:
-            speed = roofline.bandwidth(self.device)
+        on_cpu = torch.device(self.device).type == "cpu"
+        speed = roofline.bandwidth(self.device, *((size, threads) if on_cpu else ()))
         moved = roofline.floor(methods, parameters, itemsize)
         return None if speed is None else roofline.share(rate, moved, speed)
 

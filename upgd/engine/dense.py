@@ -15,11 +15,11 @@ from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
 from upgd.rules.vocabulary import as_numbers
 
+# What a stack sums up per run and window; the last counts the steps with diagnostics.
 COLUMNS = (
     *("loss", "plasticity", "accuracy"),
     *("zero_activations", "gradient_l0", "gradient_l1", "gradient_l2", "measured"),
 )
-"""What a stack sums up per run and window; the last counts the steps with diagnostics."""
 
 
 ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")  # kernels know them by number

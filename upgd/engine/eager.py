@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,18 +29,7 @@ from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.text import error_line
 
-RANK_WINDOWS = 10
-"""Ranks are taken in every so many windows."""
-
-
-class Samples(Protocol):
-    """What the engine asks of a stream."""
-
-    loss: Any
-    task_length: int | None
-
-    def at(self, step: int, batch: int = 1) -> Any:
-        """Inputs and targets of one step."""
+RANK_WINDOWS = 10  # ranks are taken in every so many windows
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,7 @@ class EagerRun:
     state, and the caller's again afterwards. So an optimizer or a network may draw from it.
 
     Args:
-        stream: The source of samples; a function of the step.
+        stream: Has `loss`, `task_length` and ``at(step, batch)``, a function of the step.
         build: Makes the network from a seed and the number of a task.
         setting: How it learns and what is measured.
         device: Where it runs.
@@ -124,7 +113,7 @@ class EagerRun:
 
     def __init__(
         self,
-        stream: Samples,
+        stream: Any,
         build: Callable[[int, int], nn.Module],
         setting: Setting,
         device: str | torch.device = "cpu",
@@ -133,17 +122,14 @@ class EagerRun:
             if getattr(setting, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(setting, name)}")
         if setting.window % setting.batch:
-            raise ValueError(
-                f"a window of {setting.window} samples is not a whole number of batches of "
-                f"{setting.batch}"
-            )
+            wrong = f"a window of {setting.window} samples is not a whole number of batches"
+            raise ValueError(f"{wrong} of {setting.batch}")
         if (setting.restart or setting.held_out) and stream.task_length is None:
             raise ValueError("restarts and held-out evaluation need a stream that has tasks")
         if setting.held_out and not hasattr(stream, "held_out"):
             raise ValueError("this stream has no held-out samples; leave held_out out")
         if setting.held_out:
-            # Too many are noticed now, not after a task.
-            stream.held_out(0, setting.held_out)  # type: ignore[attr-defined]
+            stream.held_out(0, setting.held_out)  # raises now, not after a task, if too many
         self.stream = stream
         self.setting = setting
         self.device = torch.device(device)
@@ -196,9 +182,7 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            values["zero_activations"] = (
-                float(np.mean([float(z) for z in zeros])) if zeros else np.nan
-            )
+            values["zero_activations"] = float(np.mean([float(z) for z in zeros or [np.nan]]))
         try:
             with self._named("step()"):
                 self.optimizer.step()
@@ -208,14 +192,18 @@ class EagerRun:
             if "without overflow" not in str(error):
                 raise
             raise Divergence(step, "a factor of the update leaves the weights' range") from error
-        after = self._look_again(x, y)
-        before = losses.detach().cpu().numpy()
+        before, after = losses.detach().cpu().numpy(), self._look_again(x, y).cpu().numpy()
         if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
             if setting.ranks(step):
                 values["effective_rank"] = mean_effective_rank(self.model)
-        self._count(output.detach(), y, before, after.cpu().numpy(), values)
+        sums = {"loss": float(before.sum(dtype=np.float64))}
+        sums["plasticity"] = float(sample_plasticity(before, after).sum())
+        if self.stream.loss == "cross_entropy":
+            sums["accuracy"] = float((output.argmax(1) == y).sum())
+        # Diagnostics belong to the step: they count for each of its samples.
+        self.meter.add(setting.batch, **sums, **{k: setting.batch * v for k, v in values.items()})
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:
             self.offline.append(self._predict_held_out(step // task_step))
@@ -251,24 +239,6 @@ class EagerRun:
             where = f"{self.setting.method}, {what} at step {self.step}"
             raise LearnerError(f"{where}: {error_line(error)}") from error
 
-    def _count(
-        self,
-        output: Tensor,
-        y: Tensor,
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
-        diagnostics: dict[str, float],
-    ) -> None:
-        batch = self.setting.batch
-        sums = {
-            "loss": float(before.sum(dtype=np.float64)),
-            "plasticity": float(sample_plasticity(before, after).sum()),
-        }
-        if self.stream.loss == "cross_entropy":
-            sums["accuracy"] = float((output.argmax(1) == y).sum())
-        # Diagnostics belong to the step: they count for each of its samples.
-        self.meter.add(batch, **sums, **{k: batch * v for k, v in diagnostics.items()})
-
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
         if self.stream.loss == "cross_entropy":
             return F.cross_entropy(output, y, reduction="none")
@@ -284,7 +254,7 @@ class EagerRun:
 
     @torch.no_grad()
     def _predict_held_out(self, task: int) -> float:
-        x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))  # type: ignore[attr-defined]
+        x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:

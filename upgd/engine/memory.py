@@ -29,13 +29,10 @@ from upgd.metrics import AT_A_TIME
 from upgd.networks import build_for
 from upgd.streams import Problem
 
-SPARE = 0.1
-"""Of the free memory stays free."""
-BESIDE = 1 << 15
-"""Bytes for what is small: hyperparameters, generators, Python's own."""
+SPARE = 0.1  # of the free memory stays free
+BESIDE = 1 << 15  # bytes for what is small: hyperparameters, generators, Python's own
 
-WORKSPACES = 80 << 20
-"""Bytes that cuBLAS takes for itself, on two streams."""
+WORKSPACES = 80 << 20  # bytes that cuBLAS takes for itself, on two streams
 
 
 @dataclass(frozen=True)

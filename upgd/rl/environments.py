@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 _MISSING = 'reinforcement learning needs {}: pip install "upgd[rl]"'
+# Quantities that MuJoCo derives at the beginning of a step and environments read after it.
 _DERIVED = re.compile(
     r"^(x|ximat$|geom_x|site_x|cam_x|light_x|c(inert|vel|acc|rb|dof|dof_dot|frc_ext|frc_int)$|"
     r"subtree_|qfrc_|qacc|actuator_|act_dot$|sensordata$|energy$)"
 )
-"""Quantities that MuJoCo derives at the beginning of a step and environments read after it."""
 
 SAVED_AFTER, COMPARED = 5, 20
 """Steps before and after saving, to test whether the saved state is complete."""
@@ -77,9 +77,10 @@ def environment_id(name: str) -> str:
     raise RLError(f"unknown environment {name!r}{hint}")
 
 
-def known_environments() -> list[str]:
-    """The full names of all environments that gymnasium knows."""
-    return [str(name) for name in _gymnasium().registry]
+def newest_environments() -> list[str]:
+    """The newest version of every environment that gymnasium knows; not all can be made."""
+    names = [str(name) for name in _gymnasium().registry]
+    return sorted({environment_id(name.rpartition("-v")[0] or name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,14 @@ def _make(name: str) -> tuple[Any, Spaces]:
             raise MissingExtraError(_MISSING.format("mujoco")) from error
         raise RLError(f"environment {full!r} cannot be made: {_reason(error)}") from error
     if own := _wrappers(gymnasium, wrapped):
-        raise RLError(
-            f"environment {full!r} is wrapped in {', '.join(own)}; environments run here without "
-            "wrappers, so put what they do into the environment itself"
-        )
+        way_out = "environments run here without wrappers; put what they do into the environment"
+        raise RLError(f"environment {full!r} is wrapped in {', '.join(own)}; {way_out}")
     env, box = wrapped.unwrapped, gymnasium.spaces.Box
-    if not isinstance(env.action_space, box) or len(env.action_space.shape) != 1:
-        raise RLError(
-            f"environment {full!r} has actions {env.action_space}; PPO here is for continuous "
-            "control, whose actions are a vector of real numbers"
-        )
-    if not isinstance(env.observation_space, box):
-        raise RLError(
-            f"environment {full!r} has observations {env.observation_space}; "
-            "they must be arrays of real numbers"
-        )
+    for what, space in (("actions", env.action_space), ("observations", env.observation_space)):
+        if not isinstance(space, box) or (what == "actions" and len(space.shape) != 1):
+            rule = "a vector" if what == "actions" else "arrays"
+            rule = f"PPO here is for continuous control, whose {what} are {rule} of real numbers"
+            raise RLError(f"environment {full!r} has {what} {space}; {rule}")
     low, high = (np.asarray(b, np.float64) for b in (env.action_space.low, env.action_space.high))
     size = int(np.prod(env.observation_space.shape))
     limit = int(wrapped.spec.max_episode_steps or 0)
@@ -230,10 +224,8 @@ class Simulation:
         if hasattr(self.env, "data") and hasattr(self.env, "model"):
             return self._simulator_state(), meta
         if getattr(self.env, "state", None) is None:
-            raise RLError(
-                f"the state of environment {self.spaces.name!r} cannot be saved: it has no 'state' "
-                "and no MuJoCo simulator"
-            )
+            wrong = "cannot be saved: it has no 'state' and no MuJoCo simulator"
+            raise RLError(f"the state of environment {self.spaces.name!r} {wrong}")
         meta["kind"] = "tuple" if isinstance(self.env.state, tuple) else "array"
         return {"state": np.array(self.env.state, np.float64)}, meta
 

@@ -48,6 +48,7 @@ EPSILON = 1e-8
 LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
 _F, _I = np.float32, np.int32
+# ``tanh x ≈ x + x³·Σ _TANH[k]·x²ᵏ`` for ``|x| ≤ ½``, to 1e-8 of x.
 _TANH = (
     -0.3333333278984987,
     0.1333322420077543,
@@ -55,7 +56,6 @@ _TANH = (
     0.021467024549193803,
     -0.006934024396536238,
 )
-"""``tanh x ≈ x + x³·Σ _TANH[k]·x²ᵏ`` for ``|x| ≤ ½``, to 1e-8 of x."""
 _LOG2E2 = 2 / math.log(2)
 
 

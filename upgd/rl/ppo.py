@@ -81,10 +81,8 @@ class Settings:
             if isinstance(value, float) and not (0 <= value < math.inf):
                 raise RLError(f"{field.name} must be a finite number >= 0, got {value!r}")
         if self.steps % self.minibatches or self.steps < 2 * self.minibatches:
-            raise RLError(
-                f"{self.steps} steps do not make {self.minibatches} minibatches of equal size, "
-                "at least 2 each"
-            )
+            wrong = f"{self.steps} steps do not make {self.minibatches} minibatches"
+            raise RLError(f"{wrong} of equal size, at least 2 each")
 
     @property
     def minibatch(self) -> int:
@@ -214,11 +212,11 @@ def ppo_losses(parameters: Sequence[Tensor], batch: Minibatch, settings: Setting
 
 
 # --------------------------------------------------------------------------- updates
+# Measures of a minibatch; reported as means over an iteration.
 MEASURES = (
     *("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
     *("policy_gradient_norm", "value_gradient_norm"),
 )
-"""Measures of a minibatch; reported as means over an iteration."""
 
 
 class StackedPPO(GeneralStack):

@@ -7,7 +7,7 @@ which metrics are means. Nothing here needs gymnasium.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from upgd.engine.dense import Learner
@@ -18,10 +18,8 @@ from upgd.study.errors import SpecError
 from upgd.study.prepare import arguments
 from upgd.study.spec import RunSpec, Scalar
 
-PREFIX = "ppo/"
-"""Before the environment's name, in a problem's."""
-ITERATIONS = 10
-"""Of a window, unless an option says otherwise: 20 480 steps with PPO's defaults."""
+PREFIX = "ppo/"  # before the environment's name, in a problem's
+ITERATIONS = 10  # of a window, unless an option says otherwise: 20 480 steps with PPO's defaults
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,14 @@ def plan(spec: RunSpec) -> Plan:
         if name not in known:
             raise SpecError(f"unknown option {name} in {spec.label()}")
     try:
-        given = {name: _value(name, value) for name, value in options.items()}
-        settings = Settings(**given)
+        settings = Settings(**{name: _value(name, value) for name, value in options.items()})
     except (RLError, ValueError) as error:
         raise SpecError(str(error)) from error
     if window is None:
         window = ITERATIONS * settings.steps
     if not isinstance(window, int) or window < 1 or window % settings.steps:
-        raise SpecError(
-            f"a window is so many whole iterations of {settings.steps} steps, got {window!r}"
-        )
+        rule = f"a window is so many whole iterations of {settings.steps} steps"
+        raise SpecError(f"{rule}, got {window!r}")
     steps = spec.steps // settings.steps * settings.steps
     if not steps:
         raise SpecError(f"{spec.steps} steps are not one iteration of {settings.steps}")
@@ -97,10 +93,9 @@ def parse_settings(given: Iterable[str]) -> dict[str, Scalar]:
     found: dict[str, Scalar] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or name not in usual or usual[name] is MISSING:
-            raise RLError(
-                f"a setting of PPO is name=value with one of {', '.join(usual)}; got {text!r}"
-            )
+        if not equals or name not in usual:
+            rule = f"a setting of PPO is name=value with one of {', '.join(usual)}"
+            raise RLError(f"{rule}; got {text!r}")
         found[name] = _parse(name, value, usual[name])
     return found
 

@@ -17,7 +17,7 @@ from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import cores
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
-from upgd.rl.environments import environment_id, known_environments, make
+from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, Plan, agent, plan, usual
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
 from upgd.study.canonical import Usual
@@ -31,11 +31,9 @@ from upgd.study.records import Result
 from upgd.study.spec import RunSpec, Scalar
 from upgd.study.versions import OF_AGENTS
 
-RECENT = 10
-"""Episodes of an agent whose mean return progress tells."""
+RECENT = 10  # episodes of an agent whose mean return progress tells
 ENGINE = "ppo"
-AT_ONCE = 16
-"""Agents that are enough to see how fast many are, if cores are few."""
+AT_ONCE = 16  # agents that are enough to see how fast many are, if cores are few
 Array = NDArray[np.float64]
 
 
@@ -144,12 +142,8 @@ class Curves:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        prefix = "series/"
-        self.closed = {
-            name.removeprefix(prefix): values.tolist()
-            for name, values in arrays.items()
-            if name.startswith(prefix)
-        }
+        series = {name.partition("series/")[2]: values for name, values in arrays.items()}
+        self.closed = {name: values.tolist() for name, values in series.items() if name}
         pairs = arrays["open"].tolist()
         self._open = {n: (t, int(c)) for n, (t, c) in zip(meta["open"], pairs, strict=True)}
         self._seen = int(meta["seen"])
@@ -194,8 +188,7 @@ class AgentsExecution(Execution):
         self._between_iterations = True
 
     def _fresh(self, spec: RunSpec) -> Member:
-        settings = self.plan.settings
-        return Member(spec, agent(spec), Curves(self.plan.window // settings.steps))
+        return Member(spec, agent(spec), Curves(self.plan.window // self.plan.settings.steps))
 
     def begin(self) -> None:
         taken_up: list[Checkpoint] = []
@@ -279,14 +272,12 @@ class AgentsExecution(Execution):
 
     def _open(self, members: list[Member]) -> AgentGroup | None:
         """The group in which these agents go on; None if some restart instead."""
-        where, dtype = self.plan, "float32"
-        learners = [member.learner for member in members]
+        where, learners = self.plan, [member.learner for member in members]
         self._group = AgentGroup(
             *(where.environment, learners, where.settings),
             steps=where.steps,
             workers=self.options.workers,
             device=self.options.device,
-            dtype=dtype,
         )
         self._active = members
         states = [member.state for member in members if member.state is not None]
@@ -348,13 +339,3 @@ class AgentsExecution(Execution):
         )
         summary = {**result.summary, **collapse(series.get("return", ()))}
         return replace(result, summary=summary)
-
-
-def newest_environments() -> list[str]:
-    """The newest version of every environment that gymnasium knows; not all can be made.
-
-    Raises:
-        MissingExtraError: gymnasium is not installed.
-    """
-    stems = dict.fromkeys(name.rpartition("-v")[0] or name for name in known_environments())
-    return sorted({environment_id(stem) for stem in stems})

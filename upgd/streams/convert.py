@@ -31,8 +31,7 @@ from upgd.streams.images import (
 from upgd.streams.npz import read_arrays, save_npz
 from upgd.streams.readers import DataError, OnProgress
 
-Content = dict[str, NDArray[Any]]
-"""Arrays under the names of the documented ``.npz``."""
+Content = dict[str, NDArray[Any]]  # arrays under the names of the documented ``.npz``
 
 _SPLITS = {"train": "", "test": "test_"}
 _KINDS = ("inputs", "images", "features", "codes")

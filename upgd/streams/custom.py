@@ -187,7 +187,6 @@ class ArrayStream(TaskStream):
         self._targets, self._shuffle = targets, shuffle
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         if self._targets is None:
             return super().samples(start, count)
         block = self.block(start, count)
@@ -240,7 +239,6 @@ class GeneratorStream(Changing):
         self._read.needed = count
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         x, y = self._read.samples(start, count)
         for what, values in (("x", x), ("y", y)):
             if (row := _not_finite(values)) is not None:

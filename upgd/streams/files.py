@@ -28,8 +28,7 @@ from upgd.streams.readers import (
     read_idx,
 )
 
-Arrays = tuple[Inputs, Labels, int]
-"""Inputs, labels, the brightest value of images."""
+Arrays = tuple[Inputs, Labels, int]  # inputs, labels, the brightest value of images
 
 _CIFAR_RECORDS = 10_000  # in each original batch
 

@@ -48,7 +48,6 @@ class IterableStream:
         self._lock = threading.Lock()  # an engine reads ahead in another thread
 
     def at(self, step: int, batch: int = 1) -> Sample:
-        """Samples ``step·batch … (step+1)·batch - 1``; skips those before, one by one."""
         return self.samples(step * batch, batch)
 
     def samples(self, start: int, count: int) -> Sample:
@@ -71,7 +70,6 @@ class IterableStream:
         return self._kept[:count]
 
     def task(self, step: int) -> int:
-        """Always 0: an iterable does not say."""
         return 0
 
     def _rewind(self, first: int) -> None:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 Inputs = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
-OnProgress = Callable[[int, int], None]
-"""Called with the numbers of files done and of all."""
+OnProgress = Callable[[int, int], None]  # called with the numbers of files done and of all
 
 _CHUNK = 1 << 20
 _CIFAR_SHAPE = (3, 32, 32)
