@@ -28,8 +28,7 @@ from upgd.streams.images import (
     read_sprite_labels,
     read_sprites,
 )
-from upgd.streams.npz import read_arrays, save_npz
-from upgd.streams.readers import DataError, OnProgress
+from upgd.streams.readers import DataError, OnProgress, read_arrays, save_npz
 
 Content = dict[str, NDArray[Any]]  # arrays under the names of the documented ``.npz``
 

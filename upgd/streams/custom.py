@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from upgd.streams.datasets import Dataset
 from upgd.streams.iterables import IterableStream
-from upgd.streams.npz import read_arrays
 from upgd.streams.problems import Problem, source_of
-from upgd.streams.readers import DataError
+from upgd.streams.readers import DataError, read_arrays
 from upgd.streams.schedules import Boundaries, Drift, Every, Schedule, Span
 from upgd.streams.stream import Changing, Loss, Permute, Sample, Stream, TaskStream
 from upgd.text import error_line

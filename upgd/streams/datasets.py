@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from upgd.caches import home
 from upgd.streams.files import DATASETS, Source, find, missing, npz_source
-from upgd.streams.npz import read_arrays, save_npz
-from upgd.streams.readers import DataError, Inputs, Labels, check_labels
+from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_arrays, save_npz
 
 Split = Literal["train", "test"]
 _Key = tuple[str, str, tuple[tuple[str, int, int], ...]]

@@ -18,14 +18,15 @@ from upgd.streams.images import (
     read_sprite_labels,
     read_sprites,
 )
-from upgd.streams.npz import read_arrays, read_npz
 from upgd.streams.readers import (
     DataError,
     Inputs,
     Labels,
     check_labels,
+    read_arrays,
     read_cifar_binary,
     read_idx,
+    read_npz,
 )
 
 Arrays = tuple[Inputs, Labels, int]  # inputs, labels, the brightest value of images

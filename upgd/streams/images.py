@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.streams.npz import read_arrays
-from upgd.streams.readers import DataError, Labels, OnProgress
+from upgd.streams.readers import DataError, Labels, OnProgress, read_arrays
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 _LABELS = "labels.npz"
