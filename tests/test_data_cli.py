@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from upgd.cli import app
 from upgd.streams import DATASETS, PROBLEMS, DataError, files, load, read_sprites
-from upgd.streams.npz import save_npz
+from upgd.streams.readers import save_npz
 
 pillow: Any = importlib.import_module("PIL.Image")
 RNG = np.random.default_rng(7)

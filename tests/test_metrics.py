@@ -102,16 +102,16 @@ def test_effective_ranks_are_each_matrix_own(device: str) -> None:
     x[5, :6], x[6], x[8] = 0, x[6, :1], 0
     x[7] *= torch.logspace(0, -9, 30, device=device)
     x[9, 3, 4] = torch.inf
-    together = metrics.effective_ranks(x)
+    together = metrics.effective_ranks_later(x)()
     assert np.isnan(together[9])
     alone = [metrics.effective_rank(one.cpu()) for i, one in enumerate(x) if i != 9]
     del together[9]
     np.testing.assert_allclose(together, alone, rtol=1e-5 if device == "cuda" else 0)
     x = torch.cat([x[:9], x[10:]])
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    assert metrics.effective_ranks(x[order.to(device)]) == [together[i] for i in order]
-    assert metrics.effective_ranks(x[3:8]) == together[3:8]
-    assert metrics.effective_ranks(x[40:41]) == together[40:41]
+    assert metrics.effective_ranks_later(x[order.to(device)])() == [together[i] for i in order]
+    assert metrics.effective_ranks_later(x[3:8])() == together[3:8]
+    assert metrics.effective_ranks_later(x[40:41])() == together[40:41]
 
 
 def test_effective_rank_of_known_matrices() -> None:

@@ -25,8 +25,8 @@ from upgd.rl import kernels as k
 from upgd.rl.diagnostics import diagnose
 from upgd.rl.environments import Simulation, make
 from upgd.rl.network import Network
-from upgd.rl.ppo import run_network, trajectory
-from upgd.rl.rollouts import Actor, fresh_normalisers
+from upgd.rl.ppo import run_network
+from upgd.rl.rollouts import Actor, fresh_normalisers, trajectory
 from upgd.rl.workers import StatesError, Workers
 
 SHORT = Settings(steps=32, epochs=1, minibatches=2)

@@ -11,7 +11,7 @@ import pytest
 
 from upgd.ledger import Ledger, Result, RunSpec, StudyError
 from upgd.study import search
-from upgd.study import sweeps as sweeps as halving
+from upgd.study import sweeps as halving
 from upgd.study.search import Axis, Space
 from upgd.study.sweeps import Sweep
 

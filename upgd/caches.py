@@ -23,13 +23,10 @@ def home() -> Path:
 
 
 def cache_folder(name: str) -> Path | None:
-    """A writable folder for a cache, or None if there is none.
+    """A writable folder for the cache `name`, or None if there is none.
 
     Tries ``$UPGD_CACHE``, ``$XDG_CACHE_HOME/upgd`` or ``~/.cache/upgd``, then ``upgd-UID`` in the
     folder for temporary files.
-
-    Args:
-        name: The cache, such as ``"kernels"``.
     """
     for base, private in _bases():
         folder = base / name
@@ -54,12 +51,9 @@ def is_writable(folder: Path) -> bool:
 
 
 def use_cache(variable: str, name: str, *usual: Path) -> None:
-    """Point another library to one of our cache folders if its own is not writable.
+    """Point another library to our cache folder `name` if its `usual` ones are not writable.
 
-    Args:
-        variable: The library's environment variable; kept if it is set.
-        name: Our folder.
-        usual: Folders that the library writes to by default.
+    `variable` is the library's environment variable; it is kept if it is set.
     """
     if os.environ.get(variable):
         return

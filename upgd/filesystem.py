@@ -57,11 +57,7 @@ def _descriptor(path: str) -> int | None:
 
 
 def follow(path: str | os.PathLike[str]) -> Path:
-    """The file that a path leads to through links; it need not exist.
-
-    Raises:
-        OSError: The links form a loop.
-    """
+    """The file that a path leads to through links; it need not exist. Raises OSError for a loop."""
     with contextlib.suppress(FileNotFoundError):
         os.stat(path)  # raises for a loop; realpath does not
     return Path(os.path.realpath(path))
@@ -71,9 +67,6 @@ def open_replacement(partial: Path, target: Path) -> BinaryIO:
     """Create `partial`, which will replace `target`, with the permissions of `target`.
 
     Keeps owner and group where permitted. If `target` does not exist the umask decides.
-
-    Raises:
-        OSError: `partial` cannot be created.
     """
     try:
         old = os.stat(target)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
-AT_A_TIME = 32
-"""Matrices, or networks, per batch on a GPU."""
+AT_A_TIME = 32  # matrices, or networks, per batch on a GPU
 
 
 # ------------------------------------------------------------------------- per sample
@@ -32,24 +31,21 @@ def sample_plasticity(before: ArrayLike, after: ArrayLike) -> Series:
         after: Its loss after the update.
 
     Example:
-        >>> from upgd.metrics import sample_plasticity
         >>> sample_plasticity([2.0, 1.0, 1.0], [0.5, 1.5, 0.0])
         array([0.75, 0.  , 1.  ])
     """
     before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
-    progress: Series = np.clip(1 - after / np.maximum(before, FLOOR), 0, 1)
-    return progress
+    return np.asarray(np.clip(1 - after / np.maximum(before, FLOOR), 0, 1))
 
 
 @dataclass
 class Meter:
     """Means over consecutive windows of `length` samples, of any number of metrics.
 
-    A metric that is measured at a stride is averaged over its own samples; a window without any
-    is NaN.
+    A metric that is measured at a stride is averaged over its own samples; a window without any is
+    NaN.
 
     Example:
-        >>> from upgd.metrics import Meter
         >>> meter = Meter(length=2)
         >>> for correct in (1, 0, 1, 1, 0):
         ...     _ = meter.add(accuracy=correct)
@@ -71,10 +67,8 @@ class Meter:
     def add(self, samples: int = 1, **values: float) -> bool:
         """Add sums over `samples` samples of one window; True if the window is full."""
         if self.count + samples > self.length:
-            raise ValueError(
-                f"Meter: {samples} samples do not fit into what is left of the window, "
-                f"{self.length - self.count}"
-            )
+            left = self.length - self.count
+            raise ValueError(f"Meter: {samples} samples do not fit into the window's last {left}")
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.counts[name] = self.counts.get(name, 0) + samples
@@ -104,14 +98,12 @@ def rewindow(series: ArrayLike, factor: int = 2) -> Series:
     """Means of `factor` consecutive windows; drops an incomplete last one.
 
     Example:
-        >>> from upgd.metrics import rewindow
         >>> rewindow([1.0, 2.0, 3.0, 5.0, 9.0])
         array([1.5, 4. ])
     """
     values = np.asarray(series, np.float64)
     whole = len(values) // factor * factor
-    means: Series = values[:whole].reshape(-1, factor).mean(1)
-    return means
+    return np.asarray(values[:whole].reshape(-1, factor).mean(1))
 
 
 def forgetting(accuracy: ArrayLike) -> float:
@@ -121,7 +113,6 @@ def forgetting(accuracy: ArrayLike) -> float:
         accuracy: Online accuracy, a value per task.
 
     Example:
-        >>> from upgd.metrics import forgetting
         >>> round(forgetting([0.2, 0.4, 0.5, 0.5, 0.7, 0.7]), 3)
         -0.4
     """
@@ -138,7 +129,6 @@ def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
         window: The number of samples in a task.
 
     Example:
-        >>> from upgd.metrics import loss_of_plasticity
         >>> round(loss_of_plasticity([0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.3, 0.3], 100), 3)
         0.2
     """
@@ -150,10 +140,8 @@ def loss_of_plasticity(plasticity: ArrayLike, window: int) -> float:
 
 def _first_minus_last(windows: Series, what: str) -> float:
     if len(windows) < 2:
-        raise ValueError(
-            f"{what}: the run is too short; it takes two windows of two tasks each, found "
-            f"{len(windows)}"
-        )
+        wrong = f"it takes two windows of two tasks each, found {len(windows)}"
+        raise ValueError(f"{what}: the run is too short; {wrong}")
     return float(windows[0] - windows[-1])
 
 
@@ -171,8 +159,6 @@ def norms(tensors: Iterable[Tensor]) -> Norms:
     """ℓ0 (as a fraction), ℓ1 and ℓ2 norms of all tensors stacked into one vector.
 
     Example:
-        >>> import torch
-        >>> from upgd.metrics import norms
         >>> norms([torch.tensor([3.0, 0.0]), torch.tensor([-4.0, 0.0])])
         Norms(l0=0.5, l1=7.0, l2=5.0)
     """
@@ -189,8 +175,6 @@ def effective_rank(matrix: Tensor) -> float:
     A tensor of more dimensions is reshaped to one row per output unit.
 
     Example:
-        >>> import torch
-        >>> from upgd.metrics import effective_rank
         >>> round(effective_rank(torch.eye(4)), 6), effective_rank(torch.ones(4, 4))
         (4.0, 1.0)
     """
@@ -198,27 +182,14 @@ def effective_rank(matrix: Tensor) -> float:
     return float(_effective_ranks(torch.linalg.svdvals(rows)))
 
 
-def effective_ranks(matrices: Tensor) -> list[float]:
-    """:func:`effective_rank` of each of R matrices [R, ...], independent of each other.
-
-    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
-    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
-    has rank NaN.
-
-    Example:
-        >>> import torch
-        >>> from upgd.metrics import effective_ranks
-        >>> effective_ranks(torch.stack([torch.eye(4), torch.ones(4, 4)]))
-        [4.0, 1.0]
-    """
-    return effective_ranks_later(matrices)()
-
-
 @torch.no_grad()
 def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
-    """:func:`effective_ranks` as a function to call later; the matrices may change meanwhile.
+    """Returns a function that gives the :func:`effective_rank` of each of R matrices [R, ...].
 
-    The function uses only the CPU and may run in another thread, while the device continues.
+    The function uses only the CPU and may run in another thread; the matrices may change meanwhile.
+    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
+    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
+    has rank NaN, and no rank depends on the other matrices.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):
@@ -277,13 +248,7 @@ class Interval(NamedTuple):
 
 
 def standard_error(values: ArrayLike, axis: int = 0) -> Series:
-    """The standard error of the mean over seeds.
-
-    Example:
-        >>> from upgd.metrics import standard_error
-        >>> round(float(standard_error([1.0, 2.0, 3.0])), 6)
-        0.57735
-    """
+    """The standard error of the mean over seeds."""
     array = np.asarray(values, np.float64)
     return np.asarray(array.std(axis, ddof=1) / np.sqrt(array.shape[axis]))
 
@@ -295,7 +260,6 @@ def mean_interval(values: ArrayLike) -> Interval:
     """The mean over seeds with Student's 95% interval; NaN bounds for one value.
 
     Example:
-        >>> from upgd.metrics import mean_interval
         >>> mean, low, high = mean_interval([1.0, 2.0, 3.0])
         >>> round(mean, 3), round(low, 3), round(high, 3)
         (2.0, -0.484, 4.484)
@@ -314,7 +278,6 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
     """The mean of the middle half; fractional quarters weight the values at the ends.
 
     Example:
-        >>> from upgd.metrics import interquartile_mean
         >>> float(interquartile_mean([0.0, 1.0, 2.0, 100.0]))
         1.5
     """
@@ -332,14 +295,10 @@ def bootstrap(
 ) -> Interval:
     """The interquartile mean with a stratified 95% bootstrap interval.
 
-    Args:
-        groups: Values of all seeds; or, for several problems, values by problem: seeds are
-            resampled within each problem, then pooled.
-        resamples: The number of resamples.
-        seed: Seed of the resampling.
+    `groups` are the values of all seeds; or, for several problems, values by problem: seeds are
+    resampled within each problem, then pooled.
 
     Example:
-        >>> from upgd.metrics import bootstrap
         >>> interval = bootstrap([0.70, 0.71, 0.72, 0.73, 0.74, 0.75])
         >>> interval.low < interval.estimate < interval.high
         True
@@ -349,9 +308,7 @@ def bootstrap(
     if not arrays or any(len(values) == 0 for values in arrays):
         raise ValueError("bootstrap: no values")
     generator = np.random.default_rng(seed)
-    drawn = [
-        values[generator.integers(len(values), size=(resamples, len(values)))] for values in arrays
-    ]
+    drawn = [v[generator.integers(len(v), size=(resamples, len(v)))] for v in arrays]
     means = interquartile_mean(np.concatenate(drawn, axis=1))
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(interquartile_mean(np.concatenate(arrays))), float(low), float(high))

@@ -18,29 +18,24 @@ from torch import nn
 
 from upgd.sources import digest
 from upgd.streams import Problem, keyed
+from upgd.text import error_line
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "tanh": nn.Tanh,
-    "linear": nn.Identity,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU}
+ACTIVATIONS |= {"tanh": nn.Tanh, "linear": nn.Identity}
 
 
 def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
     """Linear layers with an activation between each two; inputs are flattened first.
 
     Example:
-        >>> from upgd.networks import mlp
         >>> [type(layer).__name__ for layer in mlp([784, 300, 10])]
         ['Flatten', 'Linear', 'ReLU', 'Linear']
     """
     if len(sizes) < 2 or any(size < 1 for size in sizes):
         raise ValueError(f"mlp: sizes are positive, inputs and outputs at least; got {sizes}")
     if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"mlp: activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}"
-        )
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"mlp: activation must be one of {known}; got {activation!r}")
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
@@ -48,14 +43,7 @@ def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
 
 
 def cnn(classes: int = 10) -> nn.Sequential:
-    """The paper's network for CIFAR-10: no activation after the convolutions.
-
-    Example:
-        >>> import torch
-        >>> from upgd.networks import cnn
-        >>> cnn()(torch.zeros(1, 3, 32, 32)).shape
-        torch.Size([1, 10])
-    """
+    """The paper's network for CIFAR-10: no activation after the convolutions."""
     return nn.Sequential(
         *(nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(16 * 5 * 5, 120), nn.ReLU()),
@@ -65,13 +53,7 @@ def cnn(classes: int = 10) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the user's.
-
-    Attributes:
-        name: What ``Problem.network`` and the option ``network`` call it.
-        factory: Makes the module, as ``factory()`` or ``factory(inputs, outputs)``.
-        source: 16 digits that change with its code.
-    """
+    """A network of the user's, made by ``factory()`` or ``factory(inputs, outputs)``."""
 
     name: str
     factory: Callable[..., nn.Module] = field(compare=False)
@@ -81,24 +63,20 @@ class Network:
         """A module for inputs of `shape`, which is given as a number if it has one dimension.
 
         Raises:
-            ValueError: The factory raises, or makes something else than a module.
+            ValueError: The factory raises, or does not return a module.
         """
         arguments = (shape[0] if len(shape) == 1 else shape, outputs)
         try:
             found = self.factory(*arguments[: _takes(self.factory)])
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                f"network {self.name!r} cannot be made for inputs {arguments[0]} and {outputs} "
-                f"outputs: {type(error).__name__}: {line}"
-            ) from error
+            what = f"inputs {arguments[0]} and {outputs} outputs: {error_line(error)}"
+            raise ValueError(f"network {self.name!r} cannot be made for {what}") from error
         if not isinstance(found, nn.Module):
             raise ValueError(f"network {self.name!r} is a {type(found).__name__}, not a nn.Module")
         return found
 
 
-NETWORKS: dict[str, Network] = {}
-"""Users' networks by name."""
+NETWORKS: dict[str, Network] = {}  # users' networks by name
 
 
 def register(name: str, factory: Callable[..., nn.Module]) -> Network:
@@ -114,22 +92,16 @@ def register(name: str, factory: Callable[..., nn.Module]) -> Network:
         ValueError: The name cannot be used, or `factory` cannot be called.
 
     Example:
-        >>> from torch import nn
-        >>> from upgd.networks import NETWORKS, register
         >>> register("shallow", lambda inputs, outputs: nn.Linear(inputs, outputs)).name
         'shallow'
         >>> del NETWORKS["shallow"]
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or name in ("cnn", "none"):
-        raise ValueError(
-            f"a network's name begins with a letter, has letters, digits and -_. and is not "
-            f"'cnn' or 'none'; got {name!r}"
-        )
+        rule = "begins with a letter, has letters, digits and -_. and is not 'cnn' or 'none'"
+        raise ValueError(f"a network's name {rule}; got {name!r}")
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise ValueError(
-            f"network {name!r}: a function that makes a module expected, got a "
-            f"{type(factory).__name__}; every seed begins with weights of its own"
-        )
+        wrong = f"a function that makes a module expected, got a {type(factory).__name__}"
+        raise ValueError(f"network {name!r}: {wrong}; every seed has initial weights of its own")
     _takes(factory, name)
     NETWORKS[name] = Network(name, factory, digest(factory))
     return NETWORKS[name]
@@ -147,20 +119,14 @@ def _takes(factory: Callable[..., nn.Module], name: str = "") -> int:
     if not required:
         return 0
     if len(required) > 2 or len(positional) < 2 or set(required) - set(positional[:2]):
-        names = ", ".join(p.name for p in required)
-        raise ValueError(
-            f"network {name!r}: a factory takes nothing, or inputs and outputs; this one "
-            f"requires {names}"
-        )
+        wrong = f"this one requires {', '.join(p.name for p in required)}"
+        rule = "a factory takes nothing, or inputs and outputs"
+        raise ValueError(f"network {name!r}: {rule}; {wrong}")
     return 2
 
 
 def get(name: str) -> Network:
-    """A user's network.
-
-    Raises:
-        ValueError: There is none with that name.
-    """
+    """A user's network; raises ValueError if there is none with that name."""
     if name not in NETWORKS:
         close = difflib.get_close_matches(name, [*NETWORKS, "cnn"], 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(['cnn', *NETWORKS])}"
@@ -178,17 +144,11 @@ def build(
 ) -> nn.Module:
     """A network whose initial weights are a function of `seed` and `task` alone.
 
-    Args:
-        network: The sizes of an MLP's layers, ``"cnn"``, or the name of a registered network.
-        seed: Determines the weights; PyTorch's global generator is left as it is.
-        activation: Of an MLP.
-        task: Other weights for each, where a learner starts afresh with every task.
-        shape: Of one input, and
-        outputs: their number, for a registered network.
+    `network` is the sizes of an MLP's layers, ``"cnn"``, or the name of a registered network, which
+    needs the `shape` of one input and the number of `outputs`. A learner that restarts with every
+    `task` has other weights each time. PyTorch's global generator is left as it is.
 
     Example:
-        >>> import torch
-        >>> from upgd.networks import build
         >>> a, b = (build([4, 3, 2], seed=1) for _ in range(2))
         >>> torch.equal(a[1].weight, b[1].weight)
         True
@@ -218,11 +178,7 @@ def build_for(problem: Problem, seed: int, task: int = 0) -> nn.Module:
 
 
 def check(problem: Problem, batch: int = 1) -> None:
-    """Raise unless the problem's network can learn from its inputs.
-
-    Raises:
-        ValueError: It has no parameters, or outputs of the wrong shape.
-    """
+    """Raise ValueError unless the problem's network has parameters and the right outputs."""
     if isinstance(problem.network, str) and problem.network != "cnn":
         _check(get(problem.network), *problem.interface, batch)
 
@@ -237,18 +193,13 @@ def _check(own: Network, shape: tuple[int, ...], outputs: int, batch: int) -> No
         try:
             found = model(torch.zeros(batch, *shape))
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                f"network {own.name!r} cannot take inputs of shape {(batch, *shape)}: "
-                f"{type(error).__name__}: {line}"
-            ) from error
+            what = f"inputs of shape {(batch, *shape)}: {error_line(error)}"
+            raise ValueError(f"network {own.name!r} cannot take {what}") from error
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"network {own.name!r} returns a {type(found).__name__}, not a tensor")
     if tuple(found.shape) != (batch, outputs):
-        raise ValueError(
-            f"network {own.name!r} gives outputs of shape {tuple(found.shape)} for {batch} "
-            f"inputs; {(batch, outputs)} expected"
-        )
+        wrong = f"gives outputs of shape {tuple(found.shape)} for {batch} inputs"
+        raise ValueError(f"network {own.name!r} {wrong}; {(batch, outputs)} expected")
 
 
 @torch.no_grad()
@@ -266,10 +217,7 @@ def initial_weights(
 ) -> list[NDArray[np.float32]]:
     """PyTorch's distribution for layers (uniform within ±1/√fan-in) from our own random words.
 
-    Args:
-        shapes: Of each layer's weight and bias, in turn.
-        seed: Of the run.
-        task: See :func:`build`.
+    `shapes` are those of each layer's weight and bias, in turn; `task` is that of :func:`build`.
     """
     found = []
     for number, shape in enumerate(shapes):

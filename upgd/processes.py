@@ -18,8 +18,7 @@ from typing import Any
 TO_END = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a scheduler sends to a whole process group."""
 _HAS_MASKS = hasattr(signal, "pthread_sigmask")
-PARENT = "UPGD_PARENT"
-"""Environment variable that holds the parent's process id."""
+PARENT = "UPGD_PARENT"  # environment variable that holds the parent's process id
 SECONDS_BETWEEN_POLLS = 1.0
 PR_SET_PDEATHSIG = 1
 

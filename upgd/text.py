@@ -91,3 +91,12 @@ def pairs(values: Mapping[str, Any]) -> str:
         f"{printable(name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()
     )
+
+
+def error_line(error: BaseException) -> str:
+    r"""The type of an error and the first line of its message.
+
+    >>> error_line(OSError("no such device\nline 2"))
+    'OSError: no such device'
+    """
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

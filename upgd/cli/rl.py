@@ -20,9 +20,8 @@ from upgd.lab.study import Study
 from upgd.ledger import RunSpec
 from upgd.ledger.canonical import proper_name
 from upgd.optim.registry import scalars
-from upgd.rl.environments import RLError, Spaces, make
+from upgd.rl.environments import RLError, Spaces, make, newest_environments
 from upgd.rl.runs import PREFIX, parse_settings
-from upgd.rl.study import newest_environments
 from upgd.study.forecast import forecast_lines
 from upgd.text import count
 

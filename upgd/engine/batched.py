@@ -53,15 +53,7 @@ def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
 
 
 def why_eager(problem: Problem, setting: Setting, device: str) -> str:
-    """Why no stack can run this; empty if one can.
-
-    Example:
-        >>> from upgd.engine.batched import why_eager
-        >>> from upgd.streams import get
-        >>> setting = Setting("upgd", {}, seed=0, window=100, batch=4)
-        >>> why_eager(get("label-permuted-digits"), setting, "cpu")
-        'a stack takes one sample per step, not 4'
-    """
+    """Why no stack can run this; empty if one can."""
     if setting.batch != 1:
         return f"a stack takes one sample per step, not {setting.batch}"
     learner = Learner(setting.method, setting.hyper, setting.seed)
@@ -107,15 +99,13 @@ class BatchedRun:
 
     Args:
         problem: The problem they share.
-        settings: One per run; they differ in method, hyperparameters, seed and restarts alone.
+        settings: One per run; they differ in method, hyperparameters, seed and restarts only.
         streams: One per run.
-        steps: How many each takes.
-        device: Where.
+        steps: Samples of each.
+        device: Where they run.
         dtype: float32, or float64 for tests.
 
     Example:
-        >>> from upgd.engine import Setting
-        >>> from upgd.engine.batched import BatchedRun
         >>> from upgd.streams import get
         >>> problem = get("label-permuted-digits")
         >>> settings = [Setting("sgd", {}, seed, window=5) for seed in (0, 1)]
@@ -162,21 +152,11 @@ class BatchedRun:
 
     def _make(self, learners: list[Learner], dtype: torch.dtype) -> Any:
         problem = self.problem
-        common: dict[str, Any] = {
-            "loss": problem.loss,
-            "steps": self.steps,
-            "window": self.window,
-            "stride": self.stride,
-            "dtype": dtype,
-        }
+        common: dict[str, Any] = {"loss": problem.loss, "steps": self.steps, "dtype": dtype}
+        common |= {"window": self.window, "stride": self.stride}
         if self.kind == "general":
-            return GeneralStack(
-                partial(build_for, problem),
-                learners,
-                shape=tuple(self.streams[0].shape),
-                device=self.device,
-                **common,
-            )
+            common |= {"shape": tuple(self.streams[0].shape), "device": self.device}
+            return GeneralStack(partial(build_for, problem), learners, **common)
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
         common["activation"] = problem.activation
@@ -190,7 +170,6 @@ class BatchedRun:
 
     @property
     def step(self) -> int:
-        """How many steps were done."""
         return int(self.stack.step)
 
     # ------------------------------------------------------------------------- learning
@@ -225,7 +204,8 @@ class BatchedRun:
         at_tasks = length and _ends_at_tasks(setting, self.streams[0])
         longest = longest_chunk(self.problem, setting, self.streams[0], self.steps)
         if self.feed.made:
-            longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * self._features())))
+            features = int(np.prod(self.streams[0].shape))
+            longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * features)))
         if self.kind == "general" and torch.device(self.device).type == "cpu":
             longest = max(1, min(longest, MOST_WITHOUT_WORD // len(self.settings)))
         while start < stop:
@@ -237,9 +217,6 @@ class BatchedRun:
                 end = min(end, setting.next_weighing(start) + 1)
             yield start, end
             start = end
-
-    def _features(self) -> int:
-        return int(np.prod(self.streams[0].shape))
 
     def _chunk(self, start: int, stop: int) -> Chunk:
         if self._ahead is not None and self._ahead[0] == (start, stop):
@@ -305,19 +282,13 @@ class BatchedRun:
         return found
 
     def share_of_roofline(self, rate: float) -> float | None:
-        """What part `rate` learner-steps per second are of what the device's memory allows.
-
-        None where that cannot be measured; see :mod:`upgd.engine.roofline`.
-        """
+        """The share of the roofline of `rate` learner-steps/s; None where it cannot be measured."""
         methods = [setting.method for setting in self.settings]
-        parameters = self.networks.size
-        itemsize = int(self.stack.dtype.itemsize)
+        parameters, itemsize = self.networks.size, int(self.stack.dtype.itemsize)
         size = itemsize * parameters * max(roofline.kept(method) for method in methods)
         threads = getattr(self.stack, "threads", torch.get_num_threads())
-        if torch.device(self.device).type == "cpu":
-            speed = roofline.bandwidth(self.device, size, threads)
-        else:
-            speed = roofline.bandwidth(self.device)
+        on_cpu = torch.device(self.device).type == "cpu"
+        speed = roofline.bandwidth(self.device, *((size, threads) if on_cpu else ()))
         moved = roofline.floor(methods, parameters, itemsize)
         return None if speed is None else roofline.share(rate, moved, speed)
 

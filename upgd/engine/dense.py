@@ -15,26 +15,19 @@ from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
 from upgd.rules.vocabulary import as_numbers
 
+# What a stack sums up per run and window; the last counts the steps with diagnostics.
 COLUMNS = (
     *("loss", "plasticity", "accuracy"),
     *("zero_activations", "gradient_l0", "gradient_l1", "gradient_l2", "measured"),
 )
-"""What a stack sums up per run and window; the last counts the steps with diagnostics."""
 
 
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")
-"""Of hidden layers; kernels know them by number."""
+ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")  # kernels know them by number
 
 
 @dataclass(frozen=True)
 class Learner:
-    """One learner of a stack.
-
-    Attributes:
-        method: A name of the registry.
-        hyper: Its hyperparameters; missing ones take the registry's defaults.
-        seed: Determines its initial weights and perturbations.
-    """
+    """A learner of a stack; missing hyperparameters take the registry's defaults."""
 
     method: str
     hyper: Mapping[str, Any]
@@ -45,16 +38,19 @@ class Learner:
         """The registry's."""
         return get(self.method)[0]
 
-    def values(self) -> dict[str, float]:
-        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``."""
+    def all_hyper(self) -> dict[str, Any]:
+        """All hyperparameters; raises ValueError for unknown ones."""
         _, defaults = get(self.method)
-        unknown = self.hyper.keys() - defaults.keys()
-        if unknown:
+        if unknown := self.hyper.keys() - defaults.keys():
             raise ValueError(
                 f"{self.method} has no hyperparameter {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(defaults)}"
             )
-        found = {**defaults, **self.hyper}
+        return {**defaults, **self.hyper}
+
+    def values(self) -> dict[str, float]:
+        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``."""
+        found = self.all_hyper()
         for name, hyperparameter in self.row.hyper.items():
             hyperparameter.check(self.row.optimizer.__name__, found[name])
         return {name: float(value) for name, value in as_numbers(found).items()}
@@ -69,13 +65,9 @@ class Learner:
 class Group:
     """Learners ``first … first + count - 1`` of a stack, all of one method.
 
-    Attributes:
-        row: The method.
-        reduce: How η comes about: ``"max"``, ``"row_norm"`` or None.
-        states: What is kept per weight.
-        features: Whether utilities are the features', not the weights'.
-        second: Whether it reads curvature.
-        noise: Whether any of its learners is perturbed.
+    `noise` is whether any is perturbed, `reduce` how η is found (``"max"``, ``"row_norm"`` or
+    None), `features` whether utilities are per feature, `second` whether the method reads
+    curvature, and `states` what is kept per weight.
     """
 
     row: Row
@@ -142,28 +134,20 @@ def initial(layout: Layout, seed: int, task: int = 0) -> NDArray[np.float32]:
     return numbers
 
 
-class DenseStack:
-    """What stacks of dense learners have in common, whatever executes them.
+class Stack:
+    """Learners in lock step, those of one method beside each other; whatever executes them.
 
-    A stack allots its arrays or tensors, which are used alike here.
+    Subclasses allocate arrays or tensors, which are used alike here: `weights` [R, size], `states`
+    of each group [states, count, size], `utilities` of each group's features [count, units],
+    `series` of sums by window [R, windows, columns], and `diverged`, the step at which each was not
+    finite, or -1. `order` has the learners' numbers before they were sorted by method.
 
     Args:
-        layout: The network.
         learners: Methods, hyperparameters and seeds, in any order.
-        activation: Of hidden layers.
         loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
+        steps: Samples of the run; series are allocated for them.
         window: Samples per window.
-        stride: Take diagnostics every so many steps; 0 for never.
-
-    Attributes:
-        learners: Those of one method beside each other, group after group.
-        order: Their numbers before.
-        weights: [R, size], in the layout's order.
-        states: Of each group, [states, count, size]; [1, 1, size] where a method has none.
-        utilities: Of each group's features, [count, units]; [1, units] where it has none.
-        series: Sums by window, [R, windows, columns].
-        diverged: The step at which each was not finite, or -1.
+        stride: Steps between diagnostics; 0 for none.
     """
 
     weights: Any
@@ -174,41 +158,36 @@ class DenseStack:
     diverged: Any
 
     def __init__(
-        self,
-        layout: Layout,
-        learners: Sequence[Learner],
-        *,
-        activation: str,
-        loss: str,
-        steps: int,
-        window: int,
-        stride: int = 0,
+        self, learners: Sequence[Learner], *, loss: str, steps: int, window: int, stride: int = 0
     ) -> None:
         for learner in learners:
-            if reason := learner.row.eager_only:
+            if reason := self._unsupported(learner):
                 raise ValueError(f"a stack cannot run this learner: {reason}")
-        self.layout = layout
         self.order, self.groups = in_groups(learners)
         self.learners = [learners[i] for i in self.order]
-        self.activation, self.squared = ACTIVATIONS.index(activation), loss == "squared_error"
-        self.window, self.stride = window, stride
-        self.windows = -(-steps // window)
-        self.step = 0
+        self.squared, self.step = loss == "squared_error", 0
+        self.window, self.stride, self.windows = window, stride, -(-steps // window)
+
+    def _unsupported(self, learner: Learner) -> str | None:
+        return learner.row.eager_only
+
+    def _initial(self, seed: int, task: int) -> Any:
+        """A learner's first weights as the stack keeps them."""
+        raise NotImplementedError
 
     def _put(self, array: NDArray[Any]) -> Any:
         """An array as the stack keeps it, to be copied from."""
         return array
 
     def _get(self, kept: Any) -> NDArray[Any]:
-        """What the stack keeps, as an array of its own."""
+        """What the stack keeps, as an array."""
         raise NotImplementedError
 
     def restart(self, task: int, runs: Sequence[int] | None = None) -> None:
         """Fresh weights and states for all, or for those with these numbers in `learners`."""
         for run in range(len(self.learners)) if runs is None else runs:
             views, group = self._views(run), self.groups[self._group(run)[0]]
-            fresh = initial(self.layout, self.learners[run].seed, task)
-            views["weights"][...] = self._put(fresh)
+            views["weights"][...] = self._initial(self.learners[run].seed, task)
             for name in ("states", "utility", "corrections"):
                 if name in views:
                     views[name][...] = 0
@@ -217,7 +196,7 @@ class DenseStack:
                     views["states"][k] = views["weights"]
 
     def state(self, run: int) -> dict[str, NDArray[Any]]:
-        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
+        """The complete state of run number `run`, in the order of `learners`."""
         return {name: self._get(kept) for name, kept in self._views(run).items()}
 
     def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
@@ -235,15 +214,28 @@ class DenseStack:
 
     def _views(self, run: int) -> dict[str, Any]:
         number, mine = self._group(run)
-        group = self.groups[number]
+        group, states = self.groups[number], self.states[number]
         found = {
             "weights": self.weights[run],
             "corrections": self.corrections[run],
             "series": self.series[run],
             "diverged": self.diverged[run : run + 1].reshape(()),
         }
-        if group.states:
-            found["states"] = self.states[number][:, mine]
+        if len(states) == len(group.states):  # kernels need an array even without states
+            found["states"] = states[:, mine]
         if group.features:
             found["utility"] = self.utilities[number][mine]
         return found
+
+
+class DenseStack(Stack):
+    """A stack of dense networks with this layout; weights are in its order."""
+
+    def __init__(
+        self, layout: Layout, learners: Sequence[Learner], *, activation: str, **common: Any
+    ) -> None:
+        super().__init__(learners, **common)
+        self.layout, self.activation = layout, ACTIVATIONS.index(activation)
+
+    def _initial(self, seed: int, task: int) -> Any:
+        return self._put(initial(self.layout, seed, task))

@@ -31,15 +31,8 @@ def cores() -> int:
 class CpuStack(DenseStack):
     """R dense learners, each on a core of its own for a chunk; see :mod:`upgd.kernels.cpu_dense`.
 
-    Args:
-        layout, learners, activation, loss, steps, window, stride: As for
-            :class:`~upgd.engine.dense.DenseStack`.
-        dtype: float32, or float64 for tests.
-        threads: How many learners run at a time; by default as many as there are cores. No
-            result depends on it.
-
-    Raises:
-        ImportError: numba is not installed.
+    `threads` learners run at a time, by default one per core; no result depends on it. `dtype` is
+    float32, or float64 for tests. Raises ImportError without numba.
     """
 
     def __init__(

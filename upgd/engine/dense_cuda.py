@@ -39,7 +39,7 @@ class Tuning:
     Early launches change no sum: they may.
 
     Attributes:
-        block, warps, stages: Columns at a time, warps, and loads in flight, of the updating pass.
+        block, warps, stages: Columns at a time, warps, loads in flight of the updating pass.
         reduce_block, reduce_warps, reduce_stages: Of the pass that finds η.
         back_rows, back_columns, back_warps: The tile of a backward pass.
         back_registers: Of its threads: so 200 learners of the paper's network run at once.
@@ -102,12 +102,7 @@ def scaling(group: Group) -> int:
 class CudaStack(DenseStack):
     """R dense learners in lock step; see :mod:`upgd.kernels.triton_update`.
 
-    Args:
-        layout, learners, activation, loss, steps, window, stride: As for
-            :class:`~upgd.engine.dense.DenseStack`.
-        device: A CUDA device.
-        dtype: float32, or float64 for tests.
-        tuning: Shapes of the kernels.
+    On CPU tensors it runs under Triton's interpreter; float64 is for tests.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,26 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from upgd.engine.dense import Learner
 from upgd.engine.eager_state import Random, beside, from_before, put_beside
+from upgd.engine.general import zero_shares
 from upgd.engine.packing import UnpackableError, pack, unpack
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.registry import get
+from upgd.text import error_line
 
-RANK_WINDOWS = 10
-"""Ranks are taken in every so many windows."""
-
-
-class Samples(Protocol):
-    """What the engine asks of a stream."""
-
-    loss: Any
-    task_length: int | None
-
-    def at(self, step: int, batch: int = 1) -> Any:
-        """Inputs and targets of one step."""
+RANK_WINDOWS = 10  # ranks are taken in every so many windows
 
 
 @dataclass(frozen=True)
@@ -52,9 +43,8 @@ class Setting:
         window: Samples per window of the metrics.
         batch: Samples per step.
         restart: Begin every task with a fresh network and optimizer.
-        held_out: After each task's last update, predict so many held-out samples of it.
-        stride: Take diagnostics every so many steps, those of the weights the first time in each
-            window, since weights change slowly and ranks are expensive; 0 for never.
+        held_out: Held-out samples to predict after each task.
+        stride: Steps between diagnostics; 0 for none. Weights are measured once per window.
     """
 
     method: str
@@ -71,13 +61,7 @@ class Setting:
         return self.stride > 0 and step % self.stride == 0
 
     def weighs(self, step: int) -> bool:
-        """Whether weights are measured after this step: with diagnostics, at the end of a window.
-
-        Example:
-            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
-            >>> [step for step in range(30) if setting.weighs(step)]
-            [9, 19, 29]
-        """
+        """Whether weights are measured after this step: it ends a window."""
         return self.stride > 0 and self.next_weighing(step) == step
 
     def next_weighing(self, step: int) -> int:
@@ -86,13 +70,7 @@ class Setting:
         return (step // steps + 1) * steps - 1
 
     def ranks(self, step: int) -> bool:
-        """Whether ranks are measured, too, which takes far longer: in every tenth window.
-
-        Example:
-            >>> setting = Setting("sgd", {}, seed=0, window=10, stride=4)
-            >>> [step for step in range(250) if setting.ranks(step)]
-            [9, 109, 209]
-        """
+        """Whether ranks are measured, too, which takes far longer: in every tenth window."""
         return self.weighs(step) and step * self.batch // self.window % RANK_WINDOWS == 0
 
 
@@ -111,18 +89,16 @@ class LearnerError(RuntimeError):
 class EagerRun:
     """One learner on one stream, step by step, resumable bit for bit.
 
-    PyTorch's global generator is the run's own while it learns: seeded by its seed, kept with its
+    PyTorch's global generator is the run's own while it learns: seeded by its seed, saved with its
     state, and the caller's again afterwards. So an optimizer or a network may draw from it.
 
     Args:
-        stream: Where samples come from; a function of the step.
+        stream: Has `loss`, `task_length` and ``at(step, batch)``, a function of the step.
         build: Makes the network from a seed and the number of a task.
         setting: How it learns and what is measured.
         device: Where it runs.
 
     Example:
-        >>> import numpy as np
-        >>> from upgd.engine import EagerRun, Setting
         >>> from upgd.networks import mlp
         >>> class Coin:
         ...     loss, task_length = "cross_entropy", 10
@@ -137,7 +113,7 @@ class EagerRun:
 
     def __init__(
         self,
-        stream: Samples,
+        stream: Any,
         build: Callable[[int, int], nn.Module],
         setting: Setting,
         device: str | torch.device = "cpu",
@@ -146,17 +122,14 @@ class EagerRun:
             if getattr(setting, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(setting, name)}")
         if setting.window % setting.batch:
-            raise ValueError(
-                f"a window of {setting.window} samples is not a whole number of batches of "
-                f"{setting.batch}"
-            )
+            wrong = f"a window of {setting.window} samples is not a whole number of batches"
+            raise ValueError(f"{wrong} of {setting.batch}")
         if (setting.restart or setting.held_out) and stream.task_length is None:
             raise ValueError("restarts and held-out evaluation need a stream that has tasks")
         if setting.held_out and not hasattr(stream, "held_out"):
             raise ValueError("this stream has no held-out samples; leave held_out out")
         if setting.held_out:
-            # Too many are noticed now, not after a task.
-            stream.held_out(0, setting.held_out)  # type: ignore[attr-defined]
+            stream.held_out(0, setting.held_out)  # raises now, not after a task, if too many
         self.stream = stream
         self.setting = setting
         self.device = torch.device(device)
@@ -171,18 +144,11 @@ class EagerRun:
     def _begin(self, task: int) -> None:
         """A fresh network and optimizer."""
         self.model = self._build(self.setting.seed, task).to(self.device)
-        row, defaults = get(self.setting.method)
-        self._foreign = bool(row.source)
-        unknown = self.setting.hyper.keys() - defaults.keys()
-        if unknown:
-            raise ValueError(
-                f"{self.setting.method} has no hyperparameter {', '.join(sorted(unknown))}; "
-                f"it has {', '.join(defaults)}"
-            )
-        hyper = {**defaults, **self.setting.hyper}
+        learner = Learner(self.setting.method, self.setting.hyper, self.setting.seed)
+        self._foreign, hyper = bool(learner.row.source), learner.all_hyper()
         noise = PhiloxNoise([tuple(p.shape) for p in self.model.parameters()], self.step)
         with self._named("making the optimizer"):
-            self.optimizer: Optimizer = row.make(
+            self.optimizer: Optimizer = learner.row.make(
                 self.model, **hyper, seed=self.setting.seed, noise=noise
             )
         self._attributes()  # what a checkpoint could not keep is said now
@@ -193,8 +159,7 @@ class EagerRun:
         """Learn from the next `steps` batches.
 
         Raises:
-            Divergence: The loss or a gradient is not finite; the learner stands before that
-                step.
+            Divergence: The loss or a gradient is not finite; the learner stands before that step.
         """
         with self._random.in_place():
             for _ in range(steps):
@@ -207,7 +172,7 @@ class EagerRun:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.measures(step)
-        with _zero_shares(self.model, measured) as zeros, self._named("the network"):
+        with zero_shares(self.model, measured) as zeros, self._named("the network"):
             output = self.model(x)
         losses = self._losses(output, y)
         if not bool(losses.isfinite().all()):
@@ -217,7 +182,7 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            values["zero_activations"] = float(np.mean(zeros)) if zeros else float("nan")
+            values["zero_activations"] = float(np.mean([float(z) for z in zeros or [np.nan]]))
         try:
             with self._named("step()"):
                 self.optimizer.step()
@@ -227,14 +192,18 @@ class EagerRun:
             if "without overflow" not in str(error):
                 raise
             raise Divergence(step, "a factor of the update leaves the weights' range") from error
-        after = self._look_again(x, y)
-        before = losses.detach().cpu().numpy()
+        before, after = losses.detach().cpu().numpy(), self._look_again(x, y).cpu().numpy()
         if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
             if setting.ranks(step):
                 values["effective_rank"] = mean_effective_rank(self.model)
-        self._count(output.detach(), y, before, after.cpu().numpy(), values)
+        sums = {"loss": float(before.sum(dtype=np.float64))}
+        sums["plasticity"] = float(sample_plasticity(before, after).sum())
+        if self.stream.loss == "cross_entropy":
+            sums["accuracy"] = float((output.argmax(1) == y).sum())
+        # Diagnostics belong to the step: they count for each of its samples.
+        self.meter.add(setting.batch, **sums, **{k: setting.batch * v for k, v in values.items()})
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:
             self.offline.append(self._predict_held_out(step // task_step))
@@ -267,28 +236,8 @@ class EagerRun:
         except Exception as error:
             if not self._foreign and isinstance(error, ValueError | RuntimeError):
                 raise  # our own words
-            line = (str(error).splitlines() or [""])[0]
-            raise LearnerError(
-                f"{self.setting.method}, {what} at step {self.step}: {type(error).__name__}: {line}"
-            ) from error
-
-    def _count(
-        self,
-        output: Tensor,
-        y: Tensor,
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
-        diagnostics: dict[str, float],
-    ) -> None:
-        batch = self.setting.batch
-        sums = {
-            "loss": float(before.sum(dtype=np.float64)),
-            "plasticity": float(sample_plasticity(before, after).sum()),
-        }
-        if self.stream.loss == "cross_entropy":
-            sums["accuracy"] = float((output.argmax(1) == y).sum())
-        # Diagnostics belong to the step: they count for each of its samples.
-        self.meter.add(batch, **sums, **{k: batch * v for k, v in diagnostics.items()})
+            where = f"{self.setting.method}, {what} at step {self.step}"
+            raise LearnerError(f"{where}: {error_line(error)}") from error
 
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
         if self.stream.loss == "cross_entropy":
@@ -305,7 +254,7 @@ class EagerRun:
 
     @torch.no_grad()
     def _predict_held_out(self, task: int) -> float:
-        x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))  # type: ignore[attr-defined]
+        x, y = self._tensors(self.stream.held_out(task, self.setting.held_out))
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -316,7 +265,7 @@ class EagerRun:
 
     # -------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that the rest of the run depends on: arrays, and what fits into JSON.
+        """The complete state: arrays, and values for JSON.
 
         Raises:
             UnpackableError: The optimizer keeps something that is neither.
@@ -399,20 +348,3 @@ class EagerRun:
 _LOAD, _SAVE = Optimizer.load_state_dict, Optimizer.state_dict
 _USUAL = ("state", "param_groups")
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, torch.device, torch.dtype)
-
-
-@contextmanager
-def _zero_shares(model: nn.Module, active: bool) -> Iterator[list[float]]:
-    """Collect the share of zeros in the output of every ReLU."""
-    shares: list[float] = []
-
-    def note(module: nn.Module, args: Any, output: Tensor) -> None:
-        shares.append(float((output == 0).double().mean()))
-
-    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
-    handles = [m.register_forward_hook(note) for m in relus]
-    try:
-        yield shares
-    finally:
-        for handle in handles:
-            handle.remove()

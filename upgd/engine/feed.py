@@ -17,16 +17,13 @@ from upgd.streams.stream import Sample, TaskStream
 class Chunk:
     """Samples of `steps` steps of R learners, and of one more: the next chunk's first.
 
-    Inputs are rows of a table, perhaps under a permutation.
-
     Attributes:
-        steps: T.
-        table: float32 [N, features]: a whole dataset, the same array in every chunk, or what the
-            streams made for this one.
+        table: float32 [N, features], inputs: a whole dataset, the same array in every chunk, or
+            what the streams made for this one.
         index: int32 [R, T + 1], rows of the table.
         labels: int32 [R, T + 1], for classification.
         targets: float32 [R, T + 1, outputs], for regression.
-        permutations: int32 [2, R, features].
+        permutations: int32 [2, R, features], of inputs.
         slots: int32 [T + 1], which of the two a step has.
     """
 
@@ -40,13 +37,7 @@ class Chunk:
 
 
 class HeldOut(NamedTuple):
-    """Samples that nobody learns from: `count` of S streams, of which each learner has one.
-
-    Attributes:
-        x: [S, count, ...].
-        y: [S, count].
-        of: [R], each learner's stream.
-    """
+    """Test samples of S streams, x [S, count, ...] and y [S, count], and each run's stream, [R]."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
@@ -65,11 +56,8 @@ def has_table(stream: Any) -> bool:
 class Feed:
     """Chunks from the streams of R learners on one problem.
 
-    Streams of one seed are the same, so their samples are made once.
-
-    Args:
-        streams: One per learner.
-        total: Samples that each learner takes; a stream need not have more.
+    Streams of one seed are the same, so their samples are made once. No stream is asked for more
+    than `total` samples.
     """
 
     def __init__(self, streams: Sequence[Any], total: int | None = None) -> None:

@@ -9,7 +9,8 @@ libraries and devices only, with the same number of runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from upgd.engine.dense import COLUMNS, Group, Learner, in_groups, tables
+from upgd.engine.dense import COLUMNS, Group, Learner, Stack, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
@@ -39,19 +40,16 @@ def unsupported(learner: Learner) -> str | None:
     return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
 
 
-class GeneralStack:
+class GeneralStack(Stack):
     """R learners in lock step, with one network architecture.
 
     Args:
         build: Makes a learner's network from its seed and the number of a task.
         learners: Methods, hyperparameters and seeds, in any order.
-        loss: ``"cross_entropy"`` or ``"squared_error"``.
-        steps: How many will be run; the windows of metrics are allotted for them.
-        window: Samples per window.
         shape: Of one input.
-        stride: Take diagnostics every so many steps; 0 for never.
-        device: Where.
+        device: Where it runs.
         dtype: float32, or float64 for tests.
+        common: Other arguments of :class:`~upgd.engine.dense.Stack`.
     """
 
     def __init__(
@@ -59,38 +57,33 @@ class GeneralStack:
         build: Callable[[int, int], nn.Module],
         learners: Sequence[Learner],
         *,
-        loss: str,
-        steps: int,
-        window: int,
         shape: tuple[int, ...],
-        stride: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        **common: Any,
     ) -> None:
-        for learner in learners:
-            if reason := unsupported(learner):
-                raise ValueError(f"the general stack cannot run this learner: {reason}")
-        self.build, self.shape, self.squared = build, shape, loss == "squared_error"
+        super().__init__(learners, **common)
+        self.build, self.shape = build, shape
         self.dtype, self.device = dtype, torch.device(device)
-        self.order, self.groups = in_groups(learners)
-        self.learners = [learners[i] for i in self.order]
-        self.window, self.stride, self.step = window, stride, 0
         self.model = build(self.learners[0].seed, 0).to(self.device, dtype)  # for its buffers
         self.shapes = [tuple(p.shape) for p in self.model.parameters()]
-        self._allocate(-(-steps // window))
+        self._allocate()
         self._rules = {g.row.name: _rules(g.row.method) for g in self.groups}
         self._fused = self._fused_updates()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[str, Tensor] = {}
         self._table: NDArray[Any] | None = None
 
-    def _allocate(self, windows: int) -> None:
+    def _unsupported(self, learner: Learner) -> str | None:
+        return unsupported(learner)
+
+    def _allocate(self) -> None:
         runs, size = len(self.learners), sum(math.prod(s) for s in self.shapes)
         hyper, decays = tables(self.learners)
-        self.hyper, self.decays = (torch.from_numpy(a).to(self.device) for a in (hyper, decays))
+        self.hyper, self.decays = self._put(hyper), self._put(decays)
         self.corrections = torch.zeros_like(self.decays)
         seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
-        self.seeds = torch.from_numpy(seeds).to(self.device)
+        self.seeds = self._put(seeds)
         self.weights = torch.zeros(runs, size, dtype=self.dtype, device=self.device)
         self.gradients = torch.zeros_like(self.weights)
         self.states = [
@@ -98,7 +91,7 @@ class GeneralStack:
             for g in self.groups
         ]
         self.series = torch.zeros(
-            runs, windows, len(COLUMNS), dtype=torch.float64, device=self.device
+            runs, self.windows, len(COLUMNS), dtype=torch.float64, device=self.device
         )
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
         self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
@@ -115,19 +108,14 @@ class GeneralStack:
         self._row_of = _row_numbers(self.shapes, self.device)
         self.restart(0)
 
-    @torch.no_grad()
-    def restart(self, task: int, runs: Sequence[int] | None = None) -> None:
-        """Fresh weights and states for all, or for those with these numbers in `learners`."""
-        for run in range(len(self.learners)) if runs is None else runs:
-            own = self._of(run)
-            network = self.build(self.learners[run].seed, task)
-            own["weights"].copy_(torch.cat([p.detach().flatten() for p in network.parameters()]))
-            own["states"].zero_()
-            own["corrections"].zero_()
-            row = self.learners[run].row
-            for k, name in enumerate(row.states):
-                if name in row.method.starts_as_weight:
-                    own["states"][k] = own["weights"]
+    def _initial(self, seed: int, task: int) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.build(seed, task).parameters()])
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _get(self, kept: Tensor) -> NDArray[Any]:
+        return kept.cpu().numpy()
 
     def _fused_updates(self) -> Any:
         if self.device.type != "cuda":
@@ -135,27 +123,6 @@ class GeneralStack:
         from upgd.engine.general_cuda import FusedUpdates
 
         return FusedUpdates(self)
-
-    # ---------------------------------------------------------------------- checkpoints
-    def state(self, run: int) -> dict[str, NDArray[Any]]:
-        """Everything that the rest of run number `run` depends on, in the order of `learners`."""
-        return {name: tensor.cpu().numpy() for name, tensor in self._of(run).items()}
-
-    def restore(self, run: int, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Continue run number `run` from what :meth:`state` returned."""
-        targets = self._of(run)
-        for name, array in saved.items():
-            targets[name].copy_(torch.from_numpy(np.asarray(array)))
-
-    def _of(self, run: int) -> dict[str, Tensor]:
-        number = next(i for i, g in enumerate(self.groups) if g.first <= run < g.first + g.count)
-        return {
-            "weights": self.weights[run],
-            "corrections": self.corrections[run],
-            "series": self.series[run],
-            "diverged": self.diverged[run],
-            "states": self.states[number][:, run - self.groups[number].first],
-        }
 
     # ------------------------------------------------------------------------- learning
     @full_float32()
@@ -359,12 +326,8 @@ def forward(
     """The outputs [R, outputs] of R networks for one input [R, ...] each.
 
     Plain sequences of layers become batched products; other modules go through ``torch.vmap``.
-
-    Args:
-        model: The architecture.
-        params: Its parameters in order, each with a leading dimension of runs.
-        x: Inputs.
-        zeros: Receives the share of zeros [R] of each ReLU's outputs.
+    `params` have a leading dimension of runs; `zeros` receives the share of zeros [R] of each
+    ReLU's outputs.
     """
     if type(model) is not nn.Sequential or not all(_is_known(m) for m in model):
         return _vmapped(model, params, x, zeros)
@@ -392,28 +355,34 @@ def _vmapped(
 ) -> Tensor:
     """The same through ``torch.vmap``."""
     names = [name for name, _ in model.named_parameters()]
+
+    def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        named = dict(zip(names, parameters, strict=True))
+        with zero_shares(model, zeros is not None) as shares:
+            outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
+        return outputs, tuple(shares)
+
+    found: tuple[Tensor, list[Tensor]] = torch.vmap(one)(tuple(params), x)
+    if zeros is not None:
+        zeros.extend(found[1])
+    return found[0]
+
+
+@contextmanager
+def zero_shares(model: nn.Module, active: bool = True) -> Iterator[list[Tensor]]:
+    """Collect the share of zeros in the output of every ReLU."""
     shares: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
         shares.append((output == 0).double().mean())
 
-    def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        shares.clear()
-        named = dict(zip(names, parameters, strict=True))
-        outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
-        return outputs, tuple(shares)
-
-    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if zeros is not None else []
+    relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
     handles = [module.register_forward_hook(note) for module in relus]
     try:
-        found, each = torch.vmap(one)(tuple(params), x)
+        yield shares
     finally:
         for handle in handles:
             handle.remove()
-    if zeros is not None:
-        zeros.extend(each)
-    outputs: Tensor = found
-    return outputs
 
 
 def _is_known(module: nn.Module) -> bool:

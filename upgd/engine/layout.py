@@ -28,16 +28,10 @@ def padded(count: int) -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """One dense layer.
+    """One dense layer: `inputs` without the bias, and where its numbers begin.
 
-    Attributes:
-        number: From 0 on.
-        inputs: Without the bias.
-        outputs: Units.
-        stride: Numbers from one row to the next.
-        base: Where its weights begin in a learner's.
-        input_at: Where its inputs begin in a learner's activations.
-        row_at: Where its units begin in a learner's units.
+    Rows are `stride` numbers apart; its weights begin at `base`, its inputs among a learner's
+    activations at `input_at`, its units among a learner's at `row_at`.
     """
 
     number: int
@@ -56,10 +50,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layout:
-    """A dense network's place in memory.
-
-    Args:
-        sizes: Units of each layer, inputs first.
+    """The layout of a dense network with so many units per layer, inputs first.
 
     >>> layout = Layout((784, 300, 150, 10))
     >>> layout.parameters, layout.size

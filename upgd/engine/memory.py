@@ -29,24 +29,18 @@ from upgd.metrics import AT_A_TIME
 from upgd.networks import build_for
 from upgd.streams import Problem
 
-SPARE = 0.1
-"""Of the free memory stays free."""
-BESIDE = 1 << 15
-"""Bytes for what is small: hyperparameters, generators, Python's own."""
+SPARE = 0.1  # of the free memory stays free
+BESIDE = 1 << 15  # bytes for what is small: hyperparameters, generators, Python's own
 
-WORKSPACES = 80 << 20
-"""Bytes that cuBLAS takes for itself, on two streams."""
+WORKSPACES = 80 << 20  # bytes that cuBLAS takes for itself, on two streams
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that runs take in a stack.
+    """Bytes that runs take in a stack: `shared` by all, and `each` of every run, in order.
 
-    Attributes:
-        shared: Whatever their number.
-        each: Of every run, in order.
-        inputs: Of a run with a seed of its own, for inputs that are made for each chunk: chunks
-            are so short that those of all seeds stay below `most_inputs`.
+    Where inputs are made for each chunk, `inputs` are those of a run with a seed of its own; chunks
+    are so short that those of all seeds stay below `most_inputs`.
     """
 
     shared: int
@@ -67,15 +61,7 @@ class Need:
 def need(
     problem: Problem, settings: Sequence[Setting], stream: Any, steps: int, device: str
 ) -> Need:
-    """What runs with these settings take.
-
-    Args:
-        problem: The problem they share.
-        settings: One per run.
-        stream: That of any of them.
-        steps: How many each takes.
-        device: Where.
-    """
+    """The bytes that runs with these settings take, given the stream of any of them."""
     on_cuda = torch.device(device).type == "cuda"
     first = settings[0]
     kind = batched.kind_of(problem, first, device)

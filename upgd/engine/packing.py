@@ -34,13 +34,7 @@ def pack(
         own: Tensors that are referred to by their place in here, not copied.
 
     Raises:
-        UnpackableError: Something else is in it.
-
-    Example:
-        >>> arrays = {}
-        >>> packed = pack({"step": 3, "betas": (0.9, torch.ones(2))}, "opt", arrays)
-        >>> list(arrays), unpack(packed, arrays)["step"]
-        (['opt/betas/1'], 3)
+        UnpackableError: There is another kind of value in it.
     """
     if value is None or type(value) in (bool, int, str):
         return value
@@ -90,14 +84,7 @@ def unpack(
     device: torch.device | str = "cpu",
     own: Sequence[Tensor] = (),
 ) -> Any:
-    """The value that :func:`pack` took apart.
-
-    Args:
-        packed: What it returned.
-        arrays: What it filled.
-        device: Where tensors go that were not on CPU.
-        own: The tensors that were referred to by their place.
-    """
+    """The value that :func:`pack` took apart; tensors that were not on CPU go to `device`."""
     if not isinstance(packed, dict):
         return packed
     (kind, content), *more = packed.items()

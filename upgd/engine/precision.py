@@ -17,17 +17,12 @@ _give_back: Callable[[], None] = lambda: None  # noqa: E731
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """No TensorFloat32 in here: PyTorch allows it for convolutions, and users may for the rest.
+    """Disable TensorFloat32: PyTorch allows it for convolutions, and users may for the rest.
 
     With ten bits of mantissa, runs would differ from those of other devices by more than rounding.
-    The settings are the process's: who enters first changes them, and who leaves last gives them
-    back. Since PyTorch 2.9 a setting may follow a more general one; one that did has the value it
-    had afterwards, and follows no more.
-
-    Example:
-        >>> with full_float32():
-        ...     torch.get_float32_matmul_precision()
-        'highest'
+    The settings are the process's: the first to enter changes them, the last to leave restores
+    them. Since PyTorch 2.9 a setting may follow a more general one; such a one is restored as a
+    value.
     """
     global _inside, _give_back
     with _LOCK:

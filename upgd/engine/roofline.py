@@ -1,10 +1,9 @@
 """How near a stack of learners is to the limit of the memory that it works in.
 
-A step of one sample does so little with each weight that reading and writing weights is what takes
-the time. The floor of a learner-step is what no way of computing it can leave out: a method reads
-and writes its weights and states once, and where it divides by a maximum or a norm (η) it has to
-read weights and traces once more before. At the speed of a plain copy on the same device that
-is the roofline.
+A step of one sample does so little with each weight that reading and writing weights takes the
+time. The floor of a learner-step is what every implementation moves: a method reads and writes its
+weights and states once, and where it divides by a maximum or a norm (η) it reads weights and traces
+once more before. At the speed of a plain copy on the same device that is the roofline.
 """
 
 from __future__ import annotations
@@ -50,24 +49,12 @@ def passes(method: str) -> int:
 
 
 def floor(methods: Sequence[str], parameters: int, itemsize: int = 4) -> float:
-    """Bytes that a learner-step moves at least, the mean over the learners of a stack.
-
-    Args:
-        methods: One name per learner.
-        parameters: Of each network.
-        itemsize: Bytes of a number.
-    """
+    """The least bytes that a learner-step moves, as a mean over learners with these methods."""
     return itemsize * parameters * sum(passes(m) for m in methods) / len(methods)
 
 
 def share(rate: float, moved: float, speed: float) -> float:
-    """The share of the roofline that learners have reached.
-
-    Args:
-        rate: Learner-steps per second.
-        moved: Bytes of one, see :func:`floor`.
-        speed: Bytes per second, see :func:`bandwidth`.
-    """
+    """The share of the roofline, from learner-steps/s, :func:`floor` and :func:`bandwidth`."""
     return rate * moved / speed
 
 
@@ -76,14 +63,9 @@ def share(rate: float, moved: float, speed: float) -> float:
 def bandwidth(device: str, size: int = LARGEST_COPY, threads: int = 1) -> float | None:
     """Bytes per second of a plain copy, read and written; None where it cannot be measured.
 
-    It is measured at the first call, within milliseconds. A GPU copies an array far larger than
-    its cache. On the CPU learners work one per thread: a thread copies an array of a learner's
-    size, in the cache if it fits there, and all of them together are `threads` times as fast.
-
-    Args:
-        device: Where.
-        size: Bytes of a learner, on the CPU.
-        threads: Learners that run at a time, on the CPU.
+    It is measured at the first call, within milliseconds. A GPU copies an array far larger than its
+    cache. On the CPU each of `threads` threads copies an array of a learner's `size`, in the cache
+    if it fits there.
     """
     where = torch.device(device)
     try:

@@ -15,6 +15,7 @@ from upgd.engine.eager_state import beside
 from upgd.engine.general import forward
 from upgd.networks import Network, build, get
 from upgd.streams import Problem
+from upgd.text import error_line
 
 
 def why_not_stacked(problem: Problem, device: str) -> str:
@@ -43,8 +44,7 @@ def _why_not(network: Network, shape: tuple[int, ...], outputs: int, device: str
         try:
             return _compared(name, models, x)
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            return f"{name} does not run under torch.vmap: {type(error).__name__}: {line}"
+            return f"{name} does not run under torch.vmap: {error_line(error)}"
 
 
 def _compared(name: str, models: list[nn.Module], x: Tensor) -> str:

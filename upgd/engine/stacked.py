@@ -22,13 +22,9 @@ from upgd.threads import one_thread
 class Networks:
     """The networks of all runs, in the runs' order.
 
-    A GPU works on :data:`~upgd.metrics.AT_A_TIME` of them together, always as many, since how sums
-    are taken depends on that: what is measured of a run must not depend on the size of its stack.
-
-    Args:
-        problem: The problem they share.
-        stack: Where their weights are.
-        together: How many are worked on together; on CPU it is one by default.
+    A GPU works on :data:`~upgd.metrics.AT_A_TIME` of them `together`, always as many, since how
+    sums are taken depends on that: what is measured of a run must not depend on the size of its
+    stack. A CPU takes one at a time.
     """
 
     def __init__(self, problem: Problem, stack: Any, together: int | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from upgd.lab.sweeping import PlannedSweep
 from upgd.ledger import Run, RunSpec
 from upgd.study import forecast
-from upgd.study import sweeps as sweeps as halving
+from upgd.study import sweeps as halving
 from upgd.study.options import Options
 from upgd.study.search import Space
 from upgd.study.selection import Family

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import cores
-from upgd.rl.diagnostics import diagnose, explained_variance
+from upgd.rl.diagnostics import diagnose
 from upgd.rl.environments import RLError, make
 from upgd.rl.network import Network
-from upgd.rl.ppo import MEASURES, Settings, StackedPPO
+from upgd.rl.ppo import Settings, StackedPPO
+from upgd.rl.rollouts import trajectory_shapes
 from upgd.rl.workers import (
     Plan,
     Record,
@@ -23,9 +24,7 @@ from upgd.rl.workers import (
     State,
     StatesError,
     Workers,
-    diverged,
     measured,
-    memory_shapes,
     what_is_wrong,
 )
 
@@ -34,7 +33,8 @@ class AgentGroup:
     """S agents, each with its own environment, method, hyperparameters and seed.
 
     An agent does not depend on the others, on their number or on the number of workers. On CPU its
-    results are bit-exact.
+    results are bit-exact. `seconds` sums up the times of rollouts and updates over agents, and the
+    wall-clock time.
 
     Args:
         environment: A name of gymnasium's; without a version, the newest installed.
@@ -48,14 +48,6 @@ class AgentGroup:
             graph.
         dtype: ``"float32"``, or ``"float64"`` for tests.
         stacked: Whether agents learn as a stack of tensors, as they do on CUDA.
-
-    Attributes:
-        environment: The full name, with its version.
-        spaces: Of the environment.
-        iterations: Of the whole run.
-        iteration: How many are done.
-        step: Steps of each agent so far.
-        seconds: Times of rollouts and updates, summed over all agents, and wall-clock time.
 
     Raises:
         RLError: An argument is invalid; the message says which.
@@ -99,11 +91,11 @@ class AgentGroup:
         self._stack: StackedPPO | None = None
         agents = len(self.learners)
         if stacked or (stacked is None and self.device.type != "cpu"):
-            shapes = memory_shapes(self.network, self.settings, agents)
-            self._memory = SharedArrays(shapes, dtype)
-            kind = getattr(torch, dtype)
-            parts = (self.network, self.learners, self.settings, self.device, kind)
-            self._stack = StackedPPO(*parts)
+            shapes = trajectory_shapes(self.network, self.settings.steps)
+            shapes = {name: (agents, *shape) for name, shape in shapes.items()}
+            self._memory = SharedArrays({"weights": (agents, self.network.size), **shapes}, dtype)
+            parts = (self.network, self.learners, self.settings, self.device)
+            self._stack = StackedPPO(*parts, getattr(torch, dtype))
             size = (agents, self.settings.epochs, self.settings.steps)
             self._permutations = np.zeros(size, np.int64)
             self._failures: list[str | None] = [None] * agents
@@ -113,13 +105,12 @@ class AgentGroup:
             raise RLError(f"workers must be at least 0, got {workers}")
         count = max(1, min(workers, agents))
         self._shares = [tuple(range(first, agents, count)) for first in range(count)]
-        plans = [self._plan(share, dtype) for share in self._shares]
-        self._workers = Workers(plans, processes=workers > 0)
-
-    def _plan(self, numbers: tuple[int, ...], dtype: str) -> Plan:
-        learners = tuple(self.learners[i] for i in numbers)
         rest = (self.settings, self.iterations, dtype, self._memory)
-        return Plan(self.spaces, learners, numbers, *rest)
+        plans = [
+            Plan(spaces, tuple(self.learners[i] for i in numbers), numbers, *rest)
+            for numbers in self._shares
+        ]
+        self._workers = Workers(plans, processes=workers > 0)
 
     @property
     def step(self) -> int:
@@ -168,38 +159,28 @@ class AgentGroup:
                 kernels.permutation(own[epoch], learner.seed, number)
         share = settings.share_of_step_size(self.iteration, self.iterations)
         measures, plasticity = stack.learn(memory, self._permutations, share)
-        host = {
-            "weights": stack.weights.cpu().numpy()[back],
-            "gradients": stack.gradients.cpu().numpy()[back],
-            "returns": stack.fed["returns"].cpu().numpy()[back],
-        }
+        parts = {"weights": stack.weights, "gradients": stack.gradients}
+        parts["returns"] = stack.fed["returns"]
+        host = {name: tensor.cpu().numpy()[back] for name, tensor in parts.items()}
         seconds = (time.perf_counter() - start) / len(told)
         step, records = self.step + settings.steps, []
         for i, (rollout, taken) in enumerate(told):
             record = Record(step, rollout.episodes, failure=self._failures[i] or rollout.failure)
             record.seconds = (taken, seconds)
             if record.failure is None:
-                record.values = dict(zip(MEASURES, map(float, measures[i]), strict=True))
-                record.values["value_plasticity"] = float(plasticity[i])
-                values = memory["values"][i, :-1]
-                record.values["explained_variance"] = explained_variance(values, host["returns"][i])
-                if not np.isfinite(host["weights"][i]).all():
-                    record.failure = diverged(step)
-                elif measured(settings, self.iteration):
-                    record.values |= diagnose(
-                        *(self.network, host["weights"][i], host["gradients"][i]),
-                        *(stack.utility(int(back[i])), memory["observations"][i, :-1]),
-                    )
+                weights, values = host["weights"][i], memory["values"][i, :-1]
+                record.fill(measures[i], plasticity[i], values, host["returns"][i], weights)
+                if record.failure is None and measured(settings, self.iteration):
+                    utility, seen = stack.utility(int(back[i])), memory["observations"][i, :-1]
+                    of = (weights, host["gradients"][i], utility, seen)
+                    record.values |= diagnose(self.network, *of)
             self._failures[i] = record.failure
             records.append(record)
         return records
 
     # ---------------------------------------------------------------------- checkpoints
     def states(self) -> list[State]:
-        """The complete state of each agent: arrays, and values for JSON.
-
-        An agent's state fits any group in which it has the same method and settings.
-        """
+        """Each agent's state: arrays, and values for JSON. It fits other groups, too."""
         found: list[State] = self._collect("states", ())
         if self._stack is not None:
             for i, (arrays, meta) in enumerate(found):

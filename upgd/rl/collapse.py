@@ -22,12 +22,7 @@ Array = NDArray[np.float64]
 
 
 def filled(returns: ArrayLike) -> Array:
-    """Mean returns of windows; a window in which no episode ended repeats the value before.
-
-    Example:
-        >>> filled([np.nan, 1.0, np.nan, 3.0])
-        array([1., 1., 1., 3.])
-    """
+    """Mean returns of windows; a window in which no episode ended repeats the value before."""
     curve: Array = np.asarray(returns, np.float64).copy()
     known = np.flatnonzero(np.isfinite(curve))
     if not len(known):

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
 
 
 class CompiledPPO:
-    """One agent's parameters, optimizer and updates.
-
-    The optimizer's steps are the kernels of ``fused=True``, whatever the method.
-
-    Args:
-        network: The agent's networks.
-        learner: Method, hyperparameters and seed.
-        settings: PPO's.
-        dtype: float32, or float64 for tests.
-    """
+    """One agent's parameters, optimizer and updates; steps are the kernels of ``fused=True``."""
 
     def __init__(
         self, network: Network, learner: Learner, settings: Settings, dtype: Any = np.float32
@@ -89,14 +80,9 @@ class CompiledPPO:
     ) -> tuple[NDArray[np.float64], float]:
         """Update from a rollout.
 
-        Args:
-            trajectory: The rollout.
-            iteration: Its number; determines how steps are shuffled.
-            share: The factor on the step size.
-
-        Returns:
-            :data:`upgd.rl.ppo.MEASURES` as means over the minibatches, and plasticity as a mean
-            over the last minibatch of each epoch.
+        `iteration` determines how steps are shuffled, `share` is the factor on the step size.
+        Returns :data:`upgd.rl.ppo.MEASURES` as means over the minibatches, and plasticity as a mean
+        over the last minibatch of each epoch.
         """
         kernels, settings, index = self.kernels, self.settings, self._index
         seen, actions, log_probabilities, rewards, values, ends = trajectory

@@ -39,14 +39,8 @@ def diagnose(
     last minibatch's gradient, after clipping; ``…_utility_l1``, ``_l2`` of the bias-corrected
     utilities, where there are any. ``…_saturated`` is the share of hidden activations beyond ±0.99,
     ``…_dead_units`` the share of hidden units whose output has a standard deviation below 0.01 over
-    the observations: they carry no information.
-
-    Args:
-        network: Which networks.
-        weights: The agent's parameters, [size].
-        gradients: Of its last minibatch, [size].
-        utility: Of its parameters, [size], if its method has one.
-        observations: Normalised, [T, observations]; :data:`SAMPLES` of them are used.
+    the observations: they carry no information. Weights, gradients and utility are [size], the
+    observations are normalised, [T, observations]; :data:`SAMPLES` of them are used.
     """
     found: dict[str, float] = {}
     flat = torch.from_numpy(weights)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 _MISSING = 'reinforcement learning needs {}: pip install "upgd[rl]"'
+# Quantities that MuJoCo derives at the beginning of a step and environments read after it.
 _DERIVED = re.compile(
     r"^(x|ximat$|geom_x|site_x|cam_x|light_x|c(inert|vel|acc|rb|dof|dof_dot|frc_ext|frc_int)$|"
     r"subtree_|qfrc_|qacc|actuator_|act_dot$|sensordata$|energy$)"
 )
-"""Quantities that MuJoCo derives at the beginning of a step and environments read after it."""
 
 SAVED_AFTER, COMPARED = 5, 20
 """Steps before and after saving, to test whether the saved state is complete."""
@@ -53,11 +53,8 @@ def _gymnasium() -> Any:
 def environment_id(name: str) -> str:
     """The full name of an environment; without a version, the newest that is installed.
 
-    A module that registers it may be given before a colon: ``my_package:MyEnv``.
-
-    Raises:
-        RLError: There is no such environment.
-        MissingExtraError: gymnasium is not installed.
+    A module that registers it may be given before a colon: ``my_package:MyEnv``. Raises
+    :class:`RLError` if it is unknown.
     """
     known = _gymnasium().registry
     module, colon, rest = name.rpartition(":")
@@ -80,25 +77,15 @@ def environment_id(name: str) -> str:
     raise RLError(f"unknown environment {name!r}{hint}")
 
 
-def known_environments() -> list[str]:
-    """The full names of all environments that gymnasium knows.
-
-    Raises:
-        MissingExtraError: gymnasium is not installed.
-    """
-    return [str(name) for name in _gymnasium().registry]
+def newest_environments() -> list[str]:
+    """The newest version of every environment that gymnasium knows; not all can be made."""
+    names = [str(name) for name in _gymnasium().registry]
+    return sorted({environment_id(name.rpartition("-v")[0] or name) for name in names})
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of an environment.
-
-    Attributes:
-        name: With its version.
-        observations, actions: Sizes.
-        low, high: Bounds of actions.
-        limit: Steps after which an episode is cut off; 0 for never.
-    """
+    """The sizes and bounds of an environment's spaces, and its steps per episode, or 0."""
 
     name: str
     observations: int
@@ -112,8 +99,7 @@ def make(name: str) -> tuple[Any, Spaces]:
     """An environment without wrappers, and its spaces.
 
     Raises:
-        RLError: It does not exist, cannot be made, is not one of continuous control, or cannot be
-            saved.
+        RLError: It cannot be made or saved, or is not one of continuous control.
     """
     env, spaces = _make(name)
     _check_saving(spaces.name)
@@ -125,32 +111,22 @@ def _make(name: str) -> tuple[Any, Spaces]:
     try:
         _quieten()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # ignore warnings about an explicit version
+            warnings.simplefilter("ignore", DeprecationWarning)  # of an old version
             wrapped = gymnasium.make(full)
     except Exception as error:  # an environment may raise anything
         lacks = isinstance(error, gymnasium.error.DependencyNotInstalled)
         if lacks and "mujoco" in str(error).lower():
             raise MissingExtraError(_MISSING.format("mujoco")) from error
         raise RLError(f"environment {full!r} cannot be made: {_reason(error)}") from error
-    own = _wrappers(gymnasium, wrapped)
-    if own:
-        raise RLError(
-            f"environment {full!r} is wrapped in {', '.join(own)}; environments run here without "
-            "wrappers, so put what they do into the environment itself"
-        )
+    if own := _wrappers(gymnasium, wrapped):
+        way_out = "environments run here without wrappers; put what they do into the environment"
+        raise RLError(f"environment {full!r} is wrapped in {', '.join(own)}; {way_out}")
     env, box = wrapped.unwrapped, gymnasium.spaces.Box
-    if not isinstance(env.action_space, box) or len(env.action_space.shape) != 1:
-        raise RLError(
-            f"environment {full!r} has actions {env.action_space}; PPO here is for continuous "
-            "control, whose actions are a vector of real numbers"
-        )
-    if not isinstance(env.observation_space, box):
-        raise RLError(
-            f"environment {full!r} has observations {env.observation_space}; "
-            "they must be arrays of real numbers"
-        )
+    for what, space in (("actions", env.action_space), ("observations", env.observation_space)):
+        if not isinstance(space, box) or (what == "actions" and len(space.shape) != 1):
+            rule = "a vector" if what == "actions" else "arrays"
+            rule = f"PPO here is for continuous control, whose {what} are {rule} of real numbers"
+            raise RLError(f"environment {full!r} has {what} {space}; {rule}")
     low, high = (np.asarray(b, np.float64) for b in (env.action_space.low, env.action_space.high))
     size = int(np.prod(env.observation_space.shape))
     limit = int(wrapped.spec.max_episode_steps or 0)
@@ -175,11 +151,7 @@ def _reason(error: Exception) -> str:
 
 @cache
 def _check_saving(name: str) -> None:
-    """Check that an environment continues unchanged after its state is restored.
-
-    Raises:
-        RLError: It does not: the saved state is incomplete.
-    """
+    """Raise :class:`RLError` unless an environment continues unchanged after it is restored."""
     one, other = Simulation(name), Simulation(name)
     low, high = np.maximum(one.spaces.low, -1), np.minimum(one.spaces.high, 1)
     actions = np.random.default_rng(0).uniform(low, high, (SAVED_AFTER + COMPARED, len(low)))
@@ -198,13 +170,12 @@ def _check_saving(name: str) -> None:
                 np.testing.assert_array_equal(one.reset(3), other.reset(3))
     except RLError:
         raise
-    except AssertionError:
-        raise RLError(
-            f"the state of environment {name!r} cannot be saved: its episodes go on differently "
-            "after it has been restored, so it keeps more than its simulator or 'state' has"
-        ) from None
     except Exception as error:  # an environment may raise anything
         reason = _reason(error)
+        if isinstance(error, AssertionError):
+            reason = (
+                "its episodes go on differently after it is restored, so it keeps more elsewhere"
+            )
         raise RLError(f"the state of environment {name!r} cannot be saved: {reason}") from error
 
 
@@ -243,12 +214,8 @@ class Simulation:
         observation, reward, terminated, truncated, _ = self.env.step(action)
         self.elapsed += 1
         ended = terminated or truncated or self.elapsed == self.spaces.limit
-        return (
-            np.asarray(observation, np.float64).ravel(),
-            float(reward),
-            bool(terminated),
-            bool(ended),
-        )
+        seen = np.asarray(observation, np.float64).ravel()
+        return seen, float(reward), bool(terminated), bool(ended)
 
     # ---------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -257,10 +224,8 @@ class Simulation:
         if hasattr(self.env, "data") and hasattr(self.env, "model"):
             return self._simulator_state(), meta
         if getattr(self.env, "state", None) is None:
-            raise RLError(
-                f"the state of environment {self.spaces.name!r} cannot be saved: it has no 'state' "
-                "and no MuJoCo simulator"
-            )
+            wrong = "cannot be saved: it has no 'state' and no MuJoCo simulator"
+            raise RLError(f"the state of environment {self.spaces.name!r} {wrong}")
         meta["kind"] = "tuple" if isinstance(self.env.state, tuple) else "array"
         return {"state": np.array(self.env.state, np.float64)}, meta
 
@@ -301,9 +266,5 @@ class Simulation:
 
 
 def _derived(data: Any) -> list[str]:
-    names = [name for name in sorted(dir(data)) if _DERIVED.match(name)]
-    return [
-        name
-        for name in names
-        if isinstance(getattr(data, name), np.ndarray) and getattr(data, name).dtype == np.float64
-    ]
+    found = {name: getattr(data, name) for name in sorted(dir(data)) if _DERIVED.match(name)}
+    return [n for n, a in found.items() if isinstance(a, np.ndarray) and a.dtype == np.float64]

@@ -48,6 +48,7 @@ EPSILON = 1e-8
 LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
 _F, _I = np.float32, np.int32
+# ``tanh x ≈ x + x³·Σ _TANH[k]·x²ᵏ`` for ``|x| ≤ ½``, to 1e-8 of x.
 _TANH = (
     -0.3333333278984987,
     0.1333322420077543,
@@ -55,7 +56,6 @@ _TANH = (
     0.021467024549193803,
     -0.006934024396536238,
 )
-"""``tanh x ≈ x + x³·Σ _TANH[k]·x²ᵏ`` for ``|x| ≤ ½``, to 1e-8 of x."""
 _LOG2E2 = 2 / math.log(2)
 
 
@@ -269,11 +269,8 @@ def normalise_reward(normalisers, reward, terminated, gamma, clip):
     """A reward in units of the running deviation of the discounted return."""
     kept = 0.0 if terminated else normalisers[RETURN] * gamma
     value = normalisers[RETURN] = kept + reward
-    mean, var, count = (
-        normalisers[RETURN_MEAN],
-        normalisers[RETURN_VAR],
-        normalisers[RETURN_COUNT],
-    )
+    mean, var = normalisers[RETURN_MEAN], normalisers[RETURN_VAR]
+    count = normalisers[RETURN_COUNT]
     normalisers[RETURN_MEAN], normalisers[RETURN_VAR] = _moments(mean, var, count, value)
     normalisers[RETURN_COUNT] = count + 1.0
     return min(max(reward / math.sqrt(normalisers[RETURN_VAR] + EPSILON), -clip), clip)
@@ -283,8 +280,7 @@ def normalise_reward(normalisers, reward, terminated, gamma, clip):
 def act(layers, work, deviations, observation, low, high, seed, step, action, clipped):
     """Draw an action; returns its log probability and the state's value.
 
-    The networks are packed in the workspace, the policy's layers first. `deviations` are logarithms
-    of the actions' standard deviations; seed and step determine the draw. `action` receives it, and
+    `deviations` are logarithms; seed and step determine the draw. `action` receives it, and
     `clipped` the same within its bounds.
     """
     first = layers[0, BEFORE]
@@ -326,15 +322,13 @@ def value(layers, work, observation):
 
 
 @_compiled
-def receive(
-    normalisers, raw, reward, terminated, gamma, clip_observation, clip_reward, out, rewards, t
-):
+def receive(normalisers, raw, reward, terminated, gamma, clip_seen, clip_reward, out, rewards, t):
     """Update the normalisers with a step and normalise it; returns whether it is finite."""
     if not math.isfinite(reward):
         return False
     rewards[t] = normalise_reward(normalisers, reward, terminated, gamma, clip_reward)
     count_observation(normalisers, raw)
-    return normalise_observation(normalisers, raw, clip_observation, out)
+    return normalise_observation(normalisers, raw, clip_seen, out)
 
 
 @_compiled
@@ -349,11 +343,7 @@ def reset_seed(seed, episode):
 # ---------------------------------------------------------------------------- learning
 @_compiled
 def advantages_and_returns(rewards, values, ends, gamma, decay, advantages, returns):
-    """Generalised advantage estimates of T steps.
-
-    `values` and `ends` have T + 1 entries: the value of each observation, and whether an episode
-    ended just before it.
-    """
+    """Generalised advantage estimates; see :func:`upgd.rl.ppo.advantages_and_returns`."""
     last = 0.0
     for t in range(len(rewards) - 1, -1, -1):
         goes_on = 1.0 - ends[t + 1]
@@ -374,17 +364,7 @@ def permutation(out, seed, number):
     for i in range(len(out) - 1, 0, -1):
         if i % 4 == 3 or i == len(out) - 1:
             words = philox_words(np.uint32(i // 4), np.uint32(SHUFFLE), c2, c3, k0, k1, ROUNDS)
-        lane = i % 4
-        word = (
-            words[0]
-            if lane == 0
-            else words[1]
-            if lane == 1
-            else words[2]
-            if lane == 2
-            else words[3]
-        )
-        j = np.int64((np.uint64(word) * np.uint64(i + 1)) >> np.uint64(32))
+        j = np.int64((np.uint64(words[i % 4]) * np.uint64(i + 1)) >> np.uint64(32))
         out[i], out[j] = out[j], out[i]
 
 
@@ -397,10 +377,8 @@ def gradient(
 ):
     """The gradient of the PPO loss on one minibatch, its norm clipped.
 
-    In the workspace there is room for a layer's gradient from `scratch` on, and zeros from `zeros`
-    on. The logarithms of the deviations are at `deviations_at` among the parameters. `index` has
-    the steps of the rollout that make the minibatch. Losses and norms are added to `found`; the
-    loss itself is overwritten.
+    The workspace has room for a layer's gradient at `scratch`, and zeros at `zeros`; `index` has
+    the minibatch's steps. Losses and norms are added to `found`; the loss itself is overwritten.
     """
     # fmt: on
     count, size, inputs = len(index), actions.shape[1], observations.shape[1]

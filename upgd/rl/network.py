@@ -22,17 +22,8 @@ class Network:
     """A policy and a value network with tanh units, and a deviation per action.
 
     The parameters in order: weights and biases of the policy's layers, logarithms of the actions'
-    deviations, weights and biases of the value network's layers.
-
-    Attributes:
-        observations: Size of an observation.
-        actions: Size of an action.
-        hidden: Units of each hidden layer, in both networks.
-
-    Example:
-        >>> network = Network(3, 1)
-        >>> network.shapes[:2], network.size
-        ([(64, 3), (64,)], 8963)
+    deviations, weights and biases of the value network's layers. Both networks have the same
+    `hidden` layers.
     """
 
     observations: int
@@ -91,9 +82,8 @@ class Network:
     def workspace(self, rows: int) -> tuple[NDArray[np.int64], int, int, int]:
         """The layout of layers in the parameters and in a workspace for `rows` samples.
 
-        Returns:
-            A row per layer for :mod:`upgd.rl.kernels`, the start of the gradient's buffer, the
-            start of the zeros, and the size of the workspace.
+        Returns a row per layer for :mod:`upgd.rl.kernels`, the starts of the gradient's buffer and
+        of the zeros, and the size of the workspace.
         """
         from upgd.rl import kernels as k
 

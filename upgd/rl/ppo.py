@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from upgd.engine.dense import Group, Learner
+from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.precision import full_float32
 from upgd.optim.registry import get
 from upgd.rl.environments import RLError
 from upgd.rl.network import Network
-from upgd.rl.rollouts import Trajectory, trajectory_shapes
+from upgd.rl.rollouts import trajectory_shapes
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,8 @@ class Settings:
             if isinstance(value, float) and not (0 <= value < math.inf):
                 raise RLError(f"{field.name} must be a finite number >= 0, got {value!r}")
         if self.steps % self.minibatches or self.steps < 2 * self.minibatches:
-            raise RLError(
-                f"{self.steps} steps do not make {self.minibatches} minibatches of equal size, "
-                "at least 2 each"
-            )
+            wrong = f"{self.steps} steps do not make {self.minibatches} minibatches"
+            raise RLError(f"{wrong} of equal size, at least 2 each")
 
     @property
     def minibatch(self) -> int:
@@ -107,7 +105,6 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
         RLError: There is no such method, or it needs more than gradients.
 
     Example:
-        >>> from upgd.rl import learner
         >>> learner("adam", seed=1).hyper["lr"], learner("ada-upgd", 1, lr=1e-3).hyper["eps"]
         (0.0003, 1e-05)
     """
@@ -130,21 +127,12 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
 
 # ------------------------------------------------------------------------ mathematics
 def advantages_and_returns(
-    rewards: NDArray[Any],
-    values: NDArray[Any],
-    ends: NDArray[Any],
-    gamma: float,
-    gae_lambda: float,
+    rewards: NDArray[Any], values: NDArray[Any], ends: NDArray[Any], gamma: float, gae_lambda: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Generalised advantage estimates of agents' steps [S, T], and the value targets.
 
-    Args:
-        rewards: [S, T].
-        values: Of the observations, [S, T + 1].
-        ends: Whether an episode ended just before the observation, [S, T + 1]. A time limit ends
-            an episode like a termination, as in CleanRL.
-        gamma: Discount of future rewards.
-        gae_lambda: Decay of the weight of later steps.
+    `values` [S, T + 1] are those of the observations, `ends` [S, T + 1] whether an episode ended
+    just before. A time limit ends an episode like a termination, as in CleanRL.
     """
     # Time first: the values of one step are contiguous.
     rewards, values, ends = (np.array(a.T, np.float64, order="C") for a in (rewards, values, ends))
@@ -191,10 +179,7 @@ class Minibatch(NamedTuple):
 def ppo_losses(parameters: Sequence[Tensor], batch: Minibatch, settings: Settings) -> Losses:
     """The clipped loss of each agent on its minibatch.
 
-    Args:
-        parameters: As :class:`~upgd.rl.network.Network` orders them, with a leading dimension.
-        batch: The minibatch.
-        settings: PPO's.
+    Parameters are in the order of :class:`~upgd.rl.network.Network`, with a leading dimension.
     """
     border = len(parameters) // 2
     policy, deviations, value = parameters[:border], parameters[border], parameters[border + 1 :]
@@ -227,24 +212,17 @@ def ppo_losses(parameters: Sequence[Tensor], batch: Minibatch, settings: Setting
 
 
 # --------------------------------------------------------------------------- updates
+# Measures of a minibatch; reported as means over an iteration.
 MEASURES = (
     *("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
     *("policy_gradient_norm", "value_gradient_norm"),
 )
-"""Measures of a minibatch; reported as means over an iteration."""
 
 
 class StackedPPO(GeneralStack):
-    """The update phase of S agents with stacked tensors.
+    """The update phase of S agents with stacked tensors; their methods may differ.
 
     Weights, states of optimizers and rules are those of the laboratory's general stack.
-
-    Args:
-        network: The agents' networks.
-        learners: Methods, hyperparameters and seeds, in any order; methods may differ.
-        settings: PPO's.
-        device: Where.
-        dtype: float32, or float64 for tests.
     """
 
     def __init__(
@@ -259,15 +237,8 @@ class StackedPPO(GeneralStack):
             parts = network.views(torch.from_numpy(network.initial(seed)))
             return nn.ParameterList([nn.Parameter(part) for part in parts])
 
-        super().__init__(
-            *(build, learners),
-            loss="squared_error",
-            steps=1,
-            window=1,
-            shape=(network.observations,),
-            device=device,
-            dtype=dtype,
-        )
+        where: Any = {"shape": (network.observations,), "device": device, "dtype": dtype}
+        super().__init__(build, learners, loss="squared_error", steps=1, window=1, **where)
         self.network, self.settings = network, settings
         self._step_sizes = self.hyper[:, 0].clone()
         runs, here = len(self.learners), self.device
@@ -324,19 +295,13 @@ class StackedPPO(GeneralStack):
 
     def utility(self, run: int) -> NDArray[Any] | None:
         """The bias-corrected utility of every weight of a run, where its method has one."""
-        group, number, mine = self._place(run)
-        if "utility" not in group.states:
+        number, mine = self._group(run)
+        states = self.groups[number].states
+        if "utility" not in states:
             return None
-        k = group.states.index("utility")
+        k = states.index("utility")
         correction = self.corrections[run, k].clamp_min(1e-12)
         return np.asarray((self.states[number][k, mine] / correction).cpu().numpy())
-
-    def _place(self, run: int) -> tuple[Group, int, int]:
-        """A run's group, the number of the group and the run's number in it."""
-        for number, group in enumerate(self.groups):
-            if run < group.first + group.count:
-                return group, number, run - group.first
-        raise IndexError(run)
 
     def agent_state(self, agent: int) -> dict[str, NDArray[Any]]:
         """Parameters and optimizer state of agent number `agent`."""
@@ -344,11 +309,7 @@ class StackedPPO(GeneralStack):
         return {name: saved[name].copy() for name in ("weights", "states", "corrections")}
 
     def restore_agent(self, agent: int, arrays: Mapping[str, NDArray[Any]], updates: int) -> None:
-        """Restore :meth:`agent_state`, or the state of a compiled agent.
-
-        Raises:
-            ValueError: An array is of another shape.
-        """
+        """Restore :meth:`agent_state`, or the state of a compiled agent."""
         run = self.order.index(agent)
         decays = self.decays[run].cpu().numpy()
         saved = {name: arrays[name] for name in ("weights", "states")}
@@ -365,9 +326,7 @@ class StackedPPO(GeneralStack):
         saved = [tensor.clone() for tensor in changing]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(
-            side
-        ):  # warm up: libraries allocate and compile at their first calls
+        with torch.cuda.stream(side):  # libraries allocate and compile at their first calls
             for last in (False, True):
                 self._minibatch(0, 0, measured=last)
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -426,9 +385,3 @@ class StackedPPO(GeneralStack):
         value = self.params[len(self.params) // 2 + 1 :]
         new = run_network(value, batch.observations).squeeze(2)
         return (new - batch.returns).double().square().mean(1)
-
-
-def trajectory(network: Network, settings: Settings, dtype: Any) -> Trajectory:
-    """Arrays for one agent's rollout."""
-    shapes = trajectory_shapes(network, settings.steps)
-    return Trajectory(**{name: np.zeros(shape, dtype) for name, shape in shapes.items()})

@@ -26,15 +26,10 @@ class Episode(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """T steps of an agent; entry T of the last three belongs to the next iteration.
+    """T steps of an agent; entry T of observations, values and ends is the next iteration's first.
 
-    Attributes:
-        observations: Normalised, [T + 1, observations].
-        actions: As drawn, before clipping, [T, actions].
-        log_probabilities: Of the actions, [T].
-        rewards: Normalised, [T].
-        values: Of the observations, [T + 1].
-        ends: Whether an episode ended just before the observation, [T + 1].
+    Observations [T + 1, observations] and rewards [T] are normalised, actions [T, actions] as
+    drawn, before clipping. `ends` [T + 1] is whether an episode ended just before the observation.
     """
 
     observations: NDArray[Any]
@@ -57,6 +52,12 @@ def trajectory_shapes(network: Network, steps: int) -> dict[str, tuple[int, ...]
     }
 
 
+def trajectory(network: Network, settings: Settings, dtype: Any) -> Trajectory:
+    """Arrays for one agent's rollout."""
+    shapes = trajectory_shapes(network, settings.steps)
+    return Trajectory(**{name: np.zeros(shape, dtype) for name, shape in shapes.items()})
+
+
 @dataclass
 class Rollout:
     """The result of one iteration: episodes, and why the agent must stop, if it must."""
@@ -77,11 +78,7 @@ def fresh_normalisers(observations: int) -> NDArray[np.float64]:
 
 
 def put(there: NDArray[Any], values: NDArray[Any]) -> None:
-    """Fill an array with saved values.
-
-    Raises:
-        ValueError: They are of another shape.
-    """
+    """Fill an array with saved values; raises ValueError if they are of another shape."""
     if there.shape != np.shape(values):
         raise ValueError(f"an array is {np.shape(values)} and should be {there.shape}")
     there[...] = values
@@ -90,11 +87,7 @@ def put(there: NDArray[Any], values: NDArray[Any]) -> None:
 class Actor:
     """An environment with its normalisers, kept between iterations.
 
-    Args:
-        environment: Its name.
-        seed: The agent's: determines its actions and the start of episodes.
-        settings: PPO's.
-        trajectory: Receives the steps.
+    `seed` determines actions and the start of episodes; `trajectory` receives the steps.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ which metrics are means. Nothing here needs gymnasium.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from upgd.engine.dense import Learner
@@ -18,22 +18,13 @@ from upgd.rl.environments import RLError
 from upgd.rl.ppo import DEFAULTS, Settings, learner
 from upgd.study.prepare import arguments
 
-PREFIX = "ppo/"
-"""Before the environment's name, in a problem's."""
-ITERATIONS = 10
-"""Of a window, unless an option says otherwise: 20 480 steps with PPO's defaults."""
+PREFIX = "ppo/"  # before the environment's name, in a problem's
+ITERATIONS = 10  # of a window, unless an option says otherwise: 20 480 steps with PPO's defaults
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a specification says of its agent, apart from optimizer and seed.
-
-    Attributes:
-        environment: With its version.
-        settings: PPO's.
-        window: Steps over which metrics are means; whole iterations.
-        steps: Of the run, in whole iterations.
-    """
+    """A specification's environment, PPO's settings, and window and steps in whole iterations."""
 
     environment: str
     settings: Settings
@@ -47,18 +38,7 @@ class Plan:
 
 
 def plan(spec: RunSpec) -> Plan:
-    """What a specification describes.
-
-    Raises:
-        SpecError: It does not fit.
-
-    Example:
-        >>> from upgd.ledger import RunSpec
-        >>> spec = RunSpec("ppo/Hopper-v5", "adam", seed=0, steps=1_000_000)
-        >>> found = plan(spec)
-        >>> found.environment, found.window, found.iterations
-        ('Hopper-v5', 20480, 488)
-    """
+    """What a specification describes; raises :class:`SpecError` if it does not fit."""
     if not spec.problem.startswith(PREFIX):
         raise SpecError(f"{spec.problem} is no environment of reinforcement learning")
     options = dict(spec.options)
@@ -68,16 +48,14 @@ def plan(spec: RunSpec) -> Plan:
         if name not in known:
             raise SpecError(f"unknown option {name} in {spec.label()}")
     try:
-        given = {name: _value(name, value) for name, value in options.items()}
-        settings = Settings(**given)
+        settings = Settings(**{name: _value(name, value) for name, value in options.items()})
     except (RLError, ValueError) as error:
         raise SpecError(str(error)) from error
     if window is None:
         window = ITERATIONS * settings.steps
     if not isinstance(window, int) or window < 1 or window % settings.steps:
-        raise SpecError(
-            f"a window is so many whole iterations of {settings.steps} steps, got {window!r}"
-        )
+        rule = f"a window is so many whole iterations of {settings.steps} steps"
+        raise SpecError(f"{rule}, got {window!r}")
     steps = spec.steps // settings.steps * settings.steps
     if not steps:
         raise SpecError(f"{spec.steps} steps are not one iteration of {settings.steps}")
@@ -90,11 +68,7 @@ def plan(spec: RunSpec) -> Plan:
 
 
 def agent(spec: RunSpec) -> Learner:
-    """The optimizer and seed of a specification's agent.
-
-    Raises:
-        SpecError: There is no such optimizer, or it does not take these hyperparameters.
-    """
+    """The optimizer and seed of a specification's agent; raises :class:`SpecError`."""
     try:
         return learner(spec.method, spec.seed, **arguments(spec))
     except (RLError, KeyError) as error:
@@ -102,14 +76,7 @@ def agent(spec: RunSpec) -> Learner:
 
 
 def usual(options: Mapping[str, Scalar]) -> Usual:
-    """What agents do unless they are told otherwise.
-
-    Example:
-        >>> from upgd.ledger import RunSpec
-        >>> spec = RunSpec("ppo/Hopper-v5", "AdaUPGD", {"lr": 6e-4}, options={"anneal": True})
-        >>> spec.method, spec.hyper["eps"], dict(spec.options)
-        ('ada-upgd', 1e-05, {})
-    """
+    """The values of options and hyperparameters that a specification leaves out."""
     settings = {field.name: _plain(field.default) for field in fields(Settings)}
     steps = options.get("steps", settings["steps"])
     window = {"window": ITERATIONS * steps} if isinstance(steps, int) else {}
@@ -121,19 +88,14 @@ def parse_settings(given: Iterable[str]) -> dict[str, Scalar]:
 
     Raises:
         RLError: There is no such setting, or its value is of another kind.
-
-    Example:
-        >>> parse_settings(["gamma=0.995", "clip_values=false", "hidden=32-32"])
-        {'gamma': 0.995, 'clip_values': False, 'hidden': '32-32'}
     """
     usual = {field.name: field.default for field in fields(Settings)}
     found: dict[str, Scalar] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or name not in usual or usual[name] is MISSING:
-            raise RLError(
-                f"a setting of PPO is name=value with one of {', '.join(usual)}; got {text!r}"
-            )
+        if not equals or name not in usual:
+            rule = f"a setting of PPO is name=value with one of {', '.join(usual)}"
+            raise RLError(f"{rule}; got {text!r}")
         found[name] = _parse(name, value, usual[name])
     return found
 

@@ -23,7 +23,7 @@ from upgd.ledger.spec import RunSpec, Scalar
 from upgd.ledger.versions import OF_AGENTS
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
-from upgd.rl.environments import environment_id, known_environments, make
+from upgd.rl.environments import make
 from upgd.rl.runs import PREFIX, Plan, agent, plan, usual
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
 from upgd.study.execution import LONGEST_LOSS, Execution, Progress, Recorder, Reporter
@@ -31,11 +31,9 @@ from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.learners import device_name
 from upgd.study.options import Options
 
-RECENT = 10
-"""Episodes of an agent whose mean return progress tells."""
+RECENT = 10  # episodes of an agent whose mean return progress tells
 ENGINE = "ppo"
-AT_ONCE = 16
-"""Agents that are enough to see how fast many are, if cores are few."""
+AT_ONCE = 16  # agents that are enough to see how fast many are, if cores are few
 Array = NDArray[np.float64]
 
 
@@ -95,13 +93,10 @@ KIND = Agents()
 
 # ------------------------------------------------------------------------------- curves
 class Curves:
-    """Means over windows of what an agent's iterations tell.
+    """Means over windows of `iterations` iterations.
 
-    ``return`` and ``episode_length`` are means over the episodes that ended in a window, not a
-    number where none did; everything else is a mean over iterations.
-
-    Args:
-        iterations: Of a window.
+    ``return`` and ``episode_length`` are means over the episodes that ended in a window, NaN where
+    none did; all else are means over iterations.
     """
 
     def __init__(self, iterations: int) -> None:
@@ -147,12 +142,8 @@ class Curves:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        prefix = "series/"
-        self.closed = {
-            name.removeprefix(prefix): values.tolist()
-            for name, values in arrays.items()
-            if name.startswith(prefix)
-        }
+        series = {name.partition("series/")[2]: values for name, values in arrays.items()}
+        self.closed = {name: values.tolist() for name, values in series.items() if name}
         pairs = arrays["open"].tolist()
         self._open = {n: (t, int(c)) for n, (t, c) in zip(meta["open"], pairs, strict=True)}
         self._seen = int(meta["seen"])
@@ -161,15 +152,10 @@ class Curves:
 # ------------------------------------------------------------------------------ attempts
 @dataclass
 class Member:
-    """An agent of an attempt, and what has been kept of it.
+    """An agent of an attempt.
 
-    Attributes:
-        spec: Its run.
-        learner: Its optimizer and seed.
-        curves: What it told so far.
-        iteration: How many are done.
-        state: Of the agent then, where it is not at work.
-        failed_at: The step at which it stopped for good, if it has.
+    `state` is the agent's where it is not in the group; `failed_at` the step at which it stopped
+    for good, if it has.
     """
 
     spec: RunSpec
@@ -184,17 +170,7 @@ class Member:
 class AgentsExecution(Execution):
     """An attempt at runs of one environment: all agents in one group.
 
-    Those that stand behind the others, because their checkpoints are older or because they are
-    new, go first until all stand at one iteration.
-
-    Args:
-        reporter: Where checkpoints and results go.
-        specs: The runs; of one environment, length and settings.
-        options: Where agents learn, how often they are saved, and over how many processes they are
-            spread.
-
-    Raises:
-        SpecError: A run is not as it must be.
+    Agents whose checkpoints are older, or that are new, go first until all are at one iteration.
     """
 
     def __init__(self, reporter: Reporter, specs: Sequence[RunSpec], options: Options) -> None:
@@ -212,8 +188,7 @@ class AgentsExecution(Execution):
         self._between_iterations = True
 
     def _fresh(self, spec: RunSpec) -> Member:
-        settings = self.plan.settings
-        return Member(spec, agent(spec), Curves(self.plan.window // settings.steps))
+        return Member(spec, agent(spec), Curves(self.plan.window // self.plan.settings.steps))
 
     def begin(self) -> None:
         taken_up: list[Checkpoint] = []
@@ -297,14 +272,12 @@ class AgentsExecution(Execution):
 
     def _open(self, members: list[Member]) -> AgentGroup | None:
         """The group in which these agents go on; None if some restart instead."""
-        where, dtype = self.plan, "float32"
-        learners = [member.learner for member in members]
+        where, learners = self.plan, [member.learner for member in members]
         self._group = AgentGroup(
             *(where.environment, learners, where.settings),
             steps=where.steps,
             workers=self.options.workers,
             device=self.options.device,
-            dtype=dtype,
         )
         self._active = members
         states = [member.state for member in members if member.state is not None]
@@ -366,13 +339,3 @@ class AgentsExecution(Execution):
         )
         summary = {**result.summary, **collapse(series.get("return", ()))}
         return replace(result, summary=summary)
-
-
-def newest_environments() -> list[str]:
-    """The newest version of every environment that gymnasium knows; not all can be made.
-
-    Raises:
-        MissingExtraError: gymnasium is not installed.
-    """
-    stems = dict.fromkeys(name.rpartition("-v")[0] or name for name in known_environments())
-    return sorted({environment_id(stem) for stem in stems})

@@ -12,8 +12,8 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from typing import Any
@@ -27,8 +27,8 @@ from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
 from upgd.rl.environments import RLError, Spaces
 from upgd.rl.network import Network
-from upgd.rl.ppo import MEASURES, Settings, trajectory
-from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, put, trajectory_shapes
+from upgd.rl.ppo import MEASURES, Settings
+from upgd.rl.rollouts import Actor, Episode, Rollout, Trajectory, put, trajectory
 
 State = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
@@ -38,11 +38,7 @@ class WorkerDiedError(RuntimeError):
 
 
 class StatesError(RLError):
-    """Agents cannot be restored from the given states.
-
-    Attributes:
-        reasons: By an agent's number in its group, what is wrong with its state.
-    """
+    """Agents cannot be restored; `reasons` says why, by an agent's number in its group."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = dict(reasons)
@@ -64,8 +60,8 @@ class Record:
             ``explained_variance`` of the returns; and what
             :func:`upgd.rl.diagnostics.diagnose` found, where networks were measured.
         failure: Why the agent has stopped, if it has; the others continue.
-        seconds: Processor time of its rollout and of its update; where agents learn as a stack,
-            its share of the update's wall-clock time.
+        seconds: Processor time of its rollout and of its update; in a stack, its share of the
+            update's wall-clock time.
     """
 
     step: int
@@ -74,19 +70,27 @@ class Record:
     failure: str | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
 
+    def fill(
+        self,
+        measures: NDArray[Any],
+        plasticity: float,
+        values: NDArray[Any],
+        returns: NDArray[Any],
+        weights: NDArray[Any],
+    ) -> None:
+        """Take in what an update has found; it failed if parameters are not finite."""
+        self.values = dict(zip(MEASURES, map(float, measures), strict=True))
+        self.values["value_plasticity"] = float(plasticity)
+        self.values["explained_variance"] = explained_variance(values, returns)
+        if not np.isfinite(weights).all():
+            self.failure = f"diverged at step {self.step}: its parameters are not finite"
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The configuration of a share.
+    """The configuration of a share: learners and their `numbers` in the group.
 
-    Attributes:
-        spaces: Of the environment, with its name.
-        learners: The share's.
-        numbers: Their numbers in the group.
-        settings: PPO's.
-        iterations: Of the whole run.
-        dtype: Of the arithmetic.
-        memory: Shared memory for steps and policies, if agents do not learn here.
+    `memory` is shared by processes for steps and policies, if agents do not learn in the share.
     """
 
     spaces: Spaces
@@ -99,12 +103,7 @@ class Plan:
 
 
 class SharedArrays:
-    """Arrays in memory that processes share.
-
-    Args:
-        shapes: Of the arrays, by name.
-        dtype: Of all of them.
-    """
+    """Arrays in memory that processes share, with these shapes by name."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
         self.shapes, self.dtype = dict(shapes), np.dtype(dtype)
@@ -142,14 +141,6 @@ class SharedArrays:
         if not self.path.startswith("/proc/"):
             with suppress(OSError):
                 os.unlink(self.path)
-
-
-def memory_shapes(network: Network, settings: Settings, agents: int) -> dict[str, tuple[int, ...]]:
-    """Shared memory of agents that learn as a stack."""
-    shapes = trajectory_shapes(network, settings.steps)
-    return {"weights": (agents, network.size)} | {
-        name: (agents, *shape) for name, shape in shapes.items()
-    }
 
 
 # ------------------------------------------------------------------------------- a share
@@ -198,18 +189,12 @@ class Share:
         record = Record(actor.step, rollout.episodes, failure=rollout.failure)
         if record.failure is None:
             share = settings.share_of_step_size(iteration, self.plan.iterations)
-            measures, plasticity = agent.learn(actor.trajectory, iteration, share)
-            record.values = dict(zip(MEASURES, map(float, measures), strict=True))
-            record.values["value_plasticity"] = plasticity
-            values = actor.trajectory.values[:-1]
-            record.values["explained_variance"] = explained_variance(values, agent.returns)
-            if not np.isfinite(agent.weights).all():
-                record.failure = diverged(actor.step)
-            elif measured(settings, iteration):
-                record.values |= diagnose(
-                    *(self.network, agent.weights, agent.gradients, agent.utility),
-                    actor.trajectory.observations[:-1],
-                )
+            found = agent.learn(actor.trajectory, iteration, share)
+            seen, values = actor.trajectory.observations[:-1], actor.trajectory.values[:-1]
+            record.fill(*found, values, agent.returns, agent.weights)
+            if record.failure is None and measured(settings, iteration):
+                parts = (agent.weights, agent.gradients, agent.utility, seen)
+                record.values |= diagnose(self.network, *parts)
         self.failures[place] = record.failure
         record.seconds = (middle - start, time.thread_time() - middle)
         return record
@@ -252,11 +237,6 @@ def what_is_wrong(restore: Callable[..., None], *state: Any) -> str | None:
     return None
 
 
-def diverged(step: int) -> str:
-    """The message of an agent whose parameters are not finite."""
-    return f"diverged at step {step}: its parameters are not finite"
-
-
 def measured(settings: Settings, iteration: int) -> bool:
     """Whether networks are measured after an iteration."""
     return settings.measure_every > 0 and iteration % settings.measure_every == 0
@@ -279,11 +259,8 @@ class Workers:
             for plan in plans:
                 here, there = context.Pipe()
                 process = context.Process(target=_serve, args=(there, plan), daemon=True)
-                with (
-                    _one_thread(),
-                    interrupts_blocked(),
-                    dies_with_parent(),
-                ):  # until it is registered, nobody would stop it
+                # Interrupts wait until it is registered: nobody would stop it before.
+                with _one_thread(), interrupts_blocked(), dies_with_parent():
                     process.start()
                     there.close()
                     self._pipes.append(here)
@@ -298,19 +275,15 @@ class Workers:
         if self._share is not None:
             return [getattr(self._share, name)(*arguments[0])]
         for pipe, own in zip(self._pipes, arguments, strict=True):
-            try:
+            with _watched():
                 pipe.send((name, own))
-            except OSError as error:
-                raise WorkerDiedError("a worker of this group of agents has died") from error
         return self._receive()
 
     def _receive(self) -> list[Any]:
         answers = []
         for pipe in self._pipes:
-            try:
+            with _watched():
                 answers.append(pipe.recv())
-            except (EOFError, OSError) as error:
-                raise WorkerDiedError("a worker of this group of agents has died") from error
         for wrong, _ in answers:
             if wrong is not None:
                 raise wrong
@@ -319,6 +292,14 @@ class Workers:
     def close(self) -> None:
         """Stop all processes."""
         _end_all(self._pipes, self._processes)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise WorkerDiedError("a worker of this group of agents has died") from error
 
 
 def _end_all(pipes: list[Any], processes: list[Any]) -> None:
@@ -333,21 +314,18 @@ def _end_all(pipes: list[Any], processes: list[Any]) -> None:
         processes.pop(0)
 
 
-class _one_thread:  # noqa: N801 - used like a function
+@contextmanager
+def _one_thread() -> Iterator[None]:
     """Start children whose libraries use one thread."""
-
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-    def __enter__(self) -> None:
-        self.old = {name: os.environ.get(name) for name in self.names}
-        os.environ.update(dict.fromkeys(self.names, "1"))
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.old.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    old = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(old)
 
 
 def _serve(pipe: Any, plan: Plan) -> None:

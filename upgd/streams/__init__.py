@@ -28,51 +28,18 @@ from upgd.streams.files import DATASETS
 from upgd.streams.images import read_image_folder, read_sprites
 from upgd.streams.iterables import IterableStream, StreamEndedError, StreamError, from_iterable
 from upgd.streams.keyed import Purpose
-from upgd.streams.npz import read_npz
 from upgd.streams.problems import PROBLEMS, Problem, get, register
-from upgd.streams.readers import (
-    DataError,
-    read_cifar_binary,
-    read_idx,
-)
+from upgd.streams.readers import DataError, read_cifar_binary, read_idx, read_npz
 from upgd.streams.schedules import Boundaries, Drift, Every, Recurring, Schedule, Span
 from upgd.streams.stream import Block, Sample, Stream, TaskStream, ToyStream
 
+# fmt: off
 __all__ = [
-    "DATASETS",
-    "PROBLEMS",
-    "Block",
-    "Boundaries",
-    "DataError",
-    "DataNotFoundError",
-    "Dataset",
-    "Drift",
-    "Every",
-    "Facts",
-    "IterableStream",
-    "Problem",
-    "Purpose",
-    "Recurring",
-    "Sample",
-    "Schedule",
-    "Span",
-    "Stream",
-    "StreamEndedError",
-    "StreamError",
-    "TaskStream",
-    "ToyStream",
-    "check",
-    "from_iterable",
-    "get",
-    "load",
-    "make_problem",
-    "read_cifar_binary",
-    "read_idx",
-    "read_image_folder",
-    "read_npz",
-    "read_sprites",
-    "register",
-    "search_path",
-    "user_cache",
+    "DATASETS", "PROBLEMS", "Block", "Boundaries", "DataError", "DataNotFoundError", "Dataset",
+    "Drift", "Every", "Facts", "IterableStream", "Problem", "Purpose", "Recurring", "Sample",
+    "Schedule", "Span", "Stream", "StreamEndedError", "StreamError", "TaskStream", "ToyStream",
+    "check", "from_iterable", "get", "load", "make_problem", "read_cifar_binary", "read_idx",
+    "read_image_folder", "read_npz", "read_sprites", "register", "search_path", "user_cache",
     "write_npz",
 ]
+# fmt: on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +28,9 @@ from upgd.streams.images import (
     read_sprite_labels,
     read_sprites,
 )
-from upgd.streams.npz import read_arrays, save_npz
-from upgd.streams.readers import DataError, OnProgress
+from upgd.streams.readers import DataError, OnProgress, read_arrays, save_npz
 
-Content = dict[str, NDArray[Any]]
-"""Arrays under the names of the documented ``.npz``."""
+Content = dict[str, NDArray[Any]]  # arrays under the names of the documented ``.npz``
 
 _SPLITS = {"train": "", "test": "test_"}
 _KINDS = ("inputs", "images", "features", "codes")
@@ -43,12 +41,7 @@ _UNDERSTOOD = (
 
 
 class Written(NamedTuple):
-    """What is in a written split.
-
-    Example:
-        >>> Written("train", 5, (28, 28), "uint8", 3).samples
-        5
-    """
+    """What is in a written split."""
 
     split: str
     samples: int
@@ -68,35 +61,37 @@ def read_source(source: Path, name: str | None, on_progress: OnProgress | None =
     Args:
         source: a folder or an ``.npz``.
         name: of the dataset that this is, if one of :data:`DATASETS`.
-        on_progress: told how many files are read, where there are many.
+        on_progress: called with the numbers of files read and of all, where there are many.
 
     Raises:
-        DataError: nothing is understood, or a file is wrong.
+        DataError: the layout is unknown, or a file is wrong.
     """
     if source.is_file():
         return _from_npz(source)
     if not source.is_dir():
         raise DataError(source, "no such file or folder", "check the path")
-    for read in (_from_originals, _from_idx, _from_cifar):
-        if content := read(source, name):
-            return content
+    for find in _finders(source, name):
+        train, test = find(split="train"), find(split="test")
+        if train is not None:
+            return _arrays("", train.read()) | (_arrays("test_", test.read()) if test else {})
+        if test is not None:
+            raise DataError(test.paths[0], "is there without its training data", "add those files")
     if has_sprites(source):
-        return _from_sprites(source, on_progress)
+        content = _arrays("", read_sprites(source, False, on_progress))
+        if read_sprite_labels(source, test=True):
+            content |= _arrays("test_", read_sprites(source, True, on_progress))
+        return content
     if class_names(source):
         return _from_images(source, on_progress)
     raise DataError(source, "holds nothing that can be converted", _UNDERSTOOD)
 
 
 def write_content(path: Path, content: Mapping[str, NDArray[Any]], name: str | None) -> None:
-    """Write a ``.npz`` that can be loaded; what cannot never gets its name.
-
-    Args:
-        path: where.
-        content: its arrays.
-        name: of the dataset whose shape and classes it must have, if one of :data:`DATASETS`.
+    """Write a ``.npz`` that can be loaded, or nothing.
 
     Raises:
-        DataError: the content is not what it should be, or the disk is full.
+        DataError: the content is not that of dataset `name` (one of :data:`DATASETS`, or None for
+            any), or the disk is full.
     """
     known = DATASETS.get(name or "")
     if known is not None and known.has_test and "test_inputs" not in content:
@@ -115,12 +110,7 @@ def write_content(path: Path, content: Mapping[str, NDArray[Any]], name: str | N
 
 
 def describe(content: Mapping[str, NDArray[Any]]) -> list[Written]:
-    """The splits of a content.
-
-    Example:
-        >>> describe({"inputs": np.zeros((2, 3), np.float16), "labels": np.array([0, 5])})
-        [Written(split='train', samples=2, shape=(3,), dtype='float16', classes=2)]
-    """
+    """The splits of a content."""
     found = []
     for split, prefix in _SPLITS.items():
         if prefix + "inputs" in content:
@@ -141,73 +131,36 @@ def _small(content: Mapping[str, NDArray[Any]]) -> Content:
     return small
 
 
-# ---- folders
+def _arrays(prefix: str, read: tuple[Any, ...]) -> Content:
+    """Inputs and labels, and what else a reader returned, under their names."""
+    return {prefix + "inputs": read[0], prefix + "labels": read[1]}
 
 
-def _from_sources(train: Source | None, test: Source | None) -> Content | None:
-    content: Content = {}
-    for prefix, source in (("", train), ("test_", test)):
-        if source is not None:
-            content[prefix + "inputs"], content[prefix + "labels"], _ = source.read()
-    if content and train is None:
-        assert test is not None
-        raise DataError(test.paths[0], "is there without its training data", "add those files")
-    return content or None
-
-
-def _from_originals(folder: Path, name: str | None) -> Content | None:
-    """By the names that this dataset's files have."""
-    if name is None or name not in DATASETS:
-        return None
-    for place in places(name, folder):
-        find = partial(find_original, name, folder=place)
-        if content := _from_sources(find(split="train"), find(split="test")):
-            return content
-    return None
-
-
-def _from_idx(folder: Path, name: str | None) -> Content | None:
-    """Any pair of idx files, if they are one set's."""
+def _finders(folder: Path, name: str | None) -> Iterator[Callable[..., Source | None]]:
+    """Ways to find a split: the dataset's own files, any pair of idx files, CIFAR-10's batches."""
+    if name is not None and name in DATASETS:
+        for place in places(name, folder):
+            yield partial(find_original, name, folder=place)
     pattern = re.compile(r"(.*?)(train|test|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?")
     matches = (pattern.fullmatch(file.name) for file in folder.iterdir())
     prefixes = sorted({match[1] for match in matches if match})
     if len(prefixes) > 1:
         wrong = f"holds the idx files of {len(prefixes)} sets ({', '.join(prefixes)})"
         raise DataError(folder, wrong, "put those of one set into a folder of their own")
-    if not prefixes:
-        return None
-    find = partial(
-        find_idx, folder=folder, prefix=glob.escape(prefixes[0]), known=DATASETS.get(name or "")
-    )
-    return _from_sources(find(split="train"), find(split="test"))
-
-
-def _from_cifar(folder: Path, name: str | None) -> Content | None:
-    return _from_sources(find_cifar("train", folder), find_cifar("test", folder))
-
-
-def _from_sprites(folder: Path, on_progress: OnProgress | None) -> Content:
-    content: Content = {}
-    content["inputs"], content["labels"] = read_sprites(folder, False, on_progress)
-    if read_sprite_labels(folder, test=True):
-        inputs, labels = read_sprites(folder, True, on_progress)
-        content |= {"test_inputs": inputs, "test_labels": labels}
-    return content
+    for prefix in map(glob.escape, prefixes):
+        known = DATASETS.get(name or "")
+        yield partial(find_idx, folder=folder, prefix=prefix, known=known)
+    yield partial(find_cifar, folder=folder)
 
 
 def _from_images(folder: Path, on_progress: OnProgress | None) -> Content:
     split = (folder / "train").is_dir() and bool(class_names(folder / "train"))
     train = folder / "train" if split else folder
     names = class_names(train)
-    content: Content = {"names": np.array(names)}
-    content["inputs"], content["labels"] = read_image_folder(train, names, on_progress)
+    content = {"names": np.array(names)} | _arrays("", read_image_folder(train, names, on_progress))
     if split and (folder / "test").is_dir():
-        inputs, labels = read_image_folder(folder / "test", names, on_progress)
-        content |= {"test_inputs": inputs, "test_labels": labels}
+        content |= _arrays("test_", read_image_folder(folder / "test", names, on_progress))
     return content
-
-
-# ---- .npz
 
 
 def _from_npz(file: Path) -> Content:

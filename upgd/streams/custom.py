@@ -1,8 +1,4 @@
-"""Problems of your own: from arrays, datasets, loaders, a file, or a generator.
-
-:func:`make_problem` takes the data and says how they change; :func:`upgd.streams.problems.register`
-puts the problem beside the package's.
-"""
+"""Problems of your own: from arrays, datasets, loaders, a file, or a generator."""
 
 from __future__ import annotations
 
@@ -10,11 +6,11 @@ import functools
 import inspect
 import math
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +18,15 @@ from numpy.typing import NDArray
 from upgd.streams.datasets import Dataset
 from upgd.streams.iterables import IterableStream
 from upgd.streams.problems import Problem, source_of
+from upgd.streams.readers import DataError, read_arrays
 from upgd.streams.schedules import Boundaries, Drift, Every, Schedule, Span
 from upgd.streams.stream import Changing, Loss, Permute, Sample, Stream, TaskStream
+from upgd.text import error_line
 
 TASKS, POINTS, STEPS = 20, 50, 10_000
 HIDDEN = (300, 150)
 _Activation = Literal["relu", "leaky_relu", "tanh", "linear"]
+_Shape = tuple[int, ...]
 
 
 def make_problem(
@@ -59,15 +58,13 @@ def make_problem(
             - a pair of arrays or tensors ``(x, y)`` with a row per sample,
             - a path to an ``.npz`` file with arrays ``x`` and ``y``,
             - a ``torch.utils.data.Dataset`` of pairs ``(x, y)``, which is read into memory once,
-            - a ``DataLoader``, whose batches are taken apart; it must not shuffle, since its
-              order would be another one for each pass,
+            - a ``DataLoader`` that does not shuffle; its batches are taken apart,
             - a function ``f(seed)`` or ``f()`` that returns a fresh iterator of pairs ``(x, y)``,
-              which is read as the learner goes on. It must give the same samples each time.
+              which is read during the run. It must give the same samples each time.
 
-            Inputs are numbers as they are, but images ``uint8 [n, height, width, …]``, which are
+            Inputs stay as they are, except images ``uint8 [n, height, width, …]``, which are
             scaled to [-1, 1].
-        loss: ``"cross_entropy"`` or ``"squared_error"``; by default it follows from y: whole
-            numbers are classes, others are targets.
+        loss: ``"cross_entropy"``, the default if y holds whole numbers, or ``"squared_error"``.
         outputs: Classes, or values of a target; by default as many as y has. A generator's
             classes must be given.
         shape: Of one input; by default that of x.
@@ -76,13 +73,12 @@ def make_problem(
         drift: Tasks that mix over their last so many samples; or a :class:`Drift`.
         schedule: Any other schedule, such as :class:`Recurring`.
         boundaries: The samples at which a new task begins.
-        shuffle: Whether samples of arrays come in a random order, another one in each task; or
-            as they are, from the first again after the last. By default they are shuffled, but
-            those of a loader.
+        shuffle: Whether samples of arrays come in a random order, another one in each task, or in
+            their own order, repeated. The default is True, but False for a loader.
         test: A pair of arrays like `data`, for held-out accuracy.
-        hidden: Units of the hidden layers, and
-        activation: theirs; or
-        network: the name of a registered network.
+        hidden: Units of the hidden layers.
+        network: The name of a registered network, instead of hidden layers.
+        activation: Of the hidden layers.
         steps: Samples of a run; by default one pass over the data or 20 tasks, 10 000 of a
             generator.
         window: Samples per point of a figure; by default a task, or a fiftieth of a run.
@@ -97,87 +93,61 @@ def make_problem(
         >>> problem.network, problem.loss, problem.make(seed=0).at(31).x.shape
         ((4, 300, 150, 3), 'cross_entropy', (1, 4))
     """
-    if loss is not None and loss not in get_args(Loss):
-        raise ValueError(f"{name}: loss must be one of {', '.join(get_args(Loss))}, got {loss!r}")
-    when = _schedule(name, task_length, drift, schedule, boundaries)
-    given = tuple(shape) if shape is not None else None
-    read = _as_read(name, data)
-    source: _Arrays | _Reader
-    if isinstance(read, _Read):
-        if test is not None:
-            raise ValueError(f"{name}: a generator has no test data; leave test out")
-        if shuffle:
-            raise ValueError(f"{name}: samples of a generator come as they are; leave shuffle out")
-        source = _probe(name, read, given, outputs, loss, when)
-    else:
-        x, y, ordered = read
-        wanted = not ordered if shuffle is None else bool(shuffle)
-        source = _arrays(name, x, y, given, outputs, loss, when, wanted, test)
-    if permute == "labels" and source.loss == "squared_error":
-        raise ValueError(f"{name}: targets have no labels to permute; permute inputs or nothing")
-    many = steps or (TASKS * when.length if when.length else source.size or STEPS)
-    problem = Problem(
-        name,
-        None,
-        _network(name, source.shape, hidden, source.outputs, network),
-        when.length,
-        window or when.length or max(1, many // POINTS),
-        activation,
-        many,
-        loss=source.loss,
-        permute=permute,
-        shape=source.shape,
-        outputs=source.outputs,
-        stream=source,
-    )
-    problem.make(0)  # what does not fit is known at once
+    with _named(name):
+        if loss is not None and loss not in get_args(Loss):
+            raise ValueError(f"loss must be one of {', '.join(get_args(Loss))}, got {loss!r}")
+        when = _schedule(task_length, drift, schedule, boundaries)
+        given = None if shape is None else tuple(shape)
+        read = _as_read(data)
+        if isinstance(read, _Read):
+            if test is not None:
+                raise ValueError("a generator has no test data; leave test out")
+            if shuffle:
+                raise ValueError("samples of a generator come in its order; leave shuffle out")
+            found = _generator(read, given, outputs, loss, when)
+        else:
+            x, y, ordered = read
+            mixed = not ordered if shuffle is None else bool(shuffle)
+            found = _arrays(x, y, given, outputs, loss, when, mixed, test)
+        if permute == "labels" and found.loss == "squared_error":
+            raise ValueError("targets have no labels to permute; permute inputs or nothing")
+        many = steps or (TASKS * when.length if when.length else found.size or STEPS)
+        problem = Problem(
+            name,
+            None,
+            _network(found.shape, hidden, found.outputs, network),
+            when.length,
+            window or when.length or max(1, many // POINTS),
+            activation,
+            many,
+            loss=found.loss,
+            permute=permute,
+            shape=found.shape,
+            outputs=found.outputs,
+            stream=found.make,
+        )
+        problem.make(0)  # raises now if something does not fit
     return replace(problem, source=source_of(problem))
 
 
-# ----------------------------------------------------------------------------- sources
-@dataclass(frozen=True, eq=False)
-class _Arrays:
-    """Makes streams from data in memory."""
-
-    data: Dataset
-    targets: NDArray[np.float32] | None
-    schedule: Schedule
-    shuffle: bool
-    test: Dataset | None
-
-    @property
-    def loss(self) -> Loss:
-        return "cross_entropy" if self.targets is None else "squared_error"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.data.shape
-
-    @property
-    def outputs(self) -> int:
-        return self.data.classes if self.targets is None else int(self.targets.shape[1])
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def __call__(self, problem: Problem, seed: int) -> Stream:
-        return ArrayStream(problem, self, seed)
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the problem's name before messages about its data and arguments."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    """Makes streams that read a generator."""
+# ----------------------------------------------------------------------------- streams
+class _Source(NamedTuple):
+    """What makes streams of some data, and the facts that a problem needs."""
 
-    read: _Read
-    shape: tuple[int, ...]
+    make: Callable[[Problem, int], Stream]
+    shape: _Shape
     outputs: int
     loss: Loss
-    schedule: Schedule
-    size = 0
-
-    def __call__(self, problem: Problem, seed: int) -> Stream:
-        return GeneratorStream(problem, self, seed)
+    size: int
 
 
 def _of_length(schedule: Schedule, problem: Problem) -> Schedule:
@@ -192,20 +162,30 @@ def _of_length(schedule: Schedule, problem: Problem) -> Schedule:
 class ArrayStream(TaskStream):
     """Samples of arrays, shuffled or in their order, with labels or targets."""
 
-    def __init__(self, problem: Problem, source: _Arrays, seed: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int,
+        *,
+        data: Dataset,
+        targets: NDArray[np.float32] | None,
+        schedule: Schedule,
+        shuffle: bool,
+        test: Dataset | None,
+    ) -> None:
         super().__init__(
-            source.data,
+            data,
             seed,
             permute=problem.permute,
-            schedule=_of_length(source.schedule, problem),
-            test=source.test,
+            schedule=_of_length(schedule, problem),
+            test=test,
             flatten=not isinstance(problem.network, str),
         )
-        self.loss, self.outputs = source.loss, source.outputs
-        self._targets, self._shuffle = source.targets, source.shuffle
+        assert problem.outputs is not None
+        self.loss, self.outputs = problem.loss, problem.outputs
+        self._targets, self._shuffle = targets, shuffle
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         if self._targets is None:
             return super().samples(start, count)
         block = self.block(start, count)
@@ -218,22 +198,35 @@ class ArrayStream(TaskStream):
         return np.arange(start, stop) % len(self.dataset)
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """An iterable that calls a user's function for a fresh iterator of pairs."""
+
+    function: Callable[..., Any]
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+            takes = any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+        except (TypeError, ValueError):
+            takes = False
+        return iter(self.function(self.seed) if takes else self.function())
+
+
 class GeneratorStream(Changing):
     """Samples of a generator, in its order; resumes by skipping those before."""
 
-    def __init__(self, problem: Problem, source: _Reader, seed: int) -> None:
-        super().__init__(
-            seed,
-            source.shape,
-            source.outputs,
-            problem.permute,
-            _of_length(source.schedule, problem),
-            flatten=not isinstance(problem.network, str),
-        )
-        self.loss = source.loss
+    def __init__(
+        self, problem: Problem, seed: int, *, read: _Read, shape: _Shape, schedule: Schedule
+    ) -> None:
+        assert problem.outputs is not None
+        flatten, when = not isinstance(problem.network, str), _of_length(schedule, problem)
+        super().__init__(seed, shape, problem.outputs, problem.permute, when, flatten)
+        self.loss = problem.loss
         name = f"the generator of {problem.name}"
-        fresh = _Fresh(source.read, seed)
-        self._read = IterableStream(fresh, source.shape, source.outputs, source.loss, name)
+        fresh = replace(read, seed=seed)
+        self._read = IterableStream(fresh, shape, problem.outputs, problem.loss, name)
 
     @property
     def needed(self) -> int | None:
@@ -245,57 +238,23 @@ class GeneratorStream(Changing):
         self._read.needed = count
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         x, y = self._read.samples(start, count)
         for what, values in (("x", x), ("y", y)):
-            wrong = np.flatnonzero(~np.isfinite(values.reshape(count, -1)).all(1))
-            if len(wrong):
-                place = f"sample {start + wrong[0]} of {self._read.name}"
-                raise ValueError(f"{place}: {what} is not finite")
+            if (row := _not_finite(values)) is not None:
+                raise ValueError(f"sample {start + row} of {self._read.name}: {what} is not finite")
         tasks = self._all_tasks(start, count)
-        return Sample(
-            self._permuted_inputs(x, tasks),
-            self._permuted_labels(y, tasks) if self.loss == "cross_entropy" else y,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """Starts a user's iterator of pairs."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, seed: int) -> Iterator[Any]:
-        return iter(self.function(seed) if _takes_seed(self.function) else self.function())
-
-
-@dataclass(frozen=True, eq=False)
-class _Fresh:
-    """An iterable that starts anew each time."""
-
-    read: _Read
-    seed: int
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.read(self.seed)
-
-
-def _takes_seed(function: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+        labels = self._permuted_labels(y, tasks) if self.loss == "cross_entropy" else y
+        return Sample(self._permuted_inputs(x, tasks), labels)
 
 
 # ------------------------------------------------------------------------------ reading
-def _as_read(name: str, data: Any) -> _Read | tuple[Any, Any, bool]:
-    """Data as arrays, and whether their order is to be kept; or as something to be read."""
+def _as_read(data: Any) -> _Read | tuple[Any, Any, bool]:
+    """Data as arrays and whether they keep their order, or as a generator."""
     import torch
     from torch.utils import data as loading
 
     if isinstance(data, str | os.PathLike):
-        return (*_npz(name, Path(data)), False)
+        return (*_npz(Path(data)), False)
     if isinstance(data, loading.DataLoader):
         if isinstance(data.dataset, loading.IterableDataset):
             return _Read(functools.partial(_taken_apart, data))
@@ -303,38 +262,35 @@ def _as_read(name: str, data: Any) -> _Read | tuple[Any, Any, bool]:
         inner = getattr(batches, "sampler", batches) if batches is not None else data.sampler
         if not isinstance(inner, loading.SequentialSampler):
             raise ValueError(
-                f"{name}: this loader's {type(inner).__name__} draws an order of its own; give "
+                f"this loader's {type(inner).__name__} draws an order of its own; give "
                 "DataLoader(..., shuffle=False), the problem's shuffle=True does the rest"
             )
-        return (*_collected(name, _taken_apart(data)), True)
+        return (*_collected(_taken_apart(data)), True)
     if isinstance(data, loading.IterableDataset):
         return _Read(functools.partial(iter, data))
     if isinstance(data, loading.Dataset):
         if not hasattr(data, "__len__"):
-            raise ValueError(f"{name}: a dataset needs a length; give a function otherwise")
-        return (*_collected(name, (data[i] for i in range(len(data)))), False)
+            raise ValueError("a dataset needs a length; give a function otherwise")
+        return (*_collected(data[i] for i in range(len(data))), False)
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1], False
     if callable(data) and not isinstance(data, torch.nn.Module):
         return _Read(data)
     raise ValueError(
-        f"{name}: data are a {type(data).__name__}; arrays (x, y), a Dataset, a DataLoader, a path "
-        "to an .npz file, or a function that returns an iterator expected"
+        f"data are a {type(data).__name__}; arrays (x, y), a Dataset, a DataLoader, a path to an "
+        ".npz file, or a function that returns an iterator expected"
     )
 
 
-def _npz(name: str, path: Path) -> tuple[Any, Any]:
+def _npz(path: Path) -> tuple[Any, Any]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {key: file[key] for key in ("x", "y") if key in file.files}
-            names = ", ".join(file.files) or "nothing"
-    except FileNotFoundError:
-        raise ValueError(f"{name}: there is no file {path}") from None
-    except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{name}: {path} is not an .npz file of numbers: {line}") from error
+        found, names = read_arrays(path, ("x", "y"))
+    except DataError as error:
+        raise ValueError(f"{path} {error.wrong}") from error
     if len(found) < 2:
-        raise ValueError(f"{name}: {path} has {names}; x and y expected")
+        raise ValueError(f"{path} has {', '.join(names) or 'nothing'}; x and y expected")
     return found["x"], found["y"]
 
 
@@ -347,159 +303,162 @@ def _taken_apart(loader: Any) -> Iterator[Any]:
             yield from zip(*batch, strict=True)
 
 
-def _collected(name: str, pairs: Iterable[Any]) -> tuple[Any, Any]:
+def _collected(pairs: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """All samples as two arrays."""
-    xs, ys = [], []
+    xs: list[NDArray[Any]] = []
+    ys: list[NDArray[Any]] = []
     for number, pair in enumerate(pairs):
         try:
             x, y = pair
         except (TypeError, ValueError):
             kind = type(pair).__name__
-            raise ValueError(f"{name}: sample {number} is a {kind}, not a pair (x, y)") from None
-        xs.append(_array(name, f"x of sample {number}", x))
-        ys.append(_array(name, f"y of sample {number}", y))
-        if xs[-1].shape != xs[0].shape or ys[-1].shape != ys[0].shape:
-            raise ValueError(
-                f"{name}: sample {number} has shapes {xs[-1].shape} and {ys[-1].shape}, the first "
-                f"one {xs[0].shape} and {ys[0].shape}"
-            )
+            raise ValueError(f"sample {number} is a {kind}, not a pair (x, y)") from None
+        xs.append(_array(f"x of sample {number}", x))
+        ys.append(_array(f"y of sample {number}", y))
+        now, first = ((xs[i].shape, ys[i].shape) for i in (-1, 0))
+        if now != first:
+            raise ValueError(f"sample {number} has shapes {now}, the first one {first}")
     if not xs:
-        raise ValueError(f"{name}: there are no samples")
+        raise ValueError("there are no samples")
     return np.stack(xs), np.stack(ys)
 
 
-def _array(name: str, what: str, value: Any) -> NDArray[Any]:
+def _array(what: str, value: Any) -> NDArray[Any]:
     """Numbers as an array."""
     try:
         found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (ValueError, TypeError) as error:
         line = str(error).splitlines()[0]
-        raise ValueError(f"{name}: {what} is not an array of numbers: {line}") from None
+        raise ValueError(f"{what} is not an array of numbers: {line}") from None
     if found.dtype.kind not in "biuf":
         kinds = {"U": "strings", "S": "strings", "O": "objects", "c": "complex numbers"}
         kind = kinds.get(found.dtype.kind, str(found.dtype))
-        raise ValueError(f"{name}: {what} holds {kind}, numbers expected")
+        raise ValueError(f"{what} holds {kind}, numbers expected")
     return found
 
 
-def _finite(name: str, what: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what does not fit is infinite
+def _not_finite(values: NDArray[Any]) -> int | None:
+    """The first row that is not finite, if there is one."""
+    wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _finite(what: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # too large numbers become infinite
         found = values.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
-    if len(wrong):
-        raise ValueError(f"{name}: {what} is not finite in row {wrong[0]}")
+    if (row := _not_finite(found)) is not None:
+        raise ValueError(f"{what} is not finite in row {row}")
     return found
 
 
-# --------------------------------------------------------------------------- arrays
+# ------------------------------------------------------------------------------ sources
 def _arrays(
-    name: str,
     x: Any,
     y: Any,
-    shape: tuple[int, ...] | None,
+    shape: _Shape | None,
     outputs: int | None,
     loss: Loss | None,
     schedule: Schedule,
     shuffle: bool,
     test: Any,
-) -> _Arrays:
-    inputs, values = _array(name, "x", x), _array(name, "y", y)
-    if inputs.ndim == 0 or values.ndim == 0 or len(inputs) != len(values):
-        shapes = f"{inputs.shape} and {values.shape}"
-        raise ValueError(f"{name}: x and y have shapes {shapes}; a row of each per sample expected")
-    if len(inputs) == 0:
-        raise ValueError(f"{name}: there are no samples")
-    inputs = _shaped(name, inputs, shape)
-    if (loss or _loss_of(name, values)) == "squared_error":
-        if test is not None:
-            raise ValueError(f"{name}: held-out accuracy is of classes; leave test out")
-        targets = _finite(name, "y", values.reshape(len(values), -1))
-        if outputs not in (None, targets.shape[1]):
-            raise ValueError(f"{name}: y has {targets.shape[1]} values, outputs={outputs}")
-        none = np.zeros(len(inputs), np.int64)
-        return _Arrays(Dataset(name, inputs, none, 1), targets, schedule, shuffle, None)
-    labels = _labels(name, values, outputs)
-    classes = outputs or int(labels.max()) + 1
+) -> _Source:
+    data, targets = _dataset(x, y, shape, outputs, loss)
     held_out = None
     if test is not None:
+        if targets is not None:
+            raise ValueError("held-out accuracy is of classes; leave test out")
         if not isinstance(test, tuple | list) or len(test) != 2:
-            raise ValueError(f"{name}: test is a pair of arrays (x, y)")
-        xs, ys = test
-        other = _arrays(f"{name}, test", xs, ys, shape, classes, loss, schedule, shuffle, None)
-        held_out = other.data
-        if held_out.shape != tuple(inputs.shape[1:]) or other.targets is not None:
-            raise ValueError(f"{name}: test data are of another kind than the others")
-    return _Arrays(Dataset(name, inputs, labels, classes), None, schedule, shuffle, held_out)
+            raise ValueError("test is a pair of arrays (x, y)")
+        with _named("test"):
+            held_out, others = _dataset(*test, shape, data.classes, loss)
+            if held_out.shape != data.shape or others is not None:
+                raise ValueError("the data are of another kind than those to learn from")
+    make: Any = functools.partial(
+        ArrayStream, data=data, targets=targets, schedule=schedule, shuffle=shuffle, test=held_out
+    )
+    if targets is None:
+        return _Source(make, data.shape, data.classes, "cross_entropy", len(data))
+    return _Source(make, data.shape, int(targets.shape[1]), "squared_error", len(data))
 
 
-def _shaped(name: str, x: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
-    """Inputs with their own shape: images as they are, all else in single precision."""
-    found = x if x.dtype == np.uint8 and x.ndim > 2 else _finite(name, "x", x)
-    wanted = shape or tuple(x.shape[1:]) or (1,)
-    if math.prod(wanted) != math.prod(x.shape[1:]) or math.prod(wanted) == 0:
-        raise ValueError(f"{name}: an input has shape {x.shape[1:]}, which is not {wanted}")
-    return found.reshape(len(x), *wanted)
+def _dataset(
+    x: Any, y: Any, shape: _Shape | None, outputs: int | None, loss: Loss | None
+) -> tuple[Dataset, NDArray[np.float32] | None]:
+    """Inputs and labels, or inputs without labels and targets."""
+    inputs, values = _array("x", x), _array("y", y)
+    if inputs.ndim == 0 or values.ndim == 0 or len(inputs) != len(values):
+        shapes = f"{inputs.shape} and {values.shape}"
+        raise ValueError(f"x and y have shapes {shapes}; a row of each per sample expected")
+    if len(inputs) == 0:
+        raise ValueError("there are no samples")
+    wanted = shape or tuple(inputs.shape[1:]) or (1,)
+    if math.prod(wanted) != math.prod(inputs.shape[1:]) or math.prod(wanted) == 0:
+        raise ValueError(f"an input has shape {inputs.shape[1:]}, which is not {wanted}")
+    if inputs.dtype != np.uint8 or inputs.ndim <= 2:  # not images
+        inputs = _finite("x", inputs)
+    inputs = inputs.reshape(len(inputs), *wanted)
+    if (loss or _loss_of(values)) == "squared_error":
+        targets = _finite("y", values.reshape(len(values), -1))
+        if outputs not in (None, targets.shape[1]):
+            raise ValueError(f"y has {targets.shape[1]} values, outputs={outputs}")
+        return Dataset("own", inputs, np.zeros(len(inputs), np.int64), 1), targets
+    labels = _labels(values, outputs)
+    return Dataset("own", inputs, labels, outputs or int(labels.max()) + 1), None
 
 
-def _loss_of(name: str, y: NDArray[Any]) -> Loss:
+def _loss_of(y: NDArray[Any]) -> Loss:
     """Whole numbers are classes, others are targets."""
     if y.dtype.kind == "f":
         return "squared_error"
-    if math.prod(y.shape[1:]) != 1:
+    if (count := math.prod(y.shape[1:])) != 1:
         raise ValueError(
-            f"{name}: y holds {math.prod(y.shape[1:])} whole numbers per sample; give one class, "
-            "or loss='squared_error'"
+            f"y holds {count} whole numbers per sample; give one class, or loss='squared_error'"
         )
     return "cross_entropy"
 
 
-def _labels(name: str, y: NDArray[Any], outputs: int | None) -> NDArray[np.int64]:
+def _labels(y: NDArray[Any], outputs: int | None) -> NDArray[np.int64]:
     if math.prod(y.shape[1:]) != 1:
-        raise ValueError(f"{name}: y has shape {y.shape}; one class per sample expected")
+        raise ValueError(f"y has shape {y.shape}; one class per sample expected")
     flat = y.reshape(-1)
     labels = np.where(np.isfinite(flat), flat, -1).astype(np.int64)
-    wrong = np.flatnonzero((labels != flat) | (labels < 0))
-    if outputs is not None:
-        wrong = np.union1d(wrong, np.flatnonzero(labels >= outputs))
-    if len(wrong):
+    wrong = (labels != flat) | (labels < 0) | (False if outputs is None else labels >= outputs)
+    if wrong.any():
         most = "" if outputs is None else f" to {outputs - 1}"
-        row = int(wrong[0])
-        raise ValueError(f"{name}: y is {flat[row]} in row {row}; a class from 0{most} expected")
+        row = int(wrong.argmax())
+        raise ValueError(f"y is {flat[row]} in row {row}; a class from 0{most} expected")
     return labels
 
 
-# ------------------------------------------------------------------------- generators
-def _probe(
-    name: str,
+def _generator(
     read: _Read,
-    shape: tuple[int, ...] | None,
+    shape: _Shape | None,
     outputs: int | None,
     loss: Loss | None,
     schedule: Schedule,
-) -> _Reader:
-    """What the first sample tells."""
+) -> _Source:
+    """Reads the first sample."""
     try:
-        first = next(read(0))
+        first = next(iter(read))
     except StopIteration:
-        raise ValueError(f"{name}: there are no samples") from None
+        raise ValueError("there are no samples") from None
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{name}: its generator raised {type(error).__name__}: {line}") from error
-    x, y = _collected(name, [first])
-    which = loss or _loss_of(name, y)
+        raise ValueError(f"its generator raised {error_line(error)}") from error
+    x, y = _collected([first])
+    which = loss or _loss_of(y)
     found = shape or tuple(x.shape[1:])
     if found != tuple(x.shape[1:]) or math.prod(found) == 0:
-        raise ValueError(f"{name}: an input has shape {x.shape[1:]}, which is not {shape}")
-    if which == "squared_error":
-        outputs = math.prod(y.shape[1:]) if outputs is None else outputs
+        raise ValueError(f"an input has shape {x.shape[1:]}, which is not {shape}")
+    if which == "squared_error" and outputs is None:
+        outputs = math.prod(y.shape[1:])
     if outputs is None:
-        raise ValueError(f"{name}: a generator does not tell its classes; give outputs=")
-    return _Reader(read, found, outputs, which, schedule)
+        raise ValueError("a generator does not tell its classes; give outputs=")
+    make: Any = functools.partial(GeneratorStream, read=read, shape=found, schedule=schedule)
+    return _Source(make, found, outputs, which, 0)
 
 
 # -------------------------------------------------------------------------- arguments
 def _schedule(
-    name: str,
     task_length: int | None,
     drift: Drift | int | None,
     schedule: Schedule | None,
@@ -509,39 +468,30 @@ def _schedule(
     if isinstance(drift, Drift):
         drift, schedule = None, drift if schedule is None else schedule
         if schedule is not None and not isinstance(schedule, Drift):
-            raise ValueError(f"{name}: drift and schedule exclude each other")
+            raise ValueError("drift and schedule exclude each other")
     given = {"task_length": task_length, "schedule": schedule, "boundaries": boundaries}
     named = [key for key, value in given.items() if value is not None]
     if len(named) > 1:
-        raise ValueError(f"{name}: {' and '.join(named)} exclude each other; leave one out")
-    if drift is not None and task_length is None:
-        raise ValueError(f"{name}: drift={drift} needs a task_length")
-    try:
-        if schedule is not None:
-            return schedule
-        if boundaries is not None:
-            return Boundaries(tuple(int(each) for each in boundaries))
-        if drift is not None and task_length is not None:
-            return Drift(task_length, drift)
-        return Every(task_length)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{' and '.join(named)} exclude each other; leave one out")
+    if drift is not None:
+        if task_length is None:
+            raise ValueError(f"drift={drift} needs a task_length")
+        return Drift(task_length, drift)
+    if boundaries is not None:
+        return Boundaries(tuple(int(each) for each in boundaries))
+    return Every(task_length) if schedule is None else schedule
 
 
 def _network(
-    name: str,
-    shape: tuple[int, ...],
-    hidden: Sequence[int],
-    outputs: int,
-    network: str | None,
+    shape: _Shape, hidden: Sequence[int], outputs: int, network: str | None
 ) -> tuple[int, ...] | str:
     if network is None:
         return (math.prod(shape), *hidden, outputs)
     if tuple(hidden) != HIDDEN:
-        raise ValueError(f"{name}: hidden and network exclude each other; leave one out")
+        raise ValueError("hidden and network exclude each other; leave one out")
     if network == "cnn" and (shape, outputs) != ((3, 32, 32), 10):
         raise ValueError(
-            f"{name}: the network cnn takes inputs (3, 32, 32) and has 10 outputs; these are "
+            "the network cnn takes inputs (3, 32, 32) and has 10 outputs; these are "
             f"{shape} and {outputs}"
         )
     return network

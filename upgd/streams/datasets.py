@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from upgd.caches import home
 from upgd.streams.files import DATASETS, Source, find, missing, npz_source
-from upgd.streams.npz import read_arrays, save_npz
-from upgd.streams.readers import DataError, Inputs, Labels, check_labels
+from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_arrays, save_npz
 
 Split = Literal["train", "test"]
 _Key = tuple[str, str, tuple[tuple[str, int, int], ...]]
@@ -34,12 +33,7 @@ _KEEP = 8  # datasets in memory, shared by the streams of all seeds
 
 
 class DataNotFoundError(FileNotFoundError):
-    """No file of a dataset was found: says which to put where.
-
-    Example:
-        >>> issubclass(DataNotFoundError, FileNotFoundError)
-        True
-    """
+    """No file of a dataset was found: says which to put where."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +83,7 @@ class Dataset:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """SHA-256 of inputs and labels as arrays, whatever files they came in.
-
-        Example:
-            >>> load("digits").checksum[:12]
-            'b518e902863a'
-        """
+        """SHA-256 of inputs and labels as arrays, whatever files they came in."""
         found = hashlib.sha256()
         for array in (self.inputs, self.labels):
             found.update(f"{array.dtype.str} {array.shape}".encode())
@@ -109,20 +98,12 @@ class Dataset:
         chosen = self.inputs[indices]
         if chosen.dtype == np.float32:
             return chosen.astype(np.float32)  # a slice would be a view
-        half = np.float32(0.5)
-        scaled: NDArray[np.float32] = (
-            chosen.astype(np.float32) / np.float32(self.top) - half
-        ) / half
-        return scaled
+        half, top = np.float32(0.5), np.float32(self.top)
+        return np.asarray((chosen.astype(np.float32) / top - half) / half)
 
 
 class Facts(NamedTuple):
-    """What :func:`check` found out about one split.
-
-    Example:
-        >>> check("digits")[1][:5]
-        ('test', 'scikit-learn', 359, (8, 8), 10)
-    """
+    """What :func:`check` found out about one split."""
 
     split: Split
     source: str
@@ -133,12 +114,7 @@ class Facts(NamedTuple):
 
 
 def user_cache() -> Path:
-    """The folder for data where no other is named.
-
-    Example:
-        >>> user_cache().name
-        'upgd'
-    """
+    """The folder for data where no other is named."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local") / "upgd"
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "upgd"
@@ -156,17 +132,12 @@ def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path whose ``~`` is somebody's home.
-
-    Raises:
-        DataError: There is no such user.
-    """
+    """A path whose ``~`` is expanded; raises :class:`DataError` if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise DataError(
-            str(path), "begins with the home of nobody", "write the folder out"
-        ) from None
+        wrong = "begins with the home of nobody"
+        raise DataError(str(path), wrong, "write the folder out") from None
 
 
 def load(
@@ -217,15 +188,7 @@ def load(
 
 
 def splits_of(name: str) -> tuple[Split, ...]:
-    """The splits that a dataset is published with.
-
-    Example:
-        >>> splits_of("mini-imagenet")
-        ('train',)
-        >>> splits_of("mnst")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ValueError: unknown dataset 'mnst'; did you mean 'mnist'? there are digits, ...
-    """
+    """The splits that a dataset is published with; raises ValueError for an unknown name."""
     names = ["digits", *DATASETS]
     if name not in names:
         close = difflib.get_close_matches(name, names, 1)
@@ -259,7 +222,7 @@ def _splits_in(file: str) -> tuple[Split, ...]:
 
 
 def write_npz(path: str | os.PathLike[str], train: Dataset, test: Dataset | None = None) -> None:
-    """Write the ``.npz`` that :func:`upgd.streams.read_npz` documents, or nothing at all.
+    """Write the ``.npz`` that :func:`upgd.streams.read_npz` documents, whole or not at all.
 
     Example:
         >>> import tempfile
@@ -280,8 +243,7 @@ def _read(name: str, split: Split, source: Source, classes: int | None) -> Datas
     if key not in _LOADED:
         inputs, labels, top = source.read()
         known = classes or int(labels.max()) + 1
-        dataset = Dataset(name, inputs, labels, known, top, str(source.paths[0]))
-        _remember(key, dataset)
+        _remember(key, Dataset(name, inputs, labels, known, top, str(source.paths[0])))
     return _LOADED[key]
 
 
@@ -292,9 +254,8 @@ def _digits(split: Split) -> Dataset:
         try:
             sklearn = importlib.import_module("sklearn.datasets")
         except ImportError as error:
-            raise ImportError(
-                "the embedded digits come with scikit-learn; pip install 'upgd[demo]'"
-            ) from error
+            wrong = "the embedded digits come with scikit-learn; pip install 'upgd[demo]'"
+            raise ImportError(wrong) from error
         bundle = sklearn.load_digits()
         chosen = (np.arange(len(bundle.target)) % 5 == 4) == (split == "test")
         inputs = bundle.images[chosen].astype(np.uint8)

@@ -16,23 +16,14 @@ _WHY = {"ConnectionError": "no connection to {}", "ConnectTimeout": "{} does not
 
 
 def fetch(name: str, folder: Path, bar: Any = None) -> None:
-    """Download a dataset into the sub-folder `name` of `folder`. What is there is kept.
+    """Download a dataset into the sub-folder `name` of `folder`; keeps files that are there.
 
-    Args:
-        name: of the dataset.
-        folder: made if there is none.
-        bar: shows the progress of a file: an object with `total`, `update(n)`, `reset()` and
-            `close()`; by default tqdm's, where that is installed.
+    `bar` shows a file's progress: an object with `total`, `update(n)`, `reset()` and `close()`; by
+    default tqdm's, where that is installed.
 
     Raises:
         DataError: it has no public files, ``pooch`` is missing, the network is, or a checksum
             is wrong; says which file to put where instead.
-
-    Example:
-        >>> fetch("mini-imagenet", Path("data"))
-        Traceback (most recent call last):
-        upgd.streams.readers.DataError: mini-imagenet: cannot be downloaded; put mini-imagenet.npz \
-into data, 'upgd data features' makes it from images
     """
     downloads = DATASETS[name].downloads
     if not downloads:
@@ -69,10 +60,7 @@ def _fetch(pooch: Any, item: Download, target: Path, bar: Any) -> None:
     base, file = item.url.rsplit("/", 1)
     pooch.get_logger().setLevel("WARNING")  # we tell what is to be told
     store = pooch.create(
-        path=target,
-        base_url=base + "/",
-        registry={file: item.checksum},
-        retry_if_failed=_RETRIES,
+        path=target, base_url=base + "/", registry={file: item.checksum}, retry_if_failed=_RETRIES
     )
     processor = None
     if item.members:

@@ -16,6 +16,7 @@ from upgd.streams.readers import DataError, OnProgress
 
 SIDE = 84
 FEATURES = 2048
+_ONE_EACH = "put each class in a sub-folder of its own"
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 
 
@@ -27,15 +28,6 @@ def list_images(folder: Path) -> tuple[list[Path], list[int], list[str]]:
 
     Returns:
         The files, by class and then by path; their labels; the classes' names, sorted.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for name in ("train/dog", "test/cat"):
-        ...     (folder / name).mkdir(parents=True)
-        ...     (folder / name / "1.jpg").touch()
-        >>> list_images(folder)[1:]
-        ([0, 1], ['cat', 'dog'])
     """
     if not folder.is_dir():
         raise DataError(folder, "no such folder", "give one with a sub-folder of images per class")
@@ -47,9 +39,9 @@ def list_images(folder: Path) -> tuple[list[Path], list[int], list[str]]:
     ]
     if loose := [file for file in found if file.parent == folder]:
         wrong = f"has images outside of any class ({loose[0].name})"
-        raise DataError(folder, wrong, "put each class in a sub-folder of its own")
+        raise DataError(folder, wrong, _ONE_EACH)
     if not found:
-        raise DataError(folder, "has no images", "put each class in a sub-folder of its own")
+        raise DataError(folder, "has no images", _ONE_EACH)
     found.sort(key=lambda file: (file.parent.name, file))
     names = sorted({file.parent.name for file in found})
     numbers = {name: label for label, name in enumerate(names)}
@@ -63,18 +55,11 @@ def extract(
     batch: int = 64,
     on_progress: OnProgress | None = None,
 ) -> NDArray[np.float16]:
-    """What a frozen ResNet-50 sees in images: its average-pooled features, [n, 2048].
+    """The average-pooled features of images in a frozen ResNet-50, [n, 2048].
 
-    Images become squares of 84×84: the middle, scaled. Kept as float16, whose error is below
-    0.05% of a value and halves the file.
-
-    Args:
-        files: the images.
-        weights: a file with the network's state dict; by default torchvision's
-            ``IMAGENET1K_V1``, which it downloads.
-        device: where the network runs.
-        batch: images at a time.
-        on_progress: told how many images are done.
+    Images become squares of 84×84: the middle, scaled. float16 has an error below 0.05% of a
+    value and halves the file. `weights` is a file with the network's state dict; by default
+    torchvision downloads its ``IMAGENET1K_V1``.
 
     Raises:
         DataError: an image cannot be read, or the weights do not fit.
@@ -98,6 +83,10 @@ def extract(
     return features
 
 
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -112,19 +101,15 @@ def _resnet50(weights: Path | None) -> nn.Module:
     try:
         models: Any = importlib.import_module("torchvision.models")
     except Exception as error:  # a torchvision of another torch raises RuntimeError
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"computing features needs torchvision ({reason}); pip install torchvision"
-        ) from error
+        wrong = f"computing features needs torchvision ({_line(error)}); pip install torchvision"
+        raise ValueError(wrong) from error
     if weights is None:
-        chosen = models.ResNet50_Weights.IMAGENET1K_V1
+        chosen, way_out = models.ResNet50_Weights.IMAGENET1K_V1, "get it and give --weights FILE"
         try:
             model: nn.Module = models.resnet50(weights=chosen)
         except OSError as error:  # no network
-            wrong = f"could not be downloaded ({' '.join(str(error).split())})"
-            raise DataError(
-                chosen.url, wrong, "get it elsewhere and give --weights FILE"
-            ) from error
+            wrong = f"could not be downloaded ({_line(error)})"
+            raise DataError(chosen.url, wrong, way_out) from error
     else:
         model = models.resnet50(weights=None)
         try:
@@ -132,9 +117,8 @@ def _resnet50(weights: Path | None) -> nn.Module:
         except FileNotFoundError:
             raise DataError(weights, "no such file", "give the state dict of a ResNet-50") from None
         except Exception as error:  # of pickle, of zip, of PyTorch
-            reason = " ".join(str(error).split())
-            if len(reason) > 200:
-                reason = reason[:200] + " …"
+            reason = _line(error)
+            reason = reason[:200] + " …" if len(reason) > 200 else reason
             wrong = f"is not the state dict of torchvision's resnet50 ({reason})"
             raise DataError(weights, wrong, "torchvision's own is resnet50-0676ba61.pth") from error
     model.fc = nn.Identity()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.streams.npz import read_arrays
-from upgd.streams.readers import DataError, Labels, OnProgress
+from upgd.streams.readers import DataError, Labels, OnProgress, read_arrays
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 _LABELS = "labels.npz"
@@ -30,14 +29,10 @@ def read_image_folder(
     Args:
         folder: of the classes' folders.
         names: of the classes, in order; by default those of the sub-folders, sorted.
-        on_progress: told how many images are read.
+        on_progress: called with the numbers of images read and of all.
 
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> read_image_folder(folder)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        upgd.streams.readers.DataError: ...: has no sub-folders; put each class in a sub-folder ...
+    Raises:
+        DataError: a file is not an image, or of another size; there are no classes.
     """
     pillow = need_pillow(folder)
     present = class_names(folder)
@@ -65,28 +60,14 @@ def read_image_folder(
 
 
 def class_names(folder: Path) -> list[str]:
-    """The classes of an images folder: its sub-folders, sorted.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for name in ("dog", "cat", ".cache"):
-        ...     (folder / name).mkdir()
-        >>> class_names(folder)
-        ['cat', 'dog']
-    """
+    """The classes of an images folder: its sub-folders, sorted."""
     if not folder.is_dir():
         raise DataError(folder, "is not a folder", "give one with a sub-folder per class")
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def has_sprites(folder: Path) -> bool:
-    """Whether a folder has what :func:`read_sprites` reads.
-
-    Example:
-        >>> has_sprites(Path("nowhere"))
-        False
-    """
+    """Whether a folder has what :func:`read_sprites` reads."""
     return (folder / _LABELS).is_file()
 
 
@@ -103,7 +84,7 @@ def read_sprites(
     Args:
         folder: of the sprites.
         test: whether the test split is wanted.
-        on_progress: told how many sprites are read.
+        on_progress: called with the numbers of sprites read and of all.
 
     Returns:
         Images [n, 3, side, side] ([n, side, side] if grey) and labels.
@@ -169,36 +150,32 @@ def need_pillow(source: Path) -> Any:
 
 
 def _image(pillow: Any, file: Path) -> NDArray[np.uint8]:
-    try:
-        with pillow.open(file) as image:
-            grey = image.mode in ("1", "L")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
-    except Exception as error:  # Pillow's plugins raise many kinds
-        raise DataError(file, f"is not an image ({error})", "repair or remove it") from error
-    return pixels if grey else pixels.transpose(2, 0, 1)
+    return _pixels(
+        pillow, file, lambda image: image.convert("L" if image.mode in ("1", "L") else "RGB")
+    )
 
 
 def read_square(pillow: Any, file: Path, side: int) -> NDArray[np.uint8]:
-    """An image in colour, [3, side, side]: its middle square, scaled.
+    """An image in colour, [3, side, side]: its middle square, scaled."""
 
-    Example:
-        >>> import tempfile
-        >>> pillow, file = need_pillow(Path()), Path(tempfile.mkdtemp()) / "wide.png"
-        >>> pillow.new("L", (40, 20), 7).save(file)
-        >>> read_square(pillow, file, 8).shape
-        (3, 8, 8)
-    """
+    def square(image: Any) -> Any:
+        colour = image.convert("RGB")
+        width, height = colour.size
+        if (width, height) == (side, side):
+            return colour
+        short = min(width, height)
+        left, top = (width - short) / 2, (height - short) / 2
+        box = (left, top, left + short, top + short)
+        return colour.resize((side, side), pillow.Resampling.BILINEAR, box=box)
+
+    return _pixels(pillow, file, square)
+
+
+def _pixels(pillow: Any, file: Path, prepare: Callable[[Any], Any]) -> NDArray[np.uint8]:
+    """A prepared image as [height, width], or [3, height, width] in colour."""
     try:
         with pillow.open(file) as image:
-            colour = image.convert("RGB")
-            width, height = colour.size
-            short = min(width, height)
-            left, top = (width - short) / 2, (height - short) / 2
-            if (width, height) != (side, side):
-                box = (left, top, left + short, top + short)
-                colour = colour.resize((side, side), pillow.Resampling.BILINEAR, box=box)
-            pixels = np.asarray(colour, dtype=np.uint8)
+            pixels = np.asarray(prepare(image), dtype=np.uint8)
     except Exception as error:  # Pillow's plugins raise many kinds
         raise DataError(file, f"is not an image ({error})", "repair or remove it") from error
-    planes: NDArray[np.uint8] = pixels.transpose(2, 0, 1)
-    return planes
+    return pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

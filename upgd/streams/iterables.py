@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from upgd.streams.stream import Loss, Sample
+from upgd.text import error_line
 
 
 class StreamError(RuntimeError):
@@ -17,26 +18,14 @@ class StreamError(RuntimeError):
 
 
 class StreamEndedError(StreamError):
-    """An iterable had fewer samples than were asked for.
-
-    Example:
-        >>> from_iterable([([1.0], 0)], shape=(1,), outputs=2).at(1)
-        Traceback (most recent call last):
-        upgd.streams.iterables.StreamEndedError: sample 1 was asked for, the iterable has 1
-    """
+    """An iterable had fewer samples than were asked for."""
 
 
 class IterableStream:
     """What :func:`from_iterable` makes: a stream that reads forward.
 
-    It keeps the samples that were asked for last, and no others.
-
-    Attributes:
-        needed: How many samples the run takes, for the message where there are fewer.
-
-    Example:
-        >>> IterableStream([([1.0], 0)], (1,), 2, "cross_entropy").task(5)
-        0
+    It keeps only the samples of the last request. `needed` is the number of samples that a run
+    takes, for the message if there are fewer.
     """
 
     def __init__(
@@ -59,7 +48,6 @@ class IterableStream:
         self._lock = threading.Lock()  # an engine reads ahead in another thread
 
     def at(self, step: int, batch: int = 1) -> Sample:
-        """Samples ``step·batch … (step+1)·batch - 1``; skips those before, one by one."""
         return self.samples(step * batch, batch)
 
     def samples(self, start: int, count: int) -> Sample:
@@ -82,7 +70,6 @@ class IterableStream:
         return self._kept[:count]
 
     def task(self, step: int) -> int:
-        """Always 0: an iterable does not say."""
         return 0
 
     def _rewind(self, first: int) -> None:
@@ -105,10 +92,7 @@ class IterableStream:
                 message = f"{self.name} ended after {self._next} samples; {self.needed} are needed"
             raise StreamEndedError(message) from None
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise StreamError(
-                f"{self.name}: {type(error).__name__} at sample {self._next}: {line}"
-            ) from error
+            raise StreamError(f"{self.name}, sample {self._next}: {error_line(error)}") from error
         self._next += 1
         return pair
 

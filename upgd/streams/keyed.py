@@ -27,12 +27,7 @@ _LIMIT = 1 << 64
 
 
 class Purpose(IntEnum):
-    """What random numbers are for. Values are part of every result: never reuse or renumber.
-
-    Example:
-        >>> Purpose.ORDER
-        <Purpose.ORDER: 3>
-    """
+    """What random numbers are for. Values are part of every result: never reuse or renumber."""
 
     INPUT_PERMUTATION = 1
     LABEL_PERMUTATION = 2
@@ -80,18 +75,9 @@ def permutation(
 ) -> NDArray[np.int64]:
     """A uniformly drawn permutation of ``0 … n-1``: the stable sorting order of `n` words.
 
-    Two equal words among them, which would favour the identity, have probability n²/2⁶⁵.
-
-    Args:
-        n: how many numbers.
-        seed: that of :func:`bits`, and so are
-        purpose: what it is for, and
-        index: which one.
-        first: give only so many of the permutation's first entries, in less time.
-
-    Example:
-        >>> sorted(permutation(5, 0, Purpose.INPUT_PERMUTATION, 3).tolist())
-        [0, 1, 2, 3, 4]
+    Two equal words among them, which would favour the identity, have probability n²/2⁶⁵. `seed`,
+    `purpose` and `index` are those of :func:`bits`; with `first` only so many entries are returned,
+    in less time.
     """
     words = bits(n, seed, purpose, *index)
     if first is None or first >= n // 2:
@@ -107,13 +93,7 @@ def permutation(
 def uniform(
     count: int, seed: int, purpose: int, *index: int, start: int = 0
 ) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), multiples of 2⁻⁵³: the upper 53 bits of each word.
-
-    Example:
-        >>> u = uniform(1000, 0, Purpose.DRIFT)
-        >>> bool((u >= 0).all() and (u < 1).all())
-        True
-    """
+    """Uniform numbers in [0, 1), multiples of 2⁻⁵³: the upper 53 bits of each word."""
     words = bits(count, seed, purpose, *index, start=start)
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
@@ -122,11 +102,6 @@ def normal(count: int, seed: int, purpose: int, *index: int, start: int = 0) -> 
     """Standard normal numbers by Box and Muller's transform of pairs of our own uniforms.
 
     Exact up to the last digits of the platform's ``log``, ``cos`` and ``sin``.
-
-    Example:
-        >>> z = normal(1000, 0, Purpose.TOY_INPUTS)
-        >>> bool(abs(z.mean()) < 0.1)
-        True
     """
     first = start - start % 2  # a pair of uniforms makes a pair of normals
     pairs = -(-(start + count - first) // 2)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from upgd.sources import digest
 from upgd.streams.datasets import load
@@ -25,23 +25,20 @@ class Problem:
         dataset: name of the data for :func:`upgd.streams.load`; None if none are needed.
         network: units of each layer from inputs to outputs, ``"cnn"``, the paper's
             convolutional network, or the name of a network in :mod:`upgd.networks`.
-        activation: of hidden layers.
         task_length: samples per task; None if nothing changes.
+        window: samples per point of a figure.
+        activation: of hidden layers.
         steps: samples of a full run.
         runs: seeds of a full study.
-        window: samples per point of a figure.
         loss: what is minimised.
         permute: what a task permutes.
         toy: which toy stream this is, if one.
-        shape: of one input, and
-        outputs: how many, where `network` does not say.
+        shape, outputs: of one input, and their number, where `network` does not tell.
         stream: makes the stream of a user's problem from the problem and a seed.
-        source: 16 digits that change with the code and data of a user's problem; empty for the
-            package's.
+        source: 16 digits that change with the code and data of a user's problem.
 
     Example:
-        >>> stream = PROBLEMS["label-permuted-digits"].make(seed=0)
-        >>> stream.at(0).x.shape
+        >>> PROBLEMS["label-permuted-digits"].make(seed=0).at(0).x.shape
         (1, 64)
     """
 
@@ -63,12 +60,7 @@ class Problem:
 
     @property
     def interface(self) -> tuple[tuple[int, ...], int]:
-        """What a network meets: the shape of one input, and the number of outputs.
-
-        Example:
-            >>> PROBLEMS["stationary-mnist"].interface
-            ((784,), 10)
-        """
+        """The shape of one input, and the number of outputs."""
         if self.shape is not None and self.outputs is not None:
             return self.shape, self.outputs
         if isinstance(self.network, str):
@@ -81,10 +73,7 @@ class Problem:
         return replace(self, network=network, shape=shape, outputs=outputs)
 
     def make(
-        self,
-        seed: int,
-        data_dir: str | os.PathLike[str] | None = None,
-        download: bool = False,
+        self, seed: int, data_dir: str | os.PathLike[str] | None = None, download: bool = False
     ) -> Stream:
         """The stream of one run. `data_dir` and `download` are those of :func:`load`."""
         if self.stream is not None:
@@ -106,46 +95,25 @@ class Problem:
 
 
 def _rows() -> list[Problem]:
-    mnist, digits, toy = (784, 300, 150, 10), (64, 300, 150, 10), (16, 300, 150, 1)
-    regression = partial(
-        Problem,
-        dataset=None,
-        network=toy,
-        task_length=200,
-        window=20 * 200,
-        activation="linear",
-        loss="squared_error",
+    mnist, digits, emnist = (784, 300, 150, 10), (64, 300, 150, 10), (784, 300, 150, 47)
+    long, short = {"task_length": 5_000, "window": 5_000}, {"task_length": 2_500, "window": 2_500}
+    features = (2048, 300, 150, 100)
+    inputs: Any = partial(Problem, permute="inputs")
+    labels: Any = partial(Problem, permute="labels", **short)
+    toy: Any = partial(
+        Problem, dataset=None, network=(16, 300, 150, 1), task_length=200, window=20 * 200
     )
+    toy = partial(toy, activation="linear", loss="squared_error")
     return [
-        Problem("input-permuted-mnist", "mnist", mnist, 5_000, 5_000, permute="inputs"),
-        Problem(
-            "label-permuted-emnist",
-            "emnist47",
-            (784, 300, 150, 47),
-            2_500,
-            2_500,
-            permute="labels",
-        ),
-        Problem(
-            "label-permuted-cifar10", "cifar10", "cnn", 2_500, 2_500, runs=10, permute="labels"
-        ),
-        Problem(
-            "label-permuted-mini-imagenet",
-            "mini-imagenet",
-            (2048, 300, 150, 100),
-            2_500,
-            2_500,
-            permute="labels",
-        ),
+        inputs("input-permuted-mnist", "mnist", mnist, **long),
+        labels("label-permuted-emnist", "emnist47", emnist),
+        labels("label-permuted-cifar10", "cifar10", "cnn", runs=10),
+        labels("label-permuted-mini-imagenet", "mini-imagenet", features),
         Problem("stationary-mnist", "mnist", mnist, None, 10_000),
-        regression("toy-changing-inputs", toy="changing-inputs"),
-        regression("toy-changing-sign", toy="changing-sign"),
-        Problem(
-            "input-permuted-digits", "digits", digits, 2_500, 2_500, steps=100_000, permute="inputs"
-        ),
-        Problem(
-            "label-permuted-digits", "digits", digits, 2_500, 2_500, steps=100_000, permute="labels"
-        ),
+        toy("toy-changing-inputs", toy="changing-inputs"),
+        toy("toy-changing-sign", toy="changing-sign"),
+        inputs("input-permuted-digits", "digits", digits, steps=100_000, **short),
+        labels("label-permuted-digits", "digits", digits, steps=100_000),
     ]
 
 
@@ -154,10 +122,7 @@ _BUILT_IN = frozenset(PROBLEMS)
 
 
 def register(problem: Problem) -> Problem:
-    """Add a user's problem, in place of an earlier one of the user's with the same name.
-
-    Returns:
-        The problem as it stands in :data:`PROBLEMS`, with a `source`.
+    """Add a user's problem, or replace it; returns it with a `source`.
 
     Raises:
         ValueError: The name is one of this package's problems, or cannot be a name.
@@ -175,9 +140,8 @@ def register(problem: Problem) -> Problem:
 def source_of(problem: Problem) -> str:
     """16 digits that change with what a run depends on and its specification does not hold."""
     parts = ("dataset", "toy", "stream", "network", "activation", "task_length", "window", "loss")
-    return digest(
-        {part: getattr(problem, part) for part in (*parts, "permute", "shape", "outputs")}
-    )
+    parts += ("permute", "shape", "outputs")
+    return digest({part: getattr(problem, part) for part in parts})
 
 
 def get(name: str) -> Problem:

@@ -11,13 +11,8 @@ from typing import NamedTuple, Protocol
 class Span(NamedTuple):
     """Samples `start` to `stop` of a stream, between two changes.
 
-    Each span has an order of samples of its own. Over its last `drift` samples the probability
-    that a sample is of the task `following` and not of `task` grows linearly from 0 to 1, both
-    excluded.
-
-    Example:
-        >>> Every(100).span(250)
-        Span(number=2, start=200, stop=300, task=2, following=3, drift=0)
+    Each span has an order of samples of its own. Over its last `drift` samples the probability that
+    a sample is of the task `following` and not of `task` grows linearly from 0 to 1, both excluded.
     """
 
     number: int

@@ -26,12 +26,7 @@ _RECENT = 4  # permutations and orders kept: a batch may span a change, a drift 
 
 
 class Sample(NamedTuple):
-    """Inputs float32 [batch, *shape]; labels int64 [batch] or targets float32 [batch, outputs].
-
-    Example:
-        >>> ToyStream("changing-sign", seed=0).at(0, batch=4).y.shape
-        (4, 1)
-    """
+    """Inputs float32 [batch, *shape]; labels int64 [batch] or targets float32 [batch, outputs]."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
@@ -88,13 +83,7 @@ class Stream(Protocol):
 class Changing:
     """What streams share whose inputs or labels are permuted anew at each change of task.
 
-    Args:
-        seed: decides everything random.
-        shape: of one input.
-        outputs: classes, or values of a target.
-        permute: ``"inputs"`` (all values of an input, over its whole shape), ``"labels"``, None.
-        schedule: when the task changes.
-        flatten: give inputs as vectors, for networks of linear layers.
+    Arguments are those of :class:`TaskStream`.
     """
 
     def __init__(
@@ -115,7 +104,6 @@ class Changing:
         self._recent: dict[str, dict[Any, Any]] = {}
 
     def at(self, step: int, batch: int = 1) -> Sample:
-        """Samples ``step·batch … (step+1)·batch - 1``."""
         return self.samples(step * batch, batch)
 
     def samples(self, start: int, count: int) -> Sample:
@@ -129,23 +117,18 @@ class Changing:
 
     def input_permutation(self, task: int) -> NDArray[np.int64]:
         """`p` of a task: value ``i`` of a permuted input is value ``p[i]`` of the original."""
-        if self.permute != "inputs":
-            return np.arange(self._features)
-        return self._recall(
-            "inputs",
-            task,
-            lambda: keyed.permutation(self._features, self.seed, Purpose.INPUT_PERMUTATION, task),
-        )
+        return self._permutation("inputs", self._features, Purpose.INPUT_PERMUTATION, task)
 
     def label_permutation(self, task: int) -> NDArray[np.int64]:
         """`p` of a task: class ``c`` is called ``p[c]``."""
-        if self.permute != "labels":
-            return np.arange(self.outputs)
-        return self._recall(
-            "labels",
-            task,
-            lambda: keyed.permutation(self.outputs, self.seed, Purpose.LABEL_PERMUTATION, task),
-        )
+        return self._permutation("labels", self.outputs, Purpose.LABEL_PERMUTATION, task)
+
+    def _permutation(
+        self, what: Permute, size: int, purpose: Purpose, task: int
+    ) -> NDArray[np.int64]:
+        if self.permute != what:
+            return np.arange(size)
+        return self._recall(what, task, lambda: keyed.permutation(size, self.seed, purpose, task))
 
     def _tasks(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
         tasks = np.full(stop - start, span.task, dtype=np.int64)
@@ -176,15 +159,18 @@ class Changing:
                 x[here] = x[here][:, self.input_permutation(one)]
         return x.reshape(len(x), *self.shape)
 
-    def _all_tasks(self, start: int, count: int) -> NDArray[np.int64]:
-        """The task of each of some consecutive samples."""
-        found, stop = [], start + count
+    def _spans(self, start: int, count: int) -> Iterator[tuple[Span, int, int]]:
+        """The spans of some consecutive samples, each with the samples' start and stop."""
+        stop = start + count
         while start < stop:
             span = self.schedule.span(start)
             end = stop if span.stop is None else min(stop, span.stop)
-            found.append(self._tasks(span, start, end))
+            yield span, start, end
             start = end
-        return np.concatenate(found)
+
+    def _all_tasks(self, start: int, count: int) -> NDArray[np.int64]:
+        """The task of each of some consecutive samples."""
+        return np.concatenate([self._tasks(*each) for each in self._spans(start, count)])
 
     def _recall(self, kind: str, key: Any, make: Callable[[], _Value]) -> _Value:
         store = self._recent.setdefault(kind, {})
@@ -234,32 +220,24 @@ class TaskStream(Changing):
         flatten: bool = False,
     ) -> None:
         if schedule is not None and task_length not in (None, schedule.length):
-            raise ValueError(
-                f"task_length {task_length} is not the schedule's {schedule.length}; leave it out"
-            )
+            wrong = f"task_length {task_length} is not the schedule's {schedule.length}"
+            raise ValueError(f"{wrong}; leave it out")
         when = Every(task_length) if schedule is None else schedule
         super().__init__(seed, dataset.shape, dataset.classes, permute, when, flatten)
         self.dataset = dataset
         self._test = test
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         block = self.block(start, count)
-        return Sample(
-            self._permuted_inputs(self.dataset.scaled(block.index), block.task), block.label
-        )
+        x = self._permuted_inputs(self.dataset.scaled(block.index), block.task)
+        return Sample(x, block.label)
 
     def block(self, start: int, count: int) -> Block:
         """Samples ``start … start+count-1`` as indices, for engines that gather on a device."""
         if start < 0 or count < 1:
             raise ValueError(f"a block needs start >= 0 and count >= 1, got {start} and {count}")
-        indices, task, stop = [], self._all_tasks(start, count), start + count
-        while start < stop:
-            span = self.schedule.span(start)
-            end = stop if span.stop is None else min(stop, span.stop)
-            indices.append(self._indices(span, start, end))
-            start = end
-        index = np.concatenate(indices)
+        task = self._all_tasks(start, count)
+        index = np.concatenate([self._indices(*each) for each in self._spans(start, count)])
         return Block(index, task, self._permuted_labels(self.dataset.labels[index], task))
 
     def order(self, span: int, again: int = 0) -> NDArray[np.int64]:
@@ -335,16 +313,13 @@ class ToyStream:
         if kind not in get_args(ToyKind):
             raise ValueError(f"kind must be one of {get_args(ToyKind)}, got {kind!r}")
         self.kind, self.seed = kind, seed
+        self._length = Every(task_length).length or 0  # which checks it
         self.task_length: int | None = task_length
-        self._schedule = Every(task_length)
-        self._length = task_length
 
     def at(self, step: int, batch: int = 1) -> Sample:
-        """Samples ``step·batch … (step+1)·batch - 1``."""
         return self.samples(step * batch, batch)
 
     def samples(self, start: int, count: int) -> Sample:
-        """Samples ``start … start+count-1``."""
         width = self.shape[0]
         z = keyed.normal(count * width, self.seed, Purpose.TOY_INPUTS, start=start * width)
         x = z.astype(np.float32).reshape(count, width)
@@ -357,5 +332,4 @@ class ToyStream:
         return Sample(x, y[:, None])
 
     def task(self, step: int) -> int:
-        """The task of sample `step`."""
-        return self._schedule.span(step).task
+        return step // self._length
