@@ -40,15 +40,10 @@ OUTSIDE = -1
 
 @dataclass
 class _Pass:
-    """A backward pass that has not reached the layer's ``.grad`` yet.
+    """A backward pass that has not reached the layer's ``.grad`` yet."""
 
-    Attributes:
-        reset: Whether ``.grad`` had been reset before it.
-        first: Its part of ``∂L/∂gate``.
-    """
-
-    reset: bool | Tensor
-    first: Tensor
+    reset: bool | Tensor  # whether ``.grad`` had been reset before it
+    first: Tensor  # its part of ``∂L/∂gate``
 
 
 @dataclass(eq=False)

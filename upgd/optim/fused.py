@@ -63,25 +63,15 @@ def _missing(device: str) -> str:
 
 @dataclass
 class Part:
-    """Parameters that one launch updates.
-
-    Attributes:
-        method: Their rules.
-        members: The parameters.
-        states: For each, its states in the method's order.
-        dtype: Of the parameters as the kernels see them.
-        table: A row of addresses and sizes per parameter.
-        rows: Which parameter and which row each norm belongs to; empty but for local scaling.
-        visitors: Parameters that the kernels see as a copy, by place, with that copy.
-    """
+    """Parameters that one launch updates."""
 
     method: Method
     members: list[Member]
-    states: list[list[Tensor]]
-    dtype: torch.dtype
-    table: NDArray[np.int64]
-    rows: NDArray[np.int32]
-    visitors: dict[int, Tensor]
+    states: list[list[Tensor]]  # of each member, in the method's order
+    dtype: torch.dtype  # of the parameters as the kernels see them
+    table: NDArray[np.int64]  # a row of addresses and sizes per parameter
+    rows: NDArray[np.int32]  # parameter and row of each norm; empty but for local scaling
+    visitors: dict[int, Tensor]  # by place, copies that the kernels see instead of parameters
 
     @cached_property
     def real(self) -> str:
@@ -124,41 +114,23 @@ class Part:
 
 @dataclass
 class Plan:
-    """What holds from step to step.
+    """What holds from step to step."""
 
-    Attributes:
-        params: All of the optimizer's parameters.
-        options: What the parts depend on in the groups,
-        kinds: and in the parameters.
-        owned: The states and the tensors in them.
-        tensors: Those that the tables point to,
-        memory: and where each of them is, with its shape and type.
-        parts: Who is updated together.
-        groups: For each row of numbers, its parameter group.
-        clocks: For each clock, ``step`` and ``attempts``.
-        ages: For each row of numbers, its clock.
-        members: The parameters that are updated.
-        cancels: Whether all traces have one age and decay, so that Û/η = U/max U.
-        places: Where weights and gradients were when the tables were written.
-        numbers: A row of hyperparameters per group and clock.
-        kept: Copies that the tables point to, of what the kernels cannot read where it is.
-    """
-
-    params: list[Tensor]
-    options: Any
-    kinds: list[Any]
-    owned: list[Any]
-    tensors: list[Tensor]
-    memory: list[Any]
+    params: list[Tensor]  # all of the optimizer's
+    options: Any  # what the parts depend on in the groups
+    kinds: list[Any]  # and in the parameters
+    owned: list[Any]  # the states and the tensors in them
+    tensors: list[Tensor]  # those that the tables point to
+    memory: list[Any]  # and where each of them is, with its shape and type
     parts: list[Part]
-    groups: list[dict[str, Any]]
-    clocks: list[dict[str, Tensor]]
-    ages: list[int]
-    members: list[Member]
-    cancels: bool = False
-    places: list[Any] = field(default_factory=list)
+    groups: list[dict[str, Any]]  # for each row of numbers, its parameter group
+    clocks: list[dict[str, Tensor]]  # each has ``step`` and ``attempts``
+    ages: list[int]  # for each row of numbers, its clock
+    members: list[Member]  # the parameters that are updated
+    cancels: bool = False  # whether all traces have one age and decay, so that Û/η = U/max U
+    places: list[Any] = field(default_factory=list)  # of weights and gradients in the tables
     numbers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, flat.NUMBERS)))
-    kept: list[Any] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)  # copies of what kernels cannot read in place
 
 
 class FusedStep:
