@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from upgd.kernels import cpu_functions, philox, subnormals, vectors
 from upgd.kernels.rules import fingerprint
-from upgd.kernels.vectors import maximum, minimum
+from upgd.kernels.vectors import built, maximum, minimum
 
 FAST = {"contract", "nsz"}
 """Fast-math flags: fused multiply-adds, and any sign of a zero."""
@@ -33,33 +33,23 @@ NEAR = (0.24999941904765582, -0.020825409507177806, 0.002053929000402044, -0.000
 
 
 # ------------------------------------------------------------------------- intrinsics
-def _bitcast(source, target):
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(target))
-
-    return target(source), codegen
-
-
 @intrinsic
 def float_bits(typingctx, x):
     """A float32 as an int32 with the same bits."""
-    return _bitcast(types.float32, types.int32)
+    return built(types.int32(types.float32), lambda b, x: b.bitcast(x, ir.IntType(32)))
 
 
 @intrinsic
 def bits_float(typingctx, x):
     """An int32 as a float32 with the same bits."""
-    return _bitcast(types.int32, types.float32)
+    return built(types.float32(types.int32), lambda b, x: b.bitcast(x, ir.FloatType()))
 
 
 @intrinsic
 def pointer(typingctx, address):
     """An address, to be given to :func:`numba.carray`."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), codegen
+    place = ir.IntType(8).as_pointer()
+    return built(types.voidptr(types.int64), lambda b, x: b.inttoptr(x, place))
 
 
 @intrinsic

@@ -65,7 +65,7 @@ def _spread(builder, value, dtype):
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _built(signature, build):
+def built(signature, build):
     """An intrinsic from ``build(builder, *arguments)``."""
     return signature, lambda context, builder, sig, args: build(builder, *args)
 
@@ -174,7 +174,7 @@ def address(typingctx, array, index):
 @intrinsic
 def advanced(typingctx, pointer, count):
     """A pointer `count` elements on."""
-    return _built(pointer(pointer, types.intp), lambda b, p, n: b.gep(p, [n]))
+    return built(pointer(pointer, types.intp), lambda b, p, n: b.gep(p, [n]))
 
 
 @intrinsic
@@ -196,13 +196,13 @@ def call(typingctx, function, *arguments):
 @intrinsic
 def spread(typingctx, value):
     """The same number in all lanes."""
-    return _built(Vector(value)(value), lambda b, x: _spread(b, x, value))
+    return built(Vector(value)(value), lambda b, x: _spread(b, x, value))
 
 
 @intrinsic
 def lanes(typingctx):
     """0, 1, 2, …"""
-    return _built(
+    return built(
         Vector(types.uint32)(),
         lambda b: ir.Constant(_llvm_vector(types.uint32), list(range(LANES))),
     )
@@ -225,14 +225,14 @@ def _fold(builder, vector, combine):
 @intrinsic
 def total(typingctx, vector):
     """The sum over lanes."""
-    return _built(vector.dtype(vector), lambda b, x: _fold(b, x, b.fadd))
+    return built(vector.dtype(vector), lambda b, x: _fold(b, x, b.fadd))
 
 
 @intrinsic
 def widened(typingctx, vector):
     """As float64."""
     wide = Vector(types.float64)
-    return _built(
+    return built(
         wide(vector), lambda b, x: x if vector == wide else b.fpext(x, _llvm_vector(wide.dtype))
     )
 
@@ -242,19 +242,19 @@ def widened(typingctx, vector):
 def less(typingctx, a, b):
     """Where `a` is less than `b`, both vectors of the same type; of words, without sign."""
     compare = "fcmp_ordered" if a.real else "icmp_unsigned"
-    return _built(Vector(types.boolean)(a, b), lambda b, x, y: getattr(b, compare)("<", x, y))
+    return built(Vector(types.boolean)(a, b), lambda b, x, y: getattr(b, compare)("<", x, y))
 
 
 @intrinsic
 def equal(typingctx, a, b):
     """Where two vectors of words are the same."""
-    return _built(Vector(types.boolean)(a, b), lambda b, x, y: b.icmp_unsigned("==", x, y))
+    return built(Vector(types.boolean)(a, b), lambda b, x, y: b.icmp_unsigned("==", x, y))
 
 
 @intrinsic
 def choose(typingctx, mask, a, b):
     """`a` where the mask is set, `b` elsewhere."""
-    return _built(a(mask, a, b), lambda b, mask, x, y: b.select(mask, x, y))
+    return built(a(mask, a, b), lambda b, mask, x, y: b.select(mask, x, y))
 
 
 # ------------------------------------------------------------------------ mathematics
@@ -279,7 +279,7 @@ def _mathematical(name, *kinds):
         full = [value if own == kind else _spread(builder, value, own) for own, value in pairs]
         return _llvm_call(builder, name, full)
 
-    return _built(kind(*kinds), build)
+    return built(kind(*kinds), build)
 
 
 def _known(kind):
@@ -345,7 +345,7 @@ def minimum(typingctx, a, b):
 
 
 def _extreme(name, vector):
-    return _built(
+    return built(
         vector.dtype(vector), lambda b, x: _fold(b, x, lambda *halves: _llvm_call(b, name, halves))
     )
 
@@ -394,15 +394,13 @@ def product(typingctx, words, multiplier):
 @intrinsic
 def shifted(typingctx, words, count):
     """Words with sign, divided by two `count` times."""
-    return _built(
-        words(words, types.uint32), lambda b, x, n: b.ashr(x, _spread(b, n, types.uint32))
-    )
+    return built(words(words, types.uint32), lambda b, x, n: b.ashr(x, _spread(b, n, types.uint32)))
 
 
 @intrinsic
 def bits(typingctx, vector):
     """float32 as words."""
-    return _built(
+    return built(
         Vector(types.uint32)(vector), lambda b, x: b.bitcast(x, _llvm_vector(types.uint32))
     )
 
@@ -410,7 +408,7 @@ def bits(typingctx, vector):
 @intrinsic
 def number(typingctx, words):
     """Words as float32."""
-    return _built(
+    return built(
         Vector(types.float32)(words), lambda b, x: b.bitcast(x, _llvm_vector(types.float32))
     )
 
@@ -422,7 +420,7 @@ def _like(like):
 @intrinsic
 def converted(typingctx, words, like):
     """Words, without sign, as numbers of the type of `like`."""
-    return _built(
+    return built(
         _like(like)(words, like), lambda b, x, _: b.uitofp(x, _llvm_vector(_like(like).dtype))
     )
 
@@ -430,6 +428,6 @@ def converted(typingctx, words, like):
 @intrinsic
 def converted_signed(typingctx, words, like):
     """Words with sign as numbers of the type of `like`."""
-    return _built(
+    return built(
         _like(like)(words, like), lambda b, x, _: b.sitofp(x, _llvm_vector(_like(like).dtype))
     )

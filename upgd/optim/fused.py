@@ -186,11 +186,8 @@ class FusedStep:
             )
         if importlib.util.find_spec(_EXTRAS[kind][0]) is None:
             raise ImportError(f"{owner}: {_missing(kind)}")
-        if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"{owner}: run a step on the same parameters before capturing; state that is set "
-                "up during capture would be set up again at every replay"
-            )
+        if kind == "cuda":
+            opt._refuse_capture()
         opt._ensure_state([m.param for m in members])
         numbering = {id(p): i for i, p in enumerate(params)}
         clocks: dict[int, int] = {}
@@ -239,7 +236,7 @@ class FusedStep:
     # ---------------------------------------------------------------------- run
     def _run(self, plan: Plan, places: list[Any]) -> None:
         opt, backend = self.opt, self.backend
-        mode = self._mode(plan)
+        mode = opt._nonfinite_mode(plan.members)
         curved = plan.parts[0].second
         moved = plan.places != places or bool(plan.kept) or curved
         if moved or any(part.visitors for part in plan.parts):
@@ -262,16 +259,6 @@ class FusedStep:
                 part.members[place].param.copy_(copy)
         for group in opt.param_groups:
             group["noise_step"] += 1
-
-    def _mode(self, plan: Plan) -> str:
-        opt = self.opt
-        if getattr(opt, "found_inf", None) is not None:
-            return "skip"
-        if opt.nonfinite is not None:
-            return opt.nonfinite
-        capturable = any(group["capturable"] for group in opt.param_groups)
-        on_cpu = plan.members[0].param.device.type == "cpu"
-        return "raise" if on_cpu and not capturable else "skip"
 
     def _locate(self, plan: Plan, curved: bool) -> None:
         """Write down where weights, gradients and curvatures are."""
