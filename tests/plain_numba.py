@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import upgd.kernels
-from upgd.kernels import cpu_math, philox, subnormals, vectors
+from upgd.kernels import cpu_math, subnormals, vectors
 
 LANES = vectors.LANES
 Change = Callable[[str], str]
@@ -142,31 +141,20 @@ def _take_ticket(counter: Any) -> int:
     return int(counter[0]) - 1
 
 
-def _normals(
-    z0: Any, z1: Any, z2: Any, z3: Any, count: int, start: int, tensor: int, step: int, seed: int
-) -> None:
-    """``cpu_math.normals64`` by the plain version."""
-    quad = torch.arange(start, start + count)
-    rest = [torch.full_like(quad, int(v)) for v in (tensor, step & 0xFFFFFFFF, step >> 32)]
-    a, b, c, d = philox.philox4x32([quad, *rest], (seed & 0xFFFFFFFF, seed >> 32))
-    z0[:count], z1[:count] = philox.box_muller(a, b, torch.float64)
-    z2[:count], z3[:count] = philox.box_muller(c, d, torch.float64)
-
-
 _MATH = {
     "OPTIONS": cpu_math.OPTIONS,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
     "pointer": int,
     "take_ticket": _take_ticket,
     "near_sigmoid32": None,
-    "normals64": _normals,
     "sigmoid64": cpu_math.sigmoid64.py_func,
 }
 
 
 # ---------------------------------------------------------------------------- executing
-PARTS = {"cpu_dense": ("cpu_functions", "cpu_rows", "cpu_dense"), "cpu_flat": ("cpu_flat",)}
+PARTS = {
+    "cpu_dense": ("cpu_functions", "cpu_rows", "cpu_dense"),
+    "cpu_flat": ("cpu_functions", "cpu_flat"),
+}
 """The modules that make up some kernels, in the order in which they need each other."""
 _BORDER = "\n# ----- the next module\n"
 

@@ -237,19 +237,23 @@ def test_known_answers(counter: list[int], key: list[int], answer: list[int]) ->
     )
 
 
+@pytest.mark.parametrize(("count", "first"), [(1, 0), (13, 5), (1001, 4004), (512, 2**20 + 3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_normals_are_the_plain_ones(dtype: Any) -> None:
-    pitch, count, seed, step = 1024, 1001, (5 << 32) + 7, (3 << 32) + 11
+def test_normals_are_the_plain_ones(dtype: Any, count: int, first: int) -> None:
+    """Those of dense stacks, of fused optimizers and of agents."""
+    pitch, seed, step = 1024, (5 << 32) + 7, (3 << 32) + 11
     z, words = np.zeros(4 * pitch, dtype), np.zeros(4 * pitch, np.uint32)
-    cpu_functions.normals(
-        *(z, words, cpu_functions.COEFFICIENTS.copy(), pitch, count, 4 * count, np.uint32(6), step),
-        np.uint32(7),
-        np.uint32(5),
-    )
+    table = cpu_functions.COEFFICIENTS.copy()
+    cpu_functions.normals(z, words, table, pitch, count, first, np.uint32(6), step, seed)
+    quad = torch.arange(first, first + count)
+    rest = [torch.full_like(quad, v) for v in (6, step & 0xFFFFFFFF, step >> 32)]
+    a, b, c, d = philox.philox4x32([quad, *rest], (seed & 0xFFFFFFFF, seed >> 32))
     kind = torch.float32 if dtype == np.float32 else torch.float64
-    expected = philox.normal((20, count), seed, 6, step, dtype=kind).reshape(4, 5, count)[:, 4]
+    expected = torch.stack((*philox.box_muller(a, b, kind), *philox.box_muller(c, d, kind)))
     close = 1e-14 if dtype == np.float64 else 1.5e-6
     np.testing.assert_allclose(z.reshape(4, -1)[:, :count], expected.numpy(), atol=close)
+    whole = -(-count // cpu_functions.LANES) * cpu_functions.LANES
+    assert not z.reshape(4, -1)[:, whole:].any()
 
 
 @njit

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from upgd.kernels import philox
 from upgd.kernels.rules import describe, fills_padding, gates_by_share, source, traces_utility
 from upgd.networks import build, initial_weights
 from upgd.optim import fused
+from upgd.optim.base import RuleOptimizer
 from upgd.optim.custom import rule_row
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS, Row
 from upgd.rules.ops import absolute, clip, exp, log, maximum, minimum, sigmoid, sign, sqrt
+from upgd.rules.vocabulary import Method, Phase
 
 Arrays = list[Any]
 
@@ -194,11 +197,11 @@ def test_states_that_take_each_others_place(path: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- engines
-def numpy_learner(name: str, seed: int, steps: int) -> Any:
+def numpy_learner(name: str, seed: int, steps: int, rule: Any = Plain) -> Any:
     """The weights of a network after some steps, forward and backward written out."""
     shapes = [s for a, b in pairwise(SIZES) for s in ((b, a), (b,))]
     weights = [w.astype(np.float64) for w in initial_weights(shapes, seed)]
-    plain, stream = Plain(name, weights, seed), small(seed)
+    plain, stream = rule(name, weights, seed), small(seed)
     for step in range(steps):
         x, y = stream.at(step)
         outputs = [x.reshape(-1).astype(np.float64)]
@@ -319,6 +322,71 @@ def test_the_stack_on_cuda_equals_numpy() -> None:
     padding = np.setdiff1d(np.arange(stack.layout.size), stack.layout.places)
     assert not stack.weights[:, padding].any()
     assert not any(states[..., padding].any() for states in stack.states)
+
+
+# --------------------------------------------------------------------------- without rule_row
+def leak(w: Any, g: Any, charge: Any, lr: Any, leakage: Any, gain: Any) -> Any:
+    charge = charge - leakage * charge + gain * g
+    return w - lr * charge, charge
+
+
+LEAKY = Method(("lr", "leakage", "gain"), (Phase(leak, ("w", "charge")),), ("charge",))
+VALUES = {"lr": 0.03, "leakage": 0.2, "gain": -0.7}
+
+
+class Leaky(RuleOptimizer):
+    """Its hyperparameters have names that the vocabulary does not have."""
+
+    def __init__(
+        self, params: Any, lr: float = 0.1, leakage: float = 0.5, gain: float = 1.0, **common: Any
+    ) -> None:
+        hyper = {"lr": lr, "leakage": leakage, "gain": gain}
+        super().__init__(params, LEAKY, hyper, **common)
+
+
+class NumpyLeaky:
+    """What the rule means."""
+
+    def __init__(self, name: str, weights: Arrays, seed: int, **values: float) -> None:
+        self.weights, self.values = weights, {**VALUES, **values}
+        self.charges = [np.zeros_like(w) for w in weights]
+
+    def step(self, gradients: Arrays) -> None:
+        for w, g, charge in zip(self.weights, gradients, self.charges, strict=True):
+            charge += self.values["gain"] * g - self.values["leakage"] * charge
+            w -= self.values["lr"] * charge
+
+
+@needs_numba
+def test_own_hyperparameters_in_fused_steps_equal_numpy() -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape) for shape in ((5, 4), (5,))]
+    params = [nn.Parameter(torch.tensor(w)) for w in weights]
+    groups = [{"params": params[:1]}, {"params": params[1:], "gain": 3.0}]
+    opt = Leaky(groups, **VALUES, fused=True)
+    plain = [NumpyLeaky("", weights[:1], 0), NumpyLeaky("", weights[1:], 0, gain=3.0)]
+    for _ in range(3):
+        gradients = [rng.normal(size=w.shape) for w in weights]
+        for p, g, each in zip(params, gradients, plain, strict=True):
+            p.grad = torch.tensor(g)
+            each.step([g])
+        opt.step()
+        opt.param_groups[0]["leakage"] = plain[0].values["leakage"] = 0.9
+    for p, w in zip(params, weights, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), w, rtol=0, atol=1e-12)
+
+
+@needs_numba
+def test_own_hyperparameters_in_a_stack_equal_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from upgd.engine.dense_cpu import CpuStack
+
+    monkeypatch.setitem(METHODS, "leaky", Row("leaky", "Leaky", Leaky, LEAKY))
+    learners = [Learner("leaky", VALUES, SEED), Learner("leaky", {**VALUES, "gain": 2.0}, SEED)]
+    found = stack_weights(dense(CpuStack, learners, STEPS, dtype=np.float64), learners, STEPS)
+    for learner, weights in zip(learners, found, strict=True):
+        rule = partial(NumpyLeaky, **learner.hyper)
+        expected = numpy_learner("leaky", SEED, STEPS, rule)
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-9)
 
 
 # ---------------------------------------------------------------------------------- kernels

@@ -515,42 +515,6 @@ def test_quiet_rules_need_no_eta() -> None:
 
 # --------------------------------------------------------------------------------- noise
 @needs_numba
-def test_numba_philox_has_the_published_answers() -> None:
-    """Known answers of Random123's philox4x32-10, and of seven rounds."""
-    from upgd.kernels.cpu_math import philox_words
-
-    def words(counter: int, key: int, rounds: int) -> list[int]:
-        c, k = np.uint32(counter), np.uint32(key)
-        return [int(w) for w in philox_words(c, c, c, c, k, k, rounds)]
-
-    assert words(0, 0, 10) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    ones = 0xFFFFFFFF
-    assert words(ones, ones, 10) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
-    assert words(0, 0, 7) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
-
-
-@needs_numba
-@pytest.mark.parametrize(("count", "start"), [(1, 0), (13, 5), (512, 2**20 + 3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numba_normals_equal_the_plain_version(count: int, start: int, dtype: torch.dtype) -> None:
-    from upgd.kernels import cpu_math
-
-    seed, tensor, step = 2**62 + 12345, 3, 2**33 + 7
-    real = "float32" if dtype == torch.float32 else "float64"
-    z = np.full((4, count + 2), 7.0, real)
-    fill = cpu_math.normals32 if real == "float32" else cpu_math.normals64
-    fill(z[0], z[1], z[2], z[3], count, start, tensor, step, seed)
-    assert (z[:, count:] == 7).all()
-    quad = torch.arange(start, start + count)
-    constant = [torch.full_like(quad, v) for v in (tensor, step & 0xFFFFFFFF, step >> 32)]
-    words = philox.philox4x32([quad, *constant], (seed & 0xFFFFFFFF, seed >> 32))
-    a, b, c, d = words
-    wanted = [*philox.box_muller(a, b, dtype), *philox.box_muller(c, d, dtype)]
-    tolerance = 1e-6 if real == "float32" else 1e-14
-    np.testing.assert_allclose(z[:, :count], torch.stack(wanted), atol=tolerance, rtol=tolerance)
-
-
-@needs_numba
 def test_numba_sigmoids() -> None:
     from upgd.kernels import cpu_math
 

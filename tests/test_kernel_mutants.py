@@ -236,7 +236,7 @@ LOOPS = {
     "the guess for the label": Mutant(
         "first[i] = p - _as(z, 1) if i == label", "first[i] = p - _as(z, 1) if i == best"
     ),
-    "the next step's noise": Mutant("_U(2 * layer), step, k0", "_U(2 * layer), step + 1, k0"),
+    "the next step's noise": Mutant("_U(2 * layer), step, key", "_U(2 * layer), step + 1, key"),
     "biases with weights' noise": Mutant("_U(2 * layer + 1), step", "_U(2 * layer), step"),
     "spans' noise in another order": Mutant(
         "numbers = lane * (len(z) // 4)", "numbers = (3 - lane) * (len(z) // 4)"
@@ -276,7 +276,7 @@ def test_loops(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 FLAT_LOOPS = {
-    "the next step's noise": Mutant("t[NUMBER], step, seed)", "t[NUMBER], step + 1, seed)"),
+    "the next step's noise": Mutant("t[NUMBER]), step, seed)", "t[NUMBER]), step + 1, seed)"),
     "all spans with one noise": Mutant(
         '_AT_ONCE = """\n            stretch(t, m, first, end - first, z[lane], eta)',
         '_AT_ONCE = """\n            stretch(t, m, first, end - first, z[0], eta)',

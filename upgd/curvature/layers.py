@@ -224,9 +224,8 @@ def batch_norm(op: Op) -> Curvatures:
 
 @lru_cache(maxsize=64)
 def _constants(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.zeros(size, dtype=dtype, device=device), torch.ones(
-        size, dtype=dtype, device=device
-    )
+    zeros = torch.zeros(size, dtype=dtype, device=device)
+    return zeros, torch.ones_like(zeros)
 
 
 def _batch_norm_training(op: Op) -> Curvatures:

@@ -68,14 +68,7 @@ def _never(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an operation propagates curvature.
-
-    Attributes:
-        fn: From an :class:`Op` to the curvature of each of its inputs.
-        linear: Whether the outputs of a node are (piecewise) linear in its inputs: then
-            without curvature from above there is none below, and no gradient is needed.
-        shaped: The results have the shapes of the inputs, so nothing was broadcast.
-    """
+    """How an operation propagates curvature; see :func:`register`."""
 
     fn: Callable[[Op], Curvatures]
     linear: Callable[[Node], bool] = _never
@@ -91,9 +84,7 @@ CHECKS: dict[Callable[[Op], Curvatures], Callable[[Node], None]] = {}
 
 
 def register(
-    *names: str,
-    linear: bool | Callable[[Node], bool] = False,
-    shaped: bool = False,
+    *names: str, linear: bool | Callable[[Node], bool] = False, shaped: bool = False
 ) -> Callable[[Callable[[Op], Curvatures]], Callable[[Op], Curvatures]]:
     """Register a rule for an operation; :class:`Op` is what a rule receives.
 
@@ -137,20 +128,13 @@ class Tap:
     """A request for the curvature of factors, fixed at 1, on the features of a tensor.
 
     It is kept in the metadata of the tensor's autograd node, and freed with the graph.
-
-    Attributes:
-        owner: The object that made the request.
-        value: The tensor, detached.
-        output: Which output of the node it is.
-        axis: The dimension along which its features lie.
-        receive: Takes the second derivative with respect to each feature's factor, a vector.
     """
 
-    owner: Any
-    value: Tensor
-    output: int
-    axis: int
-    receive: Callable[[Tensor], None]
+    owner: Any  # made the request
+    value: Tensor  # the tensor, detached
+    output: int  # which of the node's outputs it is
+    axis: int  # along which its features lie
+    receive: Callable[[Tensor], None]  # takes the second derivative by each feature's factor
 
     def reduce(self, products: Tensor, factor: Tensor | None) -> None:
         """Pass on the sum over all elements of each feature, times `factor`."""
@@ -332,9 +316,8 @@ class Walk:
             tap.reduce(value.new_zeros(()) if h is None else value * value * h, self._factor)
         if rule is None or (not arrived and not stop.waits):
             return
-        if (
-            stop.waits and self._ggn and arrived
-        ):  # inside the network: its second derivative is dropped
+        # Inside the network, second derivatives are dropped.
+        if stop.waits and self._ggn and arrived:
             grads = [None] * len(grads)
         parts = rule.fn(Op(node, grads, hs, stop.needs, stop.edges))
         if stop.waits and self._ggn and not arrived:  # the loss, where it is convex

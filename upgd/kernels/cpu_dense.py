@@ -356,16 +356,9 @@ def _largest_trace(
                         continue
                 at = layers[layer, BASE] + i * pitch
                 call(
-                    reduce,
-                    address(w, at),
-                    address(s, offset + at),
-                    address(acts, begin),
-                    inputs,
-                    delta[row],
-                    hess[row],
-                    address(hyper, 0),
-                    address(out, 0),
-                )
+                    reduce, address(w, at), address(s, offset + at), address(acts, begin), inputs,
+                    delta[row], hess[row], address(hyper, 0), address(out, 0),
+                )  # fmt: skip
                 if not out[0] <= found:  # propagates NaN
                     found = np.float64(out[0])
     return found
@@ -384,16 +377,9 @@ def _row_norms(
             row = layers[layer, ROW_AT] + i
             at = layers[layer, BASE] + i * pitch
             call(
-                reduce,
-                address(w, at),
-                address(s, offset + at),
-                address(acts, begin),
-                inputs,
-                delta[row],
-                hess[row],
-                address(hyper, 0),
-                address(out, 0),
-            )
+                reduce, address(w, at), address(s, offset + at), address(acts, begin), inputs,
+                delta[row], hess[row], address(hyper, 0), address(out, 0),
+            )  # fmt: skip
             etas[row] = max(out[0], _tiny(etas))
             squares += np.float64(out[1]) * np.float64(out[1])
         bias_etas[layer] = max(_as(etas, math.sqrt(squares)), _tiny(etas))
@@ -405,7 +391,6 @@ def _update(
     hyper, c, noisy, spare_last, key, step, z, bias_z, words, table, pre, top, low, big, out,
 ):  # fmt: skip
     """Update all weights of a learner, four rows of a layer at a time."""
-    k0, k1 = _U(key), _U(key >> np.uint64(32))
     for layer in range(len(layers)):
         inputs, pitch = layers[layer, INPUTS], layers[layer, PITCH]
         row_at, outputs = layers[layer, ROW_AT], layers[layer, OUTPUTS]
@@ -417,14 +402,10 @@ def _update(
             drawn = False
             z[:] = 0
         if drawn:
-            normals(
-                bias_z, words, table, len(bias_z) // 4, span, 0, _U(2 * layer + 1), step, k0, k1
-            )
+            normals(bias_z, words, table, len(bias_z) // 4, span, 0, _U(2 * layer + 1), step, key)
         for i in range(span):
             if drawn:
-                normals(
-                    z, words, table, len(z) // 4, inputs, i * inputs, _U(2 * layer), step, k0, k1
-                )
+                normals(z, words, table, len(z) // 4, inputs, i * inputs, _U(2 * layer), step, key)
             for lane in range(4):
                 unit = i + lane * span
                 if unit >= outputs:
@@ -435,22 +416,11 @@ def _update(
                 row = row_at + unit
                 at = layers[layer, BASE] + unit * pitch
                 call(
-                    near if reach[row] <= etas[row] else update,
-                    address(w, at),
-                    address(s, offset + at),
-                    gap,
-                    address(acts, begin),
-                    address(acts, following),
-                    address(z, numbers),
-                    inputs,
-                    delta[row],
-                    hess[row],
-                    etas[row],
-                    bias_etas[layer],
-                    address(hyper, 0),
-                    address(c, 0),
-                    address(out, 0),
-                )
+                    near if reach[row] <= etas[row] else update, address(w, at),
+                    address(s, offset + at), gap, address(acts, begin), address(acts, following),
+                    address(z, numbers), inputs, delta[row], hess[row], etas[row],
+                    bias_etas[layer], address(hyper, 0), address(c, 0), address(out, 0),
+                )  # fmt: skip
                 if layer == 0:
                     pre[0, unit] = out[0]
                     pre[1, unit] = out[1]

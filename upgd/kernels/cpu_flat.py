@@ -178,10 +178,11 @@ import numpy as np
 from numba import carray, njit
 
 from upgd.kernels.compiling import njit as kept
-from upgd.kernels.cpu_math import OPTIONS, maximum, minimum, near_sigmoid32, pointer, take_ticket
-from upgd.kernels.cpu_math import normals{bits} as normals, sigmoid{bits} as sigmoid
+from upgd.kernels.cpu_functions import COEFFICIENTS, normals
+from upgd.kernels.cpu_math import OPTIONS, near_sigmoid32, pointer, take_ticket
+from upgd.kernels.cpu_math import sigmoid{bits} as sigmoid
 from upgd.kernels.subnormals import flush_subnormals, give_back
-from upgd.kernels.vectors import exp, fused, log, sign
+from upgd.kernels.vectors import exp, fused, log, maximum, minimum, sign
 
 real = np.{real}
 zero = real(0)
@@ -203,7 +204,8 @@ def {near}stretch(t, m, first, n, z, eta):
 """
 _UPDATE_KERNEL = """@kept(**OPTIONS)
 def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, quads):
-    z = np.empty((4, quads), real)
+    drawn, words = np.empty(4 * quads, real), np.empty(4 * quads, np.uint32)
+    z, table = drawn.reshape(4, quads), COEFFICIENTS.copy()
     while True:
         k = len(items) - 1 - take_ticket(todo)
         if k < 0:
@@ -224,7 +226,7 @@ def update_kernel(todo, items, tensors, numbers, partial, norms, seed, step, qua
 {walk}
         give_back(before)
 """
-_NOISE = "normals(z[0], z[1], z[2], z[3], count, start, t[NUMBER], step, seed)"
+_NOISE = "normals(drawn, words, table, quads, count, start, np.uint32(t[NUMBER]), step, seed)"
 _AT_ONCE = """
             stretch(t, m, first, end - first, z[lane], eta)
 """

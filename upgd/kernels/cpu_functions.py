@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Normal numbers and sigmoids of vectors, for the kernels of dense learners. Needs numba."""
+"""The generator of :mod:`upgd.kernels.philox`, and sigmoids, for vectors. Needs numba."""
 
 from __future__ import annotations
 
@@ -158,12 +158,13 @@ def _choose_box_muller(radius, angle, like, table):
 
 
 @_compiled
-def normals(z, words, table, pitch, count, first, tensor, step, k0, k1):
-    """Numbers 0 … 3 of quads ``first … first + count - 1``, each `pitch` behind the one before.
+def draw_words(words, pitch, count, first, tensor, step, seed):
+    """Words 0 … 3 of quads ``first … first + count - 1``, each `pitch` behind the one before.
 
-    Writes whole vectors, so up to LANES - 1 numbers too many.
+    Writes whole vectors, so up to LANES - 1 words too many.
     """
     low, high = _U(step), _U(step >> 32)
+    k0, k1 = _U(seed), _U(np.uint64(seed) >> np.uint64(32))
     for j in range(0, count, LANES):
         quad = lanes() + _U(first + j)
         a, b, c, d = philox_words(quad, tensor, low, high, k0, k1)
@@ -171,6 +172,12 @@ def normals(z, words, table, pitch, count, first, tensor, step, k0, k1):
         store(words, pitch + j, b)
         store(words, 2 * pitch + j, c)
         store(words, 3 * pitch + j, d)
+
+
+@_compiled
+def normals(z, words, table, pitch, count, first, tensor, step, seed):
+    """As :func:`draw_words`, normal numbers; `table` is a copy of COEFFICIENTS."""
+    draw_words(words, pitch, count, first, tensor, step, seed)
     for i in range(0, 4 * pitch, 2 * pitch):
         for j in range(i, i + count, LANES):
             x, y = box_muller(load(words, j), load(words, pitch + j), z, table)

@@ -65,15 +65,12 @@ def _spread(builder, value, dtype):
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
+def built(signature, build):
+    """An intrinsic from ``build(builder, *arguments)``."""
+    return signature, lambda context, builder, sig, args: build(builder, *args)
+
+
 # -------------------------------------------------------------------------- operators
-def _float(method, builder, a, b):
-    return getattr(builder, method)(a, b, flags=FUSE)
-
-
-def _whole(method, builder, a, b):
-    return getattr(builder, method)(a, b)
-
-
 _OPERATORS = {
     operator.add: ("fadd", "add"),
     operator.sub: ("fsub", "sub"),
@@ -108,8 +105,8 @@ def _binary(op, real, whole):
             for a, value in zip(sig.args, args, strict=True)
         ]
         if kind.real:
-            return _float(real, builder, *full)
-        return _whole(whole, builder, *full)
+            return getattr(builder, real)(*full, flags=FUSE)
+        return getattr(builder, whole)(*full)
 
     for left, right in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
         lower_builtin(op, left, right)(lower)
@@ -177,11 +174,7 @@ def address(typingctx, array, index):
 @intrinsic
 def advanced(typingctx, pointer, count):
     """A pointer `count` elements on."""
-
-    def code(context, builder, sig, args):
-        return builder.gep(args[0], [args[1]])
-
-    return pointer(pointer, types.intp), code
+    return built(pointer(pointer, types.intp), lambda b, p, n: b.gep(p, [n]))
 
 
 @intrinsic
@@ -203,21 +196,16 @@ def call(typingctx, function, *arguments):
 @intrinsic
 def spread(typingctx, value):
     """The same number in all lanes."""
-
-    def code(context, builder, sig, args):
-        return _spread(builder, args[0], value)
-
-    return Vector(value)(value), code
+    return built(Vector(value)(value), lambda b, x: _spread(b, x, value))
 
 
 @intrinsic
 def lanes(typingctx):
     """0, 1, 2, …"""
-
-    def code(context, builder, sig, args):
-        return ir.Constant(_llvm_vector(types.uint32), list(range(LANES)))
-
-    return Vector(types.uint32)(), code
+    return built(
+        Vector(types.uint32)(),
+        lambda b: ir.Constant(_llvm_vector(types.uint32), list(range(LANES))),
+    )
 
 
 def _fold(builder, vector, combine):
@@ -227,9 +215,8 @@ def _fold(builder, vector, combine):
         count //= 2
         parts = []
         for start in (0, count):
-            mask = ir.Constant(
-                ir.VectorType(ir.IntType(32), count), list(range(start, start + count))
-            )
+            numbers = list(range(start, start + count))
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), count), numbers)
             parts.append(builder.shuffle_vector(vector, vector, mask))
         vector = combine(*parts)
     return builder.extract_element(vector, ir.IntType(32)(0))
@@ -238,94 +225,61 @@ def _fold(builder, vector, combine):
 @intrinsic
 def total(typingctx, vector):
     """The sum over lanes."""
-
-    def code(context, builder, sig, args):
-        return _fold(builder, args[0], builder.fadd)
-
-    return vector.dtype(vector), code
+    return built(vector.dtype(vector), lambda b, x: _fold(b, x, b.fadd))
 
 
 @intrinsic
 def widened(typingctx, vector):
     """As float64."""
     wide = Vector(types.float64)
-
-    def code(context, builder, sig, args):
-        if vector == wide:
-            return args[0]
-        return builder.fpext(args[0], _llvm_vector(types.float64))
-
-    return wide(vector), code
+    return built(
+        wide(vector), lambda b, x: x if vector == wide else b.fpext(x, _llvm_vector(wide.dtype))
+    )
 
 
 # ----------------------------------------------------------------------------- choices
 @intrinsic
 def less(typingctx, a, b):
     """Where `a` is less than `b`, both vectors of the same type; of words, without sign."""
-
-    def code(context, builder, sig, args):
-        if a.real:
-            return builder.fcmp_ordered("<", *args)
-        return builder.icmp_unsigned("<", *args)
-
-    return Vector(types.boolean)(a, b), code
+    compare = "fcmp_ordered" if a.real else "icmp_unsigned"
+    return built(Vector(types.boolean)(a, b), lambda b, x, y: getattr(b, compare)("<", x, y))
 
 
 @intrinsic
 def equal(typingctx, a, b):
     """Where two vectors of words are the same."""
-
-    def code(context, builder, sig, args):
-        return builder.icmp_unsigned("==", *args)
-
-    return Vector(types.boolean)(a, b), code
+    return built(Vector(types.boolean)(a, b), lambda b, x, y: b.icmp_unsigned("==", x, y))
 
 
 @intrinsic
 def choose(typingctx, mask, a, b):
     """`a` where the mask is set, `b` elsewhere."""
-
-    def code(context, builder, sig, args):
-        return builder.select(*args)
-
-    return a(mask, a, b), code
+    return built(a(mask, a, b), lambda b, mask, x, y: b.select(mask, x, y))
 
 
 # ------------------------------------------------------------------------ mathematics
-def _call(name, result, *operands):
-    """An LLVM intrinsic, on vectors or scalars."""
-
-    def suffix(kind):
-        base = {types.float32: "f32", types.float64: "f64"}[getattr(kind, "dtype", kind)]
-        return f"v{LANES}{base}" if isinstance(kind, Vector) else base
-
-    def code(context, builder, sig, args):
-        llvm = [context.get_value_type(o) for o in operands]
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(context.get_value_type(result), llvm),
-            f"llvm.{name}.{suffix(operands[0])}",
-        )
-        return builder.call(function, args)
-
-    return result(*operands), code
+def _llvm_call(builder, name, args):
+    """Call an LLVM intrinsic whose arguments and result have one type."""
+    kind = args[0].type
+    full = f"llvm.{name}." + (f"v{kind.count}" if isinstance(kind, ir.VectorType) else "")
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    full += "f64" if isinstance(element, ir.DoubleType) else "f32"
+    llvm = ir.FunctionType(kind, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, llvm, full), args)
 
 
-def _spread_call(name, *kinds):
-    """As :func:`_call`, on operands of one type; where one is a vector, numbers become vectors."""
+def _mathematical(name, *kinds):
+    """An LLVM intrinsic on operands of one type; where one is a vector, numbers become vectors."""
     kind = next((each for each in kinds if isinstance(each, Vector)), kinds[0])
     if not _known(kind) or any(each not in (kind, getattr(kind, "dtype", kind)) for each in kinds):
         return None
-    _, inner = _call(name, kind, *[kind] * len(kinds))
 
-    def code(context, builder, sig, args):
-        full = [
-            value if own == kind else _spread(builder, value, own)
-            for own, value in zip(kinds, args, strict=True)
-        ]
-        return inner(context, builder, sig, full)
+    def build(builder, *args):
+        pairs = zip(kinds, args, strict=True)
+        full = [value if own == kind else _spread(builder, value, own) for own, value in pairs]
+        return _llvm_call(builder, name, full)
 
-    return kind(*kinds), code
+    return built(kind(*kinds), build)
 
 
 def _known(kind):
@@ -335,31 +289,31 @@ def _known(kind):
 @intrinsic
 def sqrt(typingctx, a):
     """Square roots."""
-    return _call("sqrt", a, a) if _known(a) else None
+    return _mathematical("sqrt", a)
 
 
 @intrinsic
 def absolute(typingctx, a):
     """Magnitudes."""
-    return _call("fabs", a, a) if _known(a) else None
+    return _mathematical("fabs", a)
 
 
 @intrinsic
 def fused(typingctx, a, b, c):
     """``a·b + c``, rounded once where the processor can; numbers or vectors."""
-    return _spread_call("fmuladd", a, b, c)
+    return _mathematical("fmuladd", a, b, c)
 
 
 @intrinsic
 def exp(typingctx, a):
     """Powers of e; of vectors, one after the other."""
-    return _call("exp", a, a) if _known(a) else None
+    return _mathematical("exp", a)
 
 
 @intrinsic
 def log(typingctx, a):
     """Logarithms; of vectors, one after the other."""
-    return _call("log", a, a) if _known(a) else None
+    return _mathematical("log", a)
 
 
 @intrinsic
@@ -368,44 +322,32 @@ def sign(typingctx, a):
     if not _known(a):
         return None
 
+    width = LANES if isinstance(a, Vector) else None
+
     def code(context, builder, sig, args):
-        one, zero = (ir.Constant(args[0].type, value) for value in _ones_and_zeros(a))
+        one, zero = (ir.Constant(args[0].type, [x] * width if width else x) for x in (1.0, 0.0))
         found = builder.select(builder.fcmp_ordered(">", args[0], zero), one, args[0])
         return builder.select(builder.fcmp_ordered("<", args[0], zero), builder.fneg(one), found)
 
     return a(a), code
 
 
-def _ones_and_zeros(kind):
-    return ([1.0] * LANES, [0.0] * LANES) if isinstance(kind, Vector) else (1.0, 0.0)
-
-
 @intrinsic
 def maximum(typingctx, a, b):
     """The larger; NaN if either is."""
-    return _spread_call("maximum", a, b)
+    return _mathematical("maximum", a, b)
 
 
 @intrinsic
 def minimum(typingctx, a, b):
     """The smaller; NaN if either is."""
-    return _spread_call("minimum", a, b)
+    return _mathematical("minimum", a, b)
 
 
 def _extreme(name, vector):
-    def code(context, builder, sig, args):
-        def combine(a, b):
-            base = "f32" if vector.dtype == types.float32 else "f64"
-            function = cgutils.get_or_insert_function(
-                builder.module,
-                ir.FunctionType(a.type, [a.type, a.type]),
-                f"llvm.{name}.v{a.type.count}{base}",
-            )
-            return builder.call(function, [a, b])
-
-        return _fold(builder, args[0], combine)
-
-    return vector.dtype(vector), code
+    return built(
+        vector.dtype(vector), lambda b, x: _fold(b, x, lambda *halves: _llvm_call(b, name, halves))
+    )
 
 
 @intrinsic
@@ -452,50 +394,40 @@ def product(typingctx, words, multiplier):
 @intrinsic
 def shifted(typingctx, words, count):
     """Words with sign, divided by two `count` times."""
-
-    def code(context, builder, sig, args):
-        return builder.ashr(args[0], _spread(builder, args[1], types.uint32))
-
-    return words(words, types.uint32), code
+    return built(words(words, types.uint32), lambda b, x, n: b.ashr(x, _spread(b, n, types.uint32)))
 
 
 @intrinsic
 def bits(typingctx, vector):
     """float32 as words."""
-
-    def code(context, builder, sig, args):
-        return builder.bitcast(args[0], _llvm_vector(types.uint32))
-
-    return Vector(types.uint32)(vector), code
+    return built(
+        Vector(types.uint32)(vector), lambda b, x: b.bitcast(x, _llvm_vector(types.uint32))
+    )
 
 
 @intrinsic
 def number(typingctx, words):
     """Words as float32."""
+    return built(
+        Vector(types.float32)(words), lambda b, x: b.bitcast(x, _llvm_vector(types.float32))
+    )
 
-    def code(context, builder, sig, args):
-        return builder.bitcast(args[0], _llvm_vector(types.float32))
 
-    return Vector(types.float32)(words), code
+def _like(like):
+    return Vector(getattr(like, "dtype", like))
 
 
 @intrinsic
 def converted(typingctx, words, like):
     """Words, without sign, as numbers of the type of `like`."""
-    dtype = getattr(like, "dtype", like)
-
-    def code(context, builder, sig, args):
-        return builder.uitofp(args[0], _llvm_vector(dtype))
-
-    return Vector(dtype)(words, like), code
+    return built(
+        _like(like)(words, like), lambda b, x, _: b.uitofp(x, _llvm_vector(_like(like).dtype))
+    )
 
 
 @intrinsic
 def converted_signed(typingctx, words, like):
     """Words with sign as numbers of the type of `like`."""
-    dtype = getattr(like, "dtype", like)
-
-    def code(context, builder, sig, args):
-        return builder.sitofp(args[0], _llvm_vector(dtype))
-
-    return Vector(dtype)(words, like), code
+    return built(
+        _like(like)(words, like), lambda b, x, _: b.sitofp(x, _llvm_vector(_like(like).dtype))
+    )

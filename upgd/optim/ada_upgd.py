@@ -152,23 +152,9 @@ class AdaUPGD(UtilityOptimizer):
         curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "sigma": sigma,
-            "beta_utility": beta_utility,
-            "betas": betas,
-            "eps": eps,
-        }
-        super().__init__(
-            params,
-            hyper,
-            scaling=scaling,
-            order=order,
-            protect=protect,
-            curvature=curvature,
-            **common,
-        )
+        hyper: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
+        hyper |= {"beta_utility": beta_utility, "betas": betas, "eps": eps}
+        super().__init__(params, hyper, scaling, order, protect, curvature, **common)
 
 
 class AdamW(RuleOptimizer):

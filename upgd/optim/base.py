@@ -267,8 +267,10 @@ class RuleOptimizer(StatefulOptimizer):
         members = self._members_with_gradient()
         if not members:
             return []
-        gated = self._guard_nonfinite(members)
-        batches = self._planned(members, gated)
+        mode = self._nonfinite_mode(members)
+        if mode == "raise":
+            self._raise_nonfinite(members)
+        batches = self._planned(members, gated=mode == "skip")
         for batch in batches:
             batch.begin()
             batch.scalars = self._scalars(batch)
@@ -312,18 +314,23 @@ class RuleOptimizer(StatefulOptimizer):
                 offset += size
         return found
 
-    def _guard_nonfinite(self, members: list[Member]) -> bool:
-        """Whether writes must wait for the device's flag; in mode ``"raise"``, check now."""
+    def _nonfinite_mode(self, members: list[Member]) -> Nonfinite:
+        """``"raise"`` to check before anything changes, ``"skip"`` to obey a flag on the device."""
         if getattr(self, "found_inf", None) is not None:
-            return True
-        mode = self.nonfinite
-        if mode is None:
-            capturable = any(group["capturable"] for group in self.param_groups)
-            on_cpu = all(m.param.device.type == "cpu" for m in members)
-            mode = "raise" if on_cpu and not capturable else "skip"
-        if mode == "raise":
-            self._raise_nonfinite(members)
-        return mode == "skip"
+            return "skip"
+        if self.nonfinite is not None:
+            return self.nonfinite
+        capturable = any(group["capturable"] for group in self.param_groups)
+        on_cpu = all(m.param.device.type == "cpu" for m in members)
+        return "raise" if on_cpu and not capturable else "skip"
+
+    def _refuse_capture(self) -> None:
+        """Raise if a CUDA graph is being captured: new state would be set up at every replay."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}: run a step on the same parameters before capturing; "
+                "state that is set up during capture would be set up again at every replay"
+            )
 
     def _raise_nonfinite(self, members: list[Member]) -> None:
         """Raise and name the parameter if a step may not stay finite."""
@@ -372,12 +379,7 @@ class RuleOptimizer(StatefulOptimizer):
         key = self._structure(members, gated)
         if plan is not None and plan.key == key:
             return plan.batches
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if capturing:
-            raise RuntimeError(
-                f"{type(self).__name__}: run a step on the same parameters before capturing; "
-                "state that is set up during capture would be set up again at every replay"
-            )
+        self._refuse_capture()
         self._ensure_state([m.param for m in members])
         self._describe_noise()
         batches = self._batches(members, gated)
@@ -593,7 +595,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     def _correction_cancels(self, batches: list[Batch], trace: str) -> bool:
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
-        if type(self)._combine is not RuleOptimizer._combine:
+        if self._overrides("_combine"):
             return False  # other shards may hold traces of another age
         decay = self.method.decays.get(trace)
         first = batches[0]

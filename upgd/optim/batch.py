@@ -80,47 +80,29 @@ def unpack(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @dataclass
 class Batch:
-    """What a phase reads and writes. Reused between steps while nothing structural changes.
-
-    Attributes:
-        group: The parameter group.
-        members: The parameters; empty in a batch of features.
-        step, attempts: The clock that its parameters share.
-        dtype: Of the arithmetic.
-        limit: The largest weight or derivative that a step may read.
-        phases: The phases; None where this batch skips one.
-        targets: Tensors that receive results: the parameters for ``"w"``, else the states. One
-            tensor per parameter (in a batch of features: one vector per layer).
-        row_counts: How many rows each parameter has.
-        row_names: Arguments that have one value per row instead of one per weight.
-        gated: Whether writes obey a flag on the device.
-        foreach: Whether to use foreach programs instead of the plain rule.
-        lists: What the rules read for every weight, by name, for this step: a list with a
-            tensor per parameter, or one tensor where the batch is packed.
-        scalars: The rules' scalar arguments by name, for this step.
-        spare: Lists of this step that may be overwritten.
-        absent: List arguments that the rules are to treat as zero in this step.
-        layers: The feature layers, in a batch of features.
-        feature_index: For each parameter, which of all batches' layers it leads into.
-    """
+    """What a phase reads and writes. Reused between steps while nothing structural changes."""
 
     group: dict[str, Any]
-    members: list[Member]
-    step: Tensor
+    members: list[Member]  # empty in a batch of features
+    step: Tensor  # with `attempts`, the clock that its parameters share
     attempts: Tensor
-    dtype: torch.dtype
-    limit: float
-    phases: tuple[Phase | None, ...]
+    dtype: torch.dtype  # of the arithmetic
+    limit: float  # the largest weight or derivative that a step may read
+    phases: tuple[Phase | None, ...]  # None where this batch skips one
+    # What receives results: the parameters for "w", else the states; one tensor per parameter, or
+    # one vector per layer of features.
     targets: dict[str, list[Tensor]]
-    row_counts: list[int]
-    row_names: frozenset[str]
-    gated: bool
-    foreach: bool
+    row_counts: list[int]  # of each parameter
+    row_names: frozenset[str]  # arguments with one value per row instead of one per weight
+    gated: bool  # whether writes obey a flag on the device
+    foreach: bool  # whether to use foreach programs instead of the plain rule
+    # What this step's rules read for every weight: a tensor per parameter, or one if packed.
     lists: dict[str, list[Tensor] | Tensor] = field(default_factory=dict)
-    scalars: dict[str, Any] = field(default_factory=dict)
-    spare: set[str] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)
-    layers: list[FeatureLayer] = field(default_factory=list)
+    scalars: dict[str, Any] = field(default_factory=dict)  # this step's scalar arguments
+    spare: set[str] = field(default_factory=set)  # lists of this step that may be overwritten
+    absent: set[str] = field(default_factory=set)  # list arguments that count as zero this step
+    layers: list[FeatureLayer] = field(default_factory=list)  # in a batch of features
+    # For each parameter, which of all batches' layers it leads into.
     feature_index: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:

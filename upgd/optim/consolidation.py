@@ -124,12 +124,8 @@ class Consolidation(RuleOptimizer):
         beta_weight: float = 0.999,
         **common: Unpack[Common],
     ) -> None:
-        hyper = {
-            "lr": lr,
-            "kappa": kappa,
-            "beta_importance": beta_importance,
-            "beta_weight": beta_weight,
-        }
+        hyper = {"lr": lr, "kappa": kappa}
+        hyper |= {"beta_importance": beta_importance, "beta_weight": beta_weight}
         super().__init__(params, self.consolidation, hyper, **common)
 
     def __init_subclass__(cls) -> None:

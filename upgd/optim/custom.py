@@ -78,116 +78,213 @@ def rule_row(
         >>> row.optimizer.__name__, row.defaults
         ('L2Init', {'lr': 0.01, 'kappa': 0.01})
     """
-    _check_name(name)
-    rules = _rules(name, rule, reduce)
-    starts = _starts(name, states)
-    _check_names(name, starts, defaults)
-    decays = _checked_decays(name, decays or {}, starts, defaults)
-    for each in rules:
-        _check_reads(name, each, _readable(starts, decays, defaults, eta=each is not rules[0]))
-    written = _writes(name, rules, starts, decays, defaults, writes)
-    _check_use(name, rules, written, starts, decays, defaults)
-    phases = [Phase(fn, names) for fn, names in zip(rules, written, strict=True)]
-    if reduce is not None:
-        phases[0] = Phase(rules[0], written[0], reduce)
-    trace = written[0][0]
-    method = Method(
-        hyper=tuple(defaults),
-        phases=tuple(phases),
-        states=tuple(sorted(starts, key=lambda state: state != trace)),  # kernels read it first
-        decays=decays,
-        starts_as_weight=frozenset(state for state, start in starts.items() if start == "weight"),
-        power=_checked_power(name, power),
-    )
-    _check_sizes(name, method)
-    for hyperparameter in method.hyperparameters.values():
-        hyperparameter.check(name, defaults[hyperparameter.name])
-    _check_programs(name, method)
-    return Row(
-        name, title or name, _optimizer(name, method, defaults), method, source=_digest(method)
-    )
-
-
-# ------------------------------------------------------------------------------- arguments
-def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", name):
         raise ValueError(
             f"a method's name must be lower-case letters and digits, with '-' between words, such "
             f"as 'l2-init'; got {name!r}"
         )
+    try:
+        method = _Given(rule, states, decays or {}, reduce, defaults).method(writes, power)
+        for hyperparameter in method.hyperparameters.values():
+            hyperparameter.check(name, defaults[hyperparameter.name])
+    except _RuleError as wrong:
+        raise wrong.kind(f"{name}: {wrong}") from None
+    return Row(
+        name, title or name, _optimizer(name, method, defaults), method, source=_digest(method)
+    )
 
 
-def _rules(name: str, rule: Any, reduce: Any) -> tuple[Rule, ...]:
+class _RuleError(Exception):
+    """What is wrong with a rule, and as what to raise it."""
+
+    def __init__(self, text: str, kind: type[Exception] = ValueError) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class _Given:
+    """What a user gave for a method, checked."""
+
+    def __init__(
+        self, rule: Any, states: Any, decays: Any, reduce: Any, defaults: Mapping[str, Any]
+    ) -> None:
+        self.rules = _rules(rule, reduce)
+        self.reduce: Reduce | None = reduce
+        self.starts = _starts(states)
+        self._check_names(defaults)
+        self.defaults, self.numbers = defaults, tuple(as_numbers(defaults))
+        self.decays = self._checked_decays(decays)
+        self.others = (*(f"c_{state}" for state in self.decays), *self.numbers)
+        for each in self.rules:
+            eta = ["eta"] * (each is not self.rules[0])
+            _check_reads(each, [*_READ, *eta, *self.starts, *self.others])
+
+    def method(self, writes: Sequence[Any] | None, power: Any) -> Method:
+        """The method, if all that the rules read, return and use is possible."""
+        written = self._writes(writes)
+        self._check_use(written)
+        if isinstance(power, bool) or not isinstance(power, int) or power < 2:
+            raise _RuleError(f"power must be a whole number, 2 or more, got {power!r}")
+        phases = [Phase(fn, names) for fn, names in zip(self.rules, written, strict=True)]
+        if self.reduce is not None:
+            phases[0] = Phase(self.rules[0], written[0], self.reduce)
+        trace = written[0][0]
+        method = Method(
+            hyper=tuple(self.defaults),
+            phases=tuple(phases),
+            states=tuple(sorted(self.starts, key=lambda state: state != trace)),  # read first
+            decays=self.decays,
+            starts_as_weight=frozenset(s for s, start in self.starts.items() if start == "weight"),
+            power=power,
+        )
+        _check_sizes(method)
+        _check_programs(method)
+        return method
+
+    # --------------------------------------------------------------------------- arguments
+    def _check_names(self, defaults: Mapping[str, Any]) -> None:
+        if "lr" not in defaults:
+            raise _RuleError(
+                "no hyperparameter is called lr; schedulers look for it, so give the step size "
+                "that name and a default, such as lr=0.01"
+            )
+        pair = defaults.get("betas", (0.0, 0.0))
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise _RuleError(f"betas must be two numbers, got {pair!r}; call one number beta")
+        twice = self.starts.keys() & as_numbers(defaults).keys()
+        if "betas" in defaults:
+            twice |= {"beta1", "beta2"} & defaults.keys()
+        for each in sorted(twice):
+            raise _RuleError(f"{each!r} is the name of two things; rename one")
+        for each in (*self.starts, *defaults):
+            if not each.isidentifier() or each in _RESERVED or _TAKEN.fullmatch(each):
+                raise _RuleError(f"{each!r} has a meaning of its own or is no name; rename it")
+
+    def _checked_decays(self, decays: Any) -> dict[str, str]:
+        if not isinstance(decays, Mapping):
+            raise _RuleError(
+                f"decays must be a mapping from states to names, got {decays!r}", TypeError
+            )
+        for state, decay in decays.items():
+            if state not in self.starts:
+                hint = _hint(state, self.starts)
+                raise _RuleError(f"decays names {state!r}, which is no state{hint}")
+            if decay not in self.numbers:
+                hint = _hint(decay, self.numbers)
+                raise _RuleError(f"{state} decays by {decay!r}, which is no hyperparameter{hint}")
+        return dict(decays)
+
+    # ----------------------------------------------------------------------------- results
+    def _writes(self, given: Sequence[Any] | None) -> list[tuple[str, ...]]:
+        """For each rule the names of what it returns, checked against what it does return."""
+        env = {each: Symbol("input", each, is_list=True) for each in (*_READ, *self.starts)}
+        env |= {each: Symbol("input", each, is_list=False) for each in ("eta", *self.others)}
+        asked = self._asked(given)
+        left = list(self.starts)
+        found: list[tuple[str, ...]] = []
+        for place, rule in enumerate(self.rules):
+            results = _evaluated(rule, env)
+            last = place == len(self.rules) - 1
+            names = asked[place] if asked else self._named(len(results), left, last)
+            if len(names) != len(results):
+                few = "few" if len(results) < len(names) else "many"
+                raise _RuleError(
+                    f"{_called(rule)} returns too {few} values, {len(results)} where "
+                    f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} written"
+                )
+            for each, result in zip(names, results, strict=True):
+                if not isinstance(result, Symbol) or not result.is_list:
+                    kind = "a hyperparameter" if isinstance(result, Symbol) else repr(result)
+                    raise _RuleError(
+                        f"{_called(rule)} returns {kind} for {each}; it must be something that "
+                        "varies with the weight",
+                        TypeError,
+                    )
+            if not last:
+                allowed = {"w", "g", "h", names[0], *self.numbers}
+                for each in sorted(inputs_of([results[0]]) - allowed):
+                    raise _RuleError(
+                        f"{_called(rule)} makes eta from {each!r}; the trace {names[0]} may depend "
+                        "on w, g, h, itself and hyperparameters"
+                    )
+                env |= {each: Symbol("input", each, is_list=True) for each in names}
+            left = [state for state in left if state not in names]
+            found.append(names)
+        return found
+
+    def _named(self, count: int, left: list[str], last: bool) -> tuple[str, ...]:
+        """What `count` values are, of all the states that no rule before has written."""
+        if not last:
+            return tuple(left[: max(1, count)]) or ("a state",)
+        constant = all(self.starts[state] == "weight" for state in left)
+        return ("w",) if constant and count == 1 else ("w", *left)
+
+    def _asked(self, given: Sequence[Any] | None) -> list[tuple[str, ...]]:
+        if given is None:
+            return []
+        rules = len(self.rules)
+        lists = [tuple(each) for each in given] if rules == 2 else [tuple(given)]
+        names = [each for part in lists for each in part]
+        if isinstance(given, str) or len(lists) != rules or "w" not in lists[-1] or not all(lists):
+            raise _RuleError(
+                "writes must be names with 'w' among them, such as ('w', 'momentum'); of two "
+                f"rules, a pair of such lists; got {given!r}"
+            )
+        known = ["w", *self.starts]
+        for each in names:
+            if each not in known:
+                hint = _hint(each, known)
+                raise _RuleError(f"writes names {each!r}; there are {', '.join(known)}{hint}")
+            if names.count(each) > 1:
+                raise _RuleError(f"writes names {each!r} twice")
+        if rules == 2 and "w" in lists[0]:
+            raise _RuleError("the first of two rules makes eta; the second writes w")
+        return lists
+
+    def _check_use(self, written: list[tuple[str, ...]]) -> None:
+        """Raise where a state is never written, or a name never read."""
+        reads = {each for rule in self.rules for each in inspect.signature(rule).parameters}
+        writes = {each for names in written for each in names}
+        for state, start in self.starts.items():
+            if start == "zero" and state not in writes:
+                raise _RuleError(
+                    f"{_called(self.rules[-1])} returns too few values: the state {state} starts "
+                    "at zero and is never written; return it too, or let it start as 'weight'"
+                )
+            if start == "weight" and state not in reads | writes:
+                raise _RuleError(f"no rule reads the state {state}; leave it out")
+        for each in self.numbers:
+            if each not in reads | set(self.decays.values()):
+                hint = _hint(each, reads - {each})
+                raise _RuleError(f"no rule reads the hyperparameter {each}; leave it out{hint}")
+
+
+def _rules(rule: Any, reduce: Any) -> tuple[Rule, ...]:
     rules = tuple(rule) if isinstance(rule, tuple | list) else (rule,)
     for each in rules:
         if not callable(each):
-            raise TypeError(f"{name}: a rule must be a function, got {each!r}")
+            raise _RuleError(f"a rule must be a function, got {each!r}", TypeError)
     if len(rules) > 2:
-        raise ValueError(f"{name}: a method is one rule or two, got {len(rules)}")
+        raise _RuleError(f"a method is one rule or two, got {len(rules)}")
     if len(rules) == 2 and reduce not in ("max", "row_norm"):
-        raise ValueError(f"{name}: two rules need reduce='max' or 'row_norm', got {reduce!r}")
+        raise _RuleError(f"two rules need reduce='max' or 'row_norm', got {reduce!r}")
     if len(rules) == 1 and reduce is not None:
-        raise ValueError(f"{name}: reduce={reduce!r} needs two rules, (trace, update)")
+        raise _RuleError(f"reduce={reduce!r} needs two rules, (trace, update)")
     return rules
 
 
-def _starts(name: str, states: Any) -> dict[str, str]:
+def _starts(states: Any) -> dict[str, str]:
     """For each state, ``"weight"`` or ``"zero"``."""
-    given = dict(states) if isinstance(states, Mapping) else None
-    if given is None:
+    if not isinstance(states, Mapping):
         if isinstance(states, str) or not all(isinstance(state, str) for state in states):
-            raise TypeError(f"{name}: states must be names, such as ('momentum',); got {states!r}")
-        given = dict.fromkeys(states, "zero")
-    for state, start in given.items():
+            raise _RuleError(
+                f"states must be names, such as ('momentum',); got {states!r}", TypeError
+            )
+        states = dict.fromkeys(states, "zero")
+    for state, start in states.items():
         if start not in ("weight", "zero") and (isinstance(start, bool) or start != 0):
-            raise ValueError(
-                f"{name}: the state {state!r} must start as 'weight' or 'zero', got {start!r}"
-            )
-    return {state: "weight" if start == "weight" else "zero" for state, start in given.items()}
-
-
-def _check_names(name: str, starts: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-    if "lr" not in defaults:
-        raise ValueError(
-            f"{name}: no hyperparameter is called lr; schedulers look for it, so give the step "
-            "size that name and a default, such as lr=0.01"
-        )
-    pair = defaults.get("betas", (0.0, 0.0))
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ValueError(f"{name}: betas must be two numbers, got {pair!r}; call one number beta")
-    twice = (starts.keys() & as_numbers(defaults).keys()) | (
-        {"beta1", "beta2"} & defaults.keys() if "betas" in defaults else set()
-    )
-    for each in sorted(twice):
-        raise ValueError(f"{name}: {each!r} is the name of two things; rename one")
-    for each in (*starts, *defaults):
-        if not each.isidentifier() or each in _RESERVED or _TAKEN.fullmatch(each):
-            raise ValueError(f"{name}: {each!r} has a meaning of its own or is no name; rename it")
-
-
-def _checked_decays(
-    name: str, decays: Any, starts: Mapping[str, str], defaults: Mapping[str, Any]
-) -> dict[str, str]:
-    if not isinstance(decays, Mapping):
-        raise TypeError(f"{name}: decays must be a mapping from states to names, got {decays!r}")
-    numbers = as_numbers(defaults)
-    for state, decay in decays.items():
-        if state not in starts:
-            raise ValueError(
-                f"{name}: decays names {state!r}, which is no state{_hint(state, starts)}"
-            )
-        if decay not in numbers:
-            raise ValueError(
-                f"{name}: {state} decays by {decay!r}, which is no hyperparameter"
-                f"{_hint(decay, numbers)}"
-            )
-    return dict(decays)
-
-
-def _checked_power(name: str, power: Any) -> int:
-    if isinstance(power, bool) or not isinstance(power, int) or power < 2:
-        raise ValueError(f"{name}: power must be a whole number, 2 or more, got {power!r}")
-    return power
+            raise _RuleError(f"the state {state!r} must start as 'weight' or 'zero', got {start!r}")
+    return {state: "weight" if start == "weight" else "zero" for state, start in states.items()}
 
 
 def _hint(word: Any, known: Any) -> str:
@@ -195,187 +292,53 @@ def _hint(word: Any, known: Any) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-# ---------------------------------------------------------------------------------- reading
-def _readable(
-    starts: Mapping[str, str], decays: Mapping[str, str], defaults: Mapping[str, Any], eta: bool
-) -> list[str]:
-    """What a rule's arguments may be called."""
-    corrections = [f"c_{state}" for state in decays]
-    return [*_READ, *["eta"] * eta, *starts, *corrections, *as_numbers(defaults)]
-
-
-def _check_reads(name: str, rule: Rule, readable: Sequence[str]) -> None:
-    for each, parameter in inspect.signature(rule).parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise TypeError(
-                f"{name}: {_called(rule)} must name its arguments one by one, without * and **; "
-                f"got {parameter}"
-            )
-        if each not in readable:
-            raise ValueError(
-                f"{name}: {_called(rule)} reads {each!r}; it may read {', '.join(readable)}"
-                f"{_hint(each, readable) or f'. A hyperparameter needs a default, {each}=0.1'}"
-            )
-
-
 def _called(rule: Rule) -> str:
     return str(getattr(rule, "__name__", rule))
 
 
-def _symbols(
-    starts: Mapping[str, str], decays: Mapping[str, str], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    lists = {each: Symbol("input", each, is_list=True) for each in (*_READ, *starts)}
-    others = ("eta", *(f"c_{state}" for state in decays), *as_numbers(defaults))
-    return {**lists, **{each: Symbol("input", each, is_list=False) for each in others}}
+def _check_reads(rule: Rule, readable: Sequence[str]) -> None:
+    for each, parameter in inspect.signature(rule).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise _RuleError(
+                f"{_called(rule)} must name its arguments one by one, without * and **; "
+                f"got {parameter}",
+                TypeError,
+            )
+        if each not in readable:
+            hint = _hint(each, readable) or f". A hyperparameter needs a default, {each}=0.1"
+            raise _RuleError(
+                f"{_called(rule)} reads {each!r}; it may read {', '.join(readable)}{hint}"
+            )
 
 
-def _evaluated(name: str, rule: Rule, env: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a rule returns for symbols.
-
-    Raises:
-        TypeError: It uses something that a rule may not.
-    """
-    reads = inspect.signature(rule).parameters
+def _evaluated(rule: Rule, env: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a rule returns for symbols."""
     try:
-        found = rule(*[env[each] for each in reads])
+        found = rule(*[env[each] for each in inspect.signature(rule).parameters])
     except Exception as error:  # whatever a user's function may raise
         code = getattr(rule, "__code__", None)
         frames = traceback.extract_tb(error.__traceback__)
         own = [f.lineno for f in frames if code is not None and f.filename == code.co_filename]
         where = f", line {own[-1]}" if own else ""
         what = str(error).splitlines()[0] if str(error) else ""
-        raise TypeError(
-            f"{name}: {_called(rule)}{where} cannot be a rule: {type(error).__name__}: {what}. A "
-            f"rule uses + - * / and {', '.join(FUNCTIONS)} or clip of upgd.lab"
+        raise _RuleError(
+            f"{_called(rule)}{where} cannot be a rule: {type(error).__name__}: {what}. A rule uses "
+            f"+ - * / and {', '.join(FUNCTIONS)} or clip of upgd.lab",
+            TypeError,
         ) from None
     return found if isinstance(found, tuple) else (found,)
 
 
-# ---------------------------------------------------------------------------------- writing
-def _writes(
-    name: str,
-    rules: tuple[Rule, ...],
-    starts: Mapping[str, str],
-    decays: Mapping[str, str],
-    defaults: Mapping[str, Any],
-    given: Sequence[Any] | None,
-) -> list[tuple[str, ...]]:
-    """For each rule the names of what it returns, checked against what it does return."""
-    env = _symbols(starts, decays, defaults)
-    asked = _asked(name, len(rules), starts, given)
-    left = list(starts)
-    found: list[tuple[str, ...]] = []
-    for place, rule in enumerate(rules):
-        results = _evaluated(name, rule, env)
-        last = place == len(rules) - 1
-        names = asked[place] if asked else _named(len(results), left, starts, last)
-        if len(names) != len(results):
-            few = "few" if len(results) < len(names) else "many"
-            raise ValueError(
-                f"{name}: {_called(rule)} returns too {few} values, {len(results)} where "
-                f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} written"
-            )
-        for each, result in zip(names, results, strict=True):
-            if not isinstance(result, Symbol) or not result.is_list:
-                kind = "a hyperparameter" if isinstance(result, Symbol) else repr(result)
-                raise TypeError(
-                    f"{name}: {_called(rule)} returns {kind} for {each}; it must be something "
-                    "that varies with the weight"
-                )
-        if not last:
-            _check_trace(name, rule, results[0], names[0], defaults)
-            env |= {each: Symbol("input", each, is_list=True) for each in names}
-        left = [state for state in left if state not in names]
-        found.append(names)
-    return found
-
-
-def _named(count: int, left: list[str], starts: Mapping[str, str], last: bool) -> tuple[str, ...]:
-    """What `count` values are, of all the states that no rule before has written."""
-    if not last:
-        return tuple(left[: max(1, count)]) or ("a state",)
-    constant = all(starts[state] == "weight" for state in left)
-    return ("w",) if constant and count == 1 else ("w", *left)
-
-
-def _asked(
-    name: str, rules: int, starts: Mapping[str, str], given: Sequence[Any] | None
-) -> list[tuple[str, ...]]:
-    if given is None:
-        return []
-    lists = [tuple(each) for each in given] if rules == 2 else [tuple(given)]
-    names = [each for part in lists for each in part]
-    if isinstance(given, str) or len(lists) != rules or "w" not in lists[-1] or not all(lists):
-        raise ValueError(
-            f"{name}: writes must be names with 'w' among them, such as ('w', 'momentum'); of two "
-            f"rules, a pair of such lists; got {given!r}"
-        )
-    for each in names:
-        if each != "w" and each not in starts:
-            known = ["w", *starts]
-            raise ValueError(
-                f"{name}: writes names {each!r}; there are {', '.join(known)}{_hint(each, known)}"
-            )
-        if names.count(each) > 1:
-            raise ValueError(f"{name}: writes names {each!r} twice")
-    if rules == 2 and "w" in lists[0]:
-        raise ValueError(f"{name}: the first of two rules makes eta; the second writes w")
-    return lists
-
-
-def _check_trace(
-    name: str, rule: Rule, result: Any, trace: str, defaults: Mapping[str, Any]
-) -> None:
-    allowed = {"w", "g", "h", trace, *as_numbers(defaults)}
-    for each in sorted(inputs_of([result]) - allowed):
-        raise ValueError(
-            f"{name}: {_called(rule)} makes eta from {each!r}; the trace {trace} may depend on "
-            f"w, g, h, itself and hyperparameters"
-        )
-
-
-def _check_use(
-    name: str,
-    rules: tuple[Rule, ...],
-    written: list[tuple[str, ...]],
-    starts: Mapping[str, str],
-    decays: Mapping[str, str],
-    defaults: Mapping[str, Any],
-) -> None:
-    """Raise where a state is never written, or a name never read."""
-    reads = {each for rule in rules for each in inspect.signature(rule).parameters}
-    writes = {each for names in written for each in names}
-    for state, start in starts.items():
-        if start == "zero" and state not in writes:
-            raise ValueError(
-                f"{name}: {_called(rules[-1])} returns too few values: the state {state} starts at "
-                "zero and is never written; return it too, or let it start as 'weight'"
-            )
-        if start == "weight" and state not in reads | writes:
-            raise ValueError(f"{name}: no rule reads the state {state}; leave it out")
-    for each in as_numbers(defaults):
-        if each not in reads | set(decays.values()):
-            raise ValueError(
-                f"{name}: no rule reads the hyperparameter {each}; leave it out"
-                f"{_hint(each, reads - {each})}"
-            )
-
-
-# ---------------------------------------------------------------------------------- building
-def _check_sizes(name: str, method: Method) -> None:
-    for what, names, most in (
-        ("states", method.states, MOST_STATES),
-        ("hyperparameters", method.numbers, MOST_NUMBERS),
-    ):
+def _check_sizes(method: Method) -> None:
+    sizes = {"states": (method.states, MOST_STATES)}
+    sizes["hyperparameters"] = (method.numbers, MOST_NUMBERS)
+    for what, (names, most) in sizes.items():
         if len(names) > most:
-            raise ValueError(
-                f"{name}: it has {len(names)} {what}, {', '.join(names)}; kernels have room for "
-                f"{most}"
-            )
+            listed = ", ".join(names)
+            raise _RuleError(f"it has {len(names)} {what}, {listed}; kernels have room for {most}")
 
 
-def _check_programs(name: str, method: Method) -> None:
+def _check_programs(method: Method) -> None:
     """Raise where no program can be written for lists of tensors."""
     lists = frozenset({*_READ, *method.states})
     for phase in method.phases:
@@ -383,7 +346,7 @@ def _check_programs(name: str, method: Method) -> None:
         try:
             Program(phase.fn, phase.reads, phase.writes, lists=lists, on_device=on_device)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}: {_called(phase.fn)} cannot be a rule: {error}") from None
+            raise _RuleError(f"{_called(phase.fn)} cannot be a rule: {error}", TypeError) from None
 
 
 def _optimizer(name: str, method: Method, defaults: Mapping[str, Any]) -> type[RuleOptimizer]:

@@ -14,12 +14,7 @@ from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params
 from upgd.optim.batch import Batch, Member, compute_dtype
 from upgd.optim.features import FeatureLayer, Features
-from upgd.optim.upgd import (
-    Scaling,
-    UtilityOptimizer,
-    update_non_protecting,
-    update_protecting,
-)
+from upgd.optim.upgd import Scaling, UtilityOptimizer, update_non_protecting, update_protecting
 from upgd.rules.vocabulary import Method, Phase
 
 
@@ -114,15 +109,9 @@ class FeatureUPGD(UtilityOptimizer):
         if not isinstance(features, Features):
             raise TypeError(f"FeatureUPGD: features must be upgd.Features(model), got {features!r}")
         self.features = features
-        super().__init__(
-            params,
-            {"lr": lr, "weight_decay": weight_decay, "sigma": sigma, "beta_utility": beta_utility},
-            scaling=scaling,
-            order=order,
-            protect=protect,
-            curvature=curvature,
-            **common,
-        )
+        hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
+        hyper["beta_utility"] = beta_utility
+        super().__init__(params, hyper, scaling, order, protect, curvature, **common)
         if all(features.of(p) is None for group in self.param_groups for p in group["params"]):
             raise ValueError(
                 "FeatureUPGD: no parameter leads into a feature of `features`; it must watch the "

@@ -40,15 +40,10 @@ OUTSIDE = -1
 
 @dataclass
 class _Pass:
-    """A backward pass that has not reached the layer's ``.grad`` yet.
+    """A backward pass that has not reached the layer's ``.grad`` yet."""
 
-    Attributes:
-        reset: Whether ``.grad`` had been reset before it.
-        first: Its part of ``∂L/∂gate``.
-    """
-
-    reset: bool | Tensor
-    first: Tensor
+    reset: bool | Tensor  # whether ``.grad`` had been reset before it
+    first: Tensor  # its part of ``∂L/∂gate``
 
 
 @dataclass(eq=False)
@@ -220,17 +215,10 @@ class Features:
         candidates = [n for n, m in modules.items() if _has_features(m)]
         if not candidates:
             raise ValueError("Features: the model has no linear or convolutional layer")
-        outputs = (
-            [candidates[-1]]
-            if output is None
-            else [output]
-            if isinstance(output, str)
-            else list(output)
-        )
-        if isinstance(layers, str):
-            layers = [layers]
+        output = candidates[-1] if output is None else output
+        outputs = [output] if isinstance(output, str) else list(output)
         chosen = [n for n in candidates if n not in outputs] if layers is None else layers
-        names = list(dict.fromkeys(chosen))
+        names = list(dict.fromkeys([chosen] if isinstance(chosen, str) else chosen))
         for name in (*outputs, *names):
             if name not in candidates:
                 raise ValueError(
@@ -270,12 +258,8 @@ class Features:
         for layer in self.layers:
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
-        passing: tuple[type[nn.Module], ...] = (
-            *ACTIVATIONS,
-            *_NORMS,
-            nn.modules.dropout._DropoutNd,
-            nn.Identity,
-        )
+        passing: tuple[type[nn.Module], ...] = (*ACTIVATIONS, *_NORMS, nn.Identity)
+        passing += (nn.modules.dropout._DropoutNd,)
         for module in modules.values():
             if isinstance(module, passing):
                 self._handles.append(module.register_forward_hook(self._on_follower))

@@ -63,25 +63,15 @@ def _missing(device: str) -> str:
 
 @dataclass
 class Part:
-    """Parameters that one launch updates.
-
-    Attributes:
-        method: Their rules.
-        members: The parameters.
-        states: For each, its states in the method's order.
-        dtype: Of the parameters as the kernels see them.
-        table: A row of addresses and sizes per parameter.
-        rows: Which parameter and which row each norm belongs to; empty but for local scaling.
-        visitors: Parameters that the kernels see as a copy, by place, with that copy.
-    """
+    """Parameters that one launch updates."""
 
     method: Method
     members: list[Member]
-    states: list[list[Tensor]]
-    dtype: torch.dtype
-    table: NDArray[np.int64]
-    rows: NDArray[np.int32]
-    visitors: dict[int, Tensor]
+    states: list[list[Tensor]]  # of each member, in the method's order
+    dtype: torch.dtype  # of the parameters as the kernels see them
+    table: NDArray[np.int64]  # a row of addresses and sizes per parameter
+    rows: NDArray[np.int32]  # parameter and row of each norm; empty but for local scaling
+    visitors: dict[int, Tensor]  # by place, copies that the kernels see instead of parameters
 
     @cached_property
     def real(self) -> str:
@@ -124,41 +114,23 @@ class Part:
 
 @dataclass
 class Plan:
-    """What holds from step to step.
+    """What holds from step to step."""
 
-    Attributes:
-        params: All of the optimizer's parameters.
-        options: What the parts depend on in the groups,
-        kinds: and in the parameters.
-        owned: The states and the tensors in them.
-        tensors: Those that the tables point to,
-        memory: and where each of them is, with its shape and type.
-        parts: Who is updated together.
-        groups: For each row of numbers, its parameter group.
-        clocks: For each clock, ``step`` and ``attempts``.
-        ages: For each row of numbers, its clock.
-        members: The parameters that are updated.
-        cancels: Whether all traces have one age and decay, so that Û/η = U/max U.
-        places: Where weights and gradients were when the tables were written.
-        numbers: A row of hyperparameters per group and clock.
-        kept: Copies that the tables point to, of what the kernels cannot read where it is.
-    """
-
-    params: list[Tensor]
-    options: Any
-    kinds: list[Any]
-    owned: list[Any]
-    tensors: list[Tensor]
-    memory: list[Any]
+    params: list[Tensor]  # all of the optimizer's
+    options: Any  # what the parts depend on in the groups
+    kinds: list[Any]  # and in the parameters
+    owned: list[Any]  # the states and the tensors in them
+    tensors: list[Tensor]  # those that the tables point to
+    memory: list[Any]  # and where each of them is, with its shape and type
     parts: list[Part]
-    groups: list[dict[str, Any]]
-    clocks: list[dict[str, Tensor]]
-    ages: list[int]
-    members: list[Member]
-    cancels: bool = False
-    places: list[Any] = field(default_factory=list)
+    groups: list[dict[str, Any]]  # for each row of numbers, its parameter group
+    clocks: list[dict[str, Tensor]]  # each has ``step`` and ``attempts``
+    ages: list[int]  # for each row of numbers, its clock
+    members: list[Member]  # the parameters that are updated
+    cancels: bool = False  # whether all traces have one age and decay, so that Û/η = U/max U
+    places: list[Any] = field(default_factory=list)  # of weights and gradients in the tables
     numbers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, flat.NUMBERS)))
-    kept: list[Any] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)  # copies of what kernels cannot read in place
 
 
 class FusedStep:
@@ -214,11 +186,8 @@ class FusedStep:
             )
         if importlib.util.find_spec(_EXTRAS[kind][0]) is None:
             raise ImportError(f"{owner}: {_missing(kind)}")
-        if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"{owner}: run a step on the same parameters before capturing; state that is set "
-                "up during capture would be set up again at every replay"
-            )
+        if kind == "cuda":
+            opt._refuse_capture()
         opt._ensure_state([m.param for m in members])
         numbering = {id(p): i for i, p in enumerate(params)}
         clocks: dict[int, int] = {}
@@ -267,7 +236,7 @@ class FusedStep:
     # ---------------------------------------------------------------------- run
     def _run(self, plan: Plan, places: list[Any]) -> None:
         opt, backend = self.opt, self.backend
-        mode = self._mode(plan)
+        mode = opt._nonfinite_mode(plan.members)
         curved = plan.parts[0].second
         moved = plan.places != places or bool(plan.kept) or curved
         if moved or any(part.visitors for part in plan.parts):
@@ -290,16 +259,6 @@ class FusedStep:
                 part.members[place].param.copy_(copy)
         for group in opt.param_groups:
             group["noise_step"] += 1
-
-    def _mode(self, plan: Plan) -> str:
-        opt = self.opt
-        if getattr(opt, "found_inf", None) is not None:
-            return "skip"
-        if opt.nonfinite is not None:
-            return opt.nonfinite
-        capturable = any(group["capturable"] for group in opt.param_groups)
-        on_cpu = plan.members[0].param.device.type == "cpu"
-        return "raise" if on_cpu and not capturable else "skip"
 
     def _locate(self, plan: Plan, curved: bool) -> None:
         """Write down where weights, gradients and curvatures are."""

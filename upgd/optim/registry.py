@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -135,17 +136,10 @@ def _bare(value: Any) -> Any:
 
 
 _BOOKKEEPING = {
-    "__module__",
-    "__doc__",
-    "__qualname__",
-    "__hash__",
-    "__parameters__",
-    "__annotations__",
-    "__dict__",
-    "__weakref__",
-    "__orig_bases__",
+    *("__module__", "__doc__", "__qualname__", "__hash__", "__parameters__", "__annotations__"),
+    *("__dict__", "__weakref__", "__orig_bases__", "__static_attributes__", "__firstlineno__"),
+    *("__annotate__", "__slots__"),
 }
-_BOOKKEEPING |= {"__static_attributes__", "__firstlineno__", "__annotate__", "__slots__"}
 
 
 def _differs(row: Row) -> str:
@@ -179,64 +173,36 @@ _NO_KERNELS = "kernels update weight by weight, and gates belong to features"
 
 
 def _rows() -> Iterator[Row]:
-    for local in (False, True):
-        for second in (False, True):
-            for protect in (True, False):
-                options = {
-                    "scaling": "local" if local else "global",
-                    "order": 2 if second else 1,
-                    "protect": protect,
-                }
-                tail = ("-2nd" if second else "") + ("-local" if local else "")
-                head = "" if protect else "n-"
-                title = ("" if protect else "N-") + "UPGD" + (", 2nd order" if second else "")
-                title += ", local" if local else ""
-                yield Row(
-                    f"{head}upgd{tail}",
-                    title,
-                    UPGD,
-                    upgd_method(**options),
-                    options,
-                    {f"{head}upgd-w{tail}": {"weight_decay": 0.001}},
-                )
-                yield Row(
-                    f"feature-{head}upgd{tail}",
-                    f"Feature-wise {title}",
-                    FeatureUPGD,
-                    feature_upgd_method(**options),
-                    options,
-                    {f"feature-{head}upgd-w{tail}": {"weight_decay": 0.001}},
-                    {"unscale_": _UNKNOWN_SCALE, "fused": _NO_KERNELS},
-                )
-    yield Row("ada-upgd", "AdaUPGD", AdaUPGD, ada_upgd_method(), aliases={"adaupgd": {}})
-    yield Row(
-        "ada-upgd-2nd",
-        "AdaUPGD, 2nd order",
-        AdaUPGD,
-        ada_upgd_method(order=2),
-        {"order": 2},
-        {"adaupgd-2nd": {}},
-    )
+    for local, second, protect in itertools.product((False, True), (False, True), (True, False)):
+        options = {
+            "scaling": "local" if local else "global",
+            "order": 2 if second else 1,
+            "protect": protect,
+        }
+        tail = ("-2nd" if second else "") + ("-local" if local else "")
+        head = "" if protect else "n-"
+        title = f"{head.upper()}UPGD{', 2nd order' * second}{', local' * local}"
+        decayed = {"weight_decay": 0.001}
+        aliases = {f"{head}upgd-w{tail}": decayed}
+        yield Row(f"{head}upgd{tail}", title, UPGD, upgd_method(**options), options, aliases)
+        method, aliases = feature_upgd_method(**options), {f"feature-{head}upgd-w{tail}": decayed}
+        lacks = {"unscale_": _UNKNOWN_SCALE, "fused": _NO_KERNELS}
+        name, title = f"feature-{head}upgd{tail}", f"Feature-wise {title}"
+        yield Row(name, title, FeatureUPGD, method, options, aliases, lacks)
+    first, second_order = ada_upgd_method(), ada_upgd_method(order=2)
+    yield Row("ada-upgd", "AdaUPGD", AdaUPGD, first, aliases={"adaupgd": {}})
+    name, title, aliases = "ada-upgd-2nd", "AdaUPGD, 2nd order", {"adaupgd-2nd": {}}
+    yield Row(name, title, AdaUPGD, second_order, {"order": 2}, aliases)
     yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
-    yield Row(
-        "shrink-and-perturb",
-        "S&P",
-        ShrinkAndPerturb,
-        SHRINK_AND_PERTURB_METHOD,
-        aliases={"s&p": {}, "sp": {}},
-    )
+    rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
+    yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
     yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})
-    streaming = {
-        "ewc": StreamingEWC,
-        "mas": StreamingMAS,
-        "si": StreamingSI,
-        "rwalk": StreamingRWalk,
-    }
-    titles = {"ewc": "S-EWC", "mas": "S-MAS", "si": "S-SI", "rwalk": "S-RWalk"}
-    for key, cls in streaming.items():
-        aliases: dict[str, dict[str, float]] = {f"streaming-{key}": {}}
-        yield Row(f"s-{key}", titles[key], cls, cls.consolidation, aliases=aliases)
+    for title, cls in {
+        "EWC": StreamingEWC, "MAS": StreamingMAS, "SI": StreamingSI, "RWalk": StreamingRWalk
+    }.items():  # fmt: skip
+        aliases = {f"streaming-{title.lower()}": {}}
+        yield Row(f"s-{title.lower()}", f"S-{title}", cls, cls.consolidation, aliases=aliases)
 
 
 METHODS: dict[str, Row] = {row.name: row for row in _rows()}

@@ -76,7 +76,6 @@ class UtilityOptimizer(RuleOptimizer):
         self,
         params: Params,
         hyper: dict[str, Any],
-        *,
         scaling: Scaling,
         order: int,
         protect: bool,
@@ -213,12 +212,6 @@ class UPGD(UtilityOptimizer):
         curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            params,
-            {"lr": lr, "weight_decay": weight_decay, "sigma": sigma, "beta_utility": beta_utility},
-            scaling=scaling,
-            order=order,
-            protect=protect,
-            curvature=curvature,
-            **common,
-        )
+        hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
+        hyper["beta_utility"] = beta_utility
+        super().__init__(params, hyper, scaling, order, protect, curvature, **common)

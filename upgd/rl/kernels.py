@@ -17,17 +17,9 @@ from numba import njit, types
 from numba.extending import overload
 
 from upgd.kernels import compiling
-from upgd.kernels.cpu_math import (
-    EXP2,
-    OPTIONS,
-    bits_float,
-    box_muller,
-    float_bits,
-    minimum,
-    philox_words,
-)
-from upgd.kernels.philox import ROUNDS
-from upgd.kernels.vectors import LANES, load, spread, store
+from upgd.kernels.cpu_functions import COEFFICIENTS, draw_words, normals
+from upgd.kernels.cpu_math import EXP2, OPTIONS, bits_float, float_bits
+from upgd.kernels.vectors import LANES, load, minimum, spread, store
 
 _compiled = compiling.njit(nogil=True, error_model="numpy")
 _helper = njit(nogil=True, error_model="numpy")
@@ -290,23 +282,19 @@ def act(layers, work, deviations, observation, low, high, seed, step, action, cl
     last = len(layers) // 2 - 1
     mean, value = layers[last, AFTER], work[layers[2 * last + 1, AFTER]]
     real = work.dtype.type
-    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
-    c2, c3 = np.uint32(step), np.uint32(np.uint64(step) >> np.uint64(32))
     log_probability = 0.0
-    size = len(action)
-    for quad in range((size + 3) // 4):
-        words = philox_words(np.uint32(quad), np.uint32(ACTION), c2, c3, k0, k1, ROUNDS)
-        z0, z1 = box_muller(words[0], words[1], np.float64)
-        z2, z3 = box_muller(words[2], words[3], np.float64)
-        for lane in range(min(4, size - 4 * quad)):
-            i = 4 * quad + lane
-            z = z0 if lane == 0 else z1 if lane == 1 else z2 if lane == 2 else z3
-            deviation = np.float64(deviations[i])
-            action[i] = real(np.float64(work[mean + i]) + math.exp(deviation) * z)
-            clipped[i] = min(max(np.float64(action[i]), low[i]), high[i])
-            # As in the update: from the stored action.
-            z = (np.float64(action[i]) - np.float64(work[mean + i])) * math.exp(-deviation)
-            log_probability -= 0.5 * z * z + deviation + LOG_ROOT_TAU
+    quads = (len(action) + 3) // 4
+    pitch = -(-quads // LANES) * LANES
+    drawn, words = np.empty(4 * pitch), np.empty(4 * pitch, np.uint32)
+    normals(drawn, words, COEFFICIENTS, pitch, quads, 0, np.uint32(ACTION), step, seed)
+    for i in range(len(action)):
+        z = drawn[i % 4 * pitch + i // 4]
+        deviation = np.float64(deviations[i])
+        action[i] = real(np.float64(work[mean + i]) + math.exp(deviation) * z)
+        clipped[i] = min(max(np.float64(action[i]), low[i]), high[i])
+        # As in the update: from the stored action.
+        z = (np.float64(action[i]) - np.float64(work[mean + i])) * math.exp(-deviation)
+        log_probability -= 0.5 * z * z + deviation + LOG_ROOT_TAU
     return log_probability, value
 
 
@@ -334,9 +322,8 @@ def receive(normalisers, raw, reward, terminated, gamma, clip_seen, clip_reward,
 @_compiled
 def reset_seed(seed, episode):
     """The environment's seed for an episode."""
-    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
-    zero = np.uint32(0)
-    words = philox_words(zero, np.uint32(RESET), np.uint32(episode), zero, k0, k1, ROUNDS)
+    words = np.empty(4 * LANES, np.uint32)
+    draw_words(words, LANES, 1, 0, np.uint32(RESET), episode, seed)
     return np.int64(words[0] >> np.uint32(1))
 
 
@@ -356,15 +343,15 @@ def advantages_and_returns(rewards, values, ends, gamma, decay, advantages, retu
 @_compiled
 def permutation(out, seed, number):
     """Fill `out` with a permutation, a function of seed and number: the Fisher-Yates shuffle."""
-    k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
-    c2, c3 = np.uint32(number), np.uint32(np.uint64(number) >> np.uint64(32))
+    quads = (len(out) + 3) // 4
+    pitch = -(-quads // LANES) * LANES
+    words = np.empty(4 * pitch, np.uint32)
+    draw_words(words, pitch, quads, 0, np.uint32(SHUFFLE), number, seed)
     for i in range(len(out)):
         out[i] = i
-    words = (np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0))
     for i in range(len(out) - 1, 0, -1):
-        if i % 4 == 3 or i == len(out) - 1:
-            words = philox_words(np.uint32(i // 4), np.uint32(SHUFFLE), c2, c3, k0, k1, ROUNDS)
-        j = np.int64((np.uint64(words[i % 4]) * np.uint64(i + 1)) >> np.uint64(32))
+        word = words[i % 4 * pitch + i // 4]
+        j = np.int64((np.uint64(word) * np.uint64(i + 1)) >> np.uint64(32))
         out[i], out[j] = out[j], out[i]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -11,6 +12,29 @@ _WAY_OUT = (
     "a rule is evaluated once for all weights, so {}; "
     "use maximum, minimum, clip or sign of upgd.lab"
 )
+
+
+def _binary(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """An operator's method of the left operand, and that of the right one."""
+    return (
+        lambda self, other: Symbol._apply(op, self, other),
+        lambda self, other: Symbol._apply(op, other, self),
+    )
+
+
+def _function(op: str) -> Callable[..., Any]:
+    def method(self: Symbol, *others: Any) -> Any:
+        found = self._apply(op, self, *others)
+        if found is NotImplemented:
+            raise TypeError(f"{op} takes values of the rule and numbers, got {others[0]!r}")
+        if not found.is_list:
+            raise TypeError(
+                f"{op} is taken of hyperparameters alone; a rule may take it of something that "
+                "varies with the weight"
+            )
+        return found
+
+    return method
 
 
 class Symbol:
@@ -40,40 +64,10 @@ class Symbol:
         full = any(s.full for s in lists)
         return Symbol(op, *args, is_list=bool(lists), full=full, on_device=on_device)
 
-    def _function(self, op: str, *others: Any) -> Any:
-        found = self._apply(op, self, *others)
-        if found is NotImplemented:
-            raise TypeError(f"{op} takes values of the rule and numbers, got {others[0]!r}")
-        if not found.is_list:
-            raise TypeError(
-                f"{op} is taken of hyperparameters alone; a rule may take it of something that "
-                "varies with the weight"
-            )
-        return found
-
-    def __add__(self, other: Any) -> Any:
-        return self._apply("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._apply("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._apply("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._apply("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._apply("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._apply("*", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._apply("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._apply("/", other, self)
+    __add__, __radd__ = _binary("+")
+    __sub__, __rsub__ = _binary("-")
+    __mul__, __rmul__ = _binary("*")
+    __truediv__, __rtruediv__ = _binary("/")
 
     def __neg__(self) -> Any:
         return self._apply("neg", self)
@@ -92,29 +86,9 @@ class Symbol:
     def __rpow__(self, base: Any) -> NoReturn:
         raise TypeError(f"a rule may not take powers of {base!r}; use exp of upgd.lab")
 
-    def __abs__(self) -> Any:
-        return self._function("absolute")
-
-    def sigmoid(self) -> Any:
-        return self._function("sigmoid")
-
-    def sqrt(self) -> Any:
-        return self._function("sqrt")
-
-    def sign(self) -> Any:
-        return self._function("sign")
-
-    def exp(self) -> Any:
-        return self._function("exp")
-
-    def log(self) -> Any:
-        return self._function("log")
-
-    def clamp_min(self, other: Any) -> Any:
-        return self._function("maximum", other)
-
-    def clamp_max(self, other: Any) -> Any:
-        return self._function("minimum", other)
+    __abs__, sigmoid, sqrt = _function("absolute"), _function("sigmoid"), _function("sqrt")
+    sign, exp, log = _function("sign"), _function("exp"), _function("log")
+    clamp_min, clamp_max = _function("maximum"), _function("minimum")
 
     # What Python or NumPy would need a value for.
     __array_ufunc__ = None

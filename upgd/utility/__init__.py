@@ -10,12 +10,7 @@ such as ``lambda: F.mse_loss(model(x), y)``, and return a dict with an entry per
 layer of features.
 """
 
-from upgd.utility.approximations import (
-    approximate,
-    feature_utility,
-    outgoing_sums,
-    weight_utility,
-)
+from upgd.utility.approximations import approximate, feature_utility, outgoing_sums, weight_utility
 from upgd.utility.common import Kind, Scope, Utilities
 from upgd.utility.propagation import LayerUtility, propagated_utility
 from upgd.utility.ranks import Correlation, rank_correlation, spearman

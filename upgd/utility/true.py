@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,26 +50,20 @@ def true_utility(
     given = dict(values)
     with _LargestOutput() as largest:  # type: ignore[no-untyped-call]
         loss(given)
+
+    def without(name: str, flat: Tensor, places: Tensor, index: Tensor) -> Tensor:
+        removed = torch.where(places == index, 0, flat)
+        return loss({**given, name: removed.reshape(given[name].shape)})
+
     found = {}
     for name, value in given.items():
         flat = value.flatten(1) if stacked else value.flatten()
         count = flat.shape[-1]
         places = torch.arange(count, device=value.device)
-
-        def without(
-            index: Tensor,
-            name: str = name,
-            value: Tensor = value,
-            flat: Tensor = flat,
-            places: Tensor = places,
-        ) -> Tensor:
-            removed = torch.where(places == index, 0, flat)
-            return loss({**given, name: removed.reshape(value.shape)})
-
         # Per pass: the tensor with a hole, twice, and an operation's input, output and workspace.
         each = 2 * value.nbytes + 3 * max(largest.bytes, 1)
         chunk = max(1, min(count, memory // each))
-        every = torch.func.vmap(without, randomness="same")
+        every = torch.func.vmap(partial(without, name, flat, places), randomness="same")
         # The loss as it is comes from the same call, so that a weight without effect has the
         # utility 0 and not the rounding error between two ways to compute the same number.
         nothing = places.new_full((1,), -1)
