@@ -33,10 +33,7 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The table as text, its header first."""
         found = [["problem", "method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]"]]
-        for row, differs in zip(
-            self.rows, tables.varying([dict(row) for row in self.rows]), strict=True
-        ):
-            name = " ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())])
+        for row, name in zip(self.rows, tables.labels(self.rows), strict=True):
             seeds = f"{row['seeds']}"
             seeds += f" (+{row['diverged']} diverged)" if row["diverged"] else ""
             found.append([row["problem"], name, str(row["steps"]), seeds, *numbers(row)])
