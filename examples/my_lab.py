@@ -1,4 +1,10 @@
-"""A rule, an optimizer, a network and a stream of one's own against UPGD-W and SGD."""
+"""A rule, an optimizer, a network and a stream of one's own against UPGD-W and SGD.
+
+``python examples/my_lab.py`` runs the comparison. The command line does the same runs, and finds
+them done where the script has been:
+
+    upgd run rotating upgd-w sgd l2-init sign-sgd --seeds 3 --use examples/my_lab.py
+"""
 
 import numpy as np
 import torch
@@ -7,28 +13,32 @@ from torch import nn
 from upgd import lab
 
 
-def l2_init(w, g, start, lr, kappa):  # a rule: a plain function of scalars
+def l2_init(w, g, start, lr, kappa):
+    """A rule is a plain function of scalars; here weights are pulled to where they started."""
     return w - lr * (g + kappa * (w - start))
 
 
 class SignSGD(torch.optim.Optimizer):
-    """Any optimizer."""
+    """Any optimizer of PyTorch's kind."""
 
-    def __init__(self, params, lr=0.002):
+    def __init__(self, params, lr=0.005):
         super().__init__(params, {"lr": lr})
 
+    @torch.no_grad()
     def step(self, closure=None):
+        """Move each weight by the step size, against the sign of its gradient."""
         for group in self.param_groups:
-            torch._foreach_sub_(
-                group["params"], [p.grad.sign() for p in group["params"]], alpha=group["lr"]
-            )
+            for p in group["params"]:
+                p -= group["lr"] * p.grad.sign()
 
 
-def normed(inputs, outputs):  # any network
+def normed(inputs, outputs):
+    """Any network."""
     return nn.Sequential(nn.Linear(inputs, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, outputs))
 
 
-def rotating(seed):  # any stream: here the line between two classes turns
+def rotating(seed):
+    """Any stream; here the line between two classes turns."""
     rng = np.random.default_rng(seed)
     for step in range(10**9):
         x = rng.normal(size=8).astype("float32")
@@ -38,10 +48,9 @@ def rotating(seed):  # any stream: here the line between two classes turns
 lab.method("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01)
 lab.optimizer("sign-sgd", SignSGD)
 lab.network("normed", normed)
-lab.problem("rotating", rotating, outputs=2, steps=5_000, window=500)
+lab.problem("rotating", rotating, network="normed", outputs=2, steps=1_500, window=150)
 
 if __name__ == "__main__":
     study = lab.Study("studies/rotating")
-    methods = ["upgd-w", "sgd", "l2-init", "sign-sgd"]
-    print(study.run("rotating", methods, seeds=5, lr=0.01, network="normed"))
+    print(study.run("rotating", ["upgd-w", "sgd", "l2-init", "sign-sgd"], seeds=3))
     print(study.plot())

@@ -85,7 +85,8 @@ def look_up(
     shape: Any, seeds: Tensor, tensor: int, step: Tensor, device: Any, dtype: torch.dtype
 ) -> Tensor:
     """:func:`upgd.kernels.philox.normal` for general stacks."""
-    rows = [draws(int(seed), dtype)[tensor][int(step)] for seed in seeds]
+    steps = step.flatten().clamp_max(STEPS - 1)  # a stack draws ahead
+    rows = [draws(int(seed), dtype)[tensor][int(at)] for seed, at in zip(seeds, steps, strict=True)]
     assert rows[0].shape == tuple(shape)
     return torch.stack(rows)
 

@@ -120,3 +120,27 @@ def test_an_optimizers_noise_is_the_generators() -> None:
     expected = [normal((2, 5), 4, 2, 103).flatten(), normal((5,), 4, 1, 103)]
     assert torch.equal(drawn, torch.cat(expected))
     assert sum(sizes) == 32
+
+
+def test_numbers_drawn_ahead_are_those_of_each_step() -> None:
+    """Whatever the order of the steps, and whatever was done with the numbers before."""
+    noise = PhiloxNoise([(5, 3), (4,)], first=2)
+    device = torch.device("cpu")
+    for dtype in (torch.float32, torch.float64):
+        for seed, step in ((9, 3), (9, 4), (9, 3), (8, 4), (9, 200), (9, 66), (9, 2**33)):
+            args = {"seed": seed, "step": step, "device": device, "dtype": dtype}
+            drawn = noise.draw([15, 4], [0, 15], **args)
+            parts = [
+                normal(s, seed, i, step + 2, dtype=dtype) for i, s in enumerate([(5, 3), (4,)])
+            ]
+            assert torch.equal(drawn, torch.cat([part.flatten() for part in parts]))
+            tensor = noise.draw([15, 4], [0, 15], **{**args, "step": torch.tensor(step)})
+            assert torch.equal(drawn, tensor)
+            drawn.zero_()
+
+
+def test_steps_of_many_seeds_at_once() -> None:
+    seeds, steps = torch.tensor([3, 4, 3]), torch.tensor([[7], [7], [2**32]])
+    together = normal((6, 4), seeds, 3, steps)
+    for row, seed, step in zip(together, seeds.tolist(), steps.flatten().tolist(), strict=True):
+        assert torch.equal(row, normal((6, 4), seed, 3, step))

@@ -83,6 +83,6 @@ def load(extensions: list[str] | None) -> None:
 
 
 def end(study: Study) -> None:
-    """Tell the shell whether a run failed, now or earlier."""
-    if study.tally.failed or study.tally.failed_earlier:
+    """Tell the shell whether a run failed, now or earlier, or could not be done here."""
+    if study.tally.failed or study.tally.failed_earlier or study.tally.refused:
         raise Exit(1)

@@ -163,11 +163,10 @@ def show_table(found: views.Table, study: Path, as_json: bool) -> None:
 def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """The table of one problem."""
     table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]", title=title)
-    names = []
-    for row, differs in zip(rows, tables.varying(rows), strict=True):
-        names.append(" ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())]))
+    names = tables.labels(rows)
+    for row, name in zip(rows, names, strict=True):
         seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(names[-1], str(row["steps"]), seeds, *views.numbers(row))
+        table.add_row(name, str(row["steps"]), seeds, *views.numbers(row))
     out.print(table)
     _show_collapse(names, rows)
 

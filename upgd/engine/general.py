@@ -73,6 +73,7 @@ class GeneralStack(Stack):
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[str, Tensor] = {}
         self._table: NDArray[Any] | None = None
+        self._drawn: dict[int, tuple[int, Tensor]] = {}
 
     def _unsupported(self, learner: Learner) -> str | None:
         return unsupported(learner)
@@ -272,11 +273,7 @@ class GeneralStack(Stack):
             given[STATES[k]] = states[k]
             given[CORRECTIONS[k]] = self.corrections[mine, k : k + 1]
         if group.noise:
-            parts = [
-                philox.normal(shape, self.seeds[mine], i, self.clock[0], self.device, self.dtype)
-                for i, shape in enumerate(self.shapes)
-            ]
-            given["noise"] = torch.cat([part.reshape(group.count, -1) for part in parts], 1)
+            given["noise"] = self._noise(group)
         else:
             given["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
         if group.reduce is not None:
@@ -290,6 +287,23 @@ class GeneralStack(Stack):
         for state, value in zip(states, new, strict=True):
             state.copy_(value)
         self.weights[mine] = weights
+
+    def _noise(self, group: Group) -> Tensor:
+        """The perturbations [R, P] of this step, drawn for several steps at a time."""
+        now = int(self.clock[0])
+        first, block = self._drawn.get(group.first, (-1, None))
+        if block is None or not 0 <= now - first < len(block):
+            ahead = philox.steps_ahead(group.count * self.weights.shape[1])
+            seeds = self.seeds[group.first : group.first + group.count].repeat(ahead)
+            steps = torch.arange(now, now + ahead, device=self.device)
+            steps = steps.repeat_interleave(group.count).unsqueeze(1)
+            parts = [
+                philox.normal(shape, seeds, i, steps, self.device, self.dtype).flatten(1)
+                for i, shape in enumerate(self.shapes)
+            ]
+            first, block = now, torch.cat(parts, 1).view(ahead, group.count, -1)
+            self._drawn[group.first] = first, block
+        return block[now - first]
 
     def _eta(self, phase: Phase, trace: Tensor) -> Tensor:
         least = tiny(self.dtype)

@@ -49,6 +49,21 @@ ROUND_EXPONENT = 0x004AFB0D
 """Added to a float32's bits, carries into the exponent where the mantissa exceeds √2."""
 
 
+AHEAD = 64
+"""Steps whose numbers are drawn at once at most: for few weights the calls take all the time."""
+MOST_AHEAD = 1 << 17
+"""Numbers that are drawn at once, unless a step has more."""
+
+
+def steps_ahead(numbers: int) -> int:
+    """How many steps of so many numbers are drawn at once.
+
+    >>> steps_ahead(100), steps_ahead(50_000), steps_ahead(10**7)
+    (64, 2, 1)
+    """
+    return max(1, min(AHEAD, MOST_AHEAD // max(1, numbers)))
+
+
 def philox4x32(
     counter: Sequence[Tensor], key: tuple[Any, Any], rounds: int = ROUNDS
 ) -> list[Tensor]:
@@ -118,7 +133,7 @@ def normal(
         shape: Of the parameter.
         seed: Of the run, in [0, 2⁶⁴); or an int64 tensor of R seeds, for R times `shape`.
         tensor: The parameter's number in its model.
-        step: From 0 on.
+        step: From 0 on; with R seeds, it may be a tensor [R, 1].
         device: Where the numbers are made.
         dtype: float32 or float64.
 

@@ -9,6 +9,7 @@ PyTorch's kind, a network and a stream enter by :func:`optimizer`, :func:`networ
 :func:`problem`.
 """
 
+from upgd.lab.checking import Checks, check
 from upgd.lab.definitions import method, network, optimizer, problem
 from upgd.lab.study import Study
 from upgd.lab.views import Picture, Rankings, Table
@@ -16,6 +17,7 @@ from upgd.rules.ops import absolute, clip, exp, log, maximum, minimum, sigmoid, 
 from upgd.study.extensions import use
 
 __all__ = [
+    "Checks",
     "Picture",
     "Rankings",
     "Study",

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from upgd.study.execution import Progress
@@ -39,7 +40,11 @@ def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
         shown: Rich's console; None for plain lines.
     """
     if shown is None or not (shown.is_terminal or shown.is_jupyter):
-        yield _lines(total)
+        yield _lines(total, SECONDS_BETWEEN_LINES, note)
+        return
+    if shown.is_jupyter and find_spec("ipywidgets") is None:  # without it, rich shows nothing
+        yield _lines(total, 0.5, lambda text: print(f"\r{text:<100}", end="", file=sys.stderr))
+        note("")
         return
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -66,18 +71,18 @@ def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def _lines(total: int) -> OnProgress:
+def _lines(total: int, pause: float, write: Callable[[str], None]) -> OnProgress:
     last = time.monotonic()
     done = _Done(total)
 
     def on_progress(progress: Progress) -> None:
         nonlocal last
         done.add(progress)
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+        if time.monotonic() - last >= pause:
             last = time.monotonic()
             told = [f"{done.runs:.1f} of {total} runs", done.pace(progress)]
             text = ", ".join([*told, *filter(None, [_returns(progress)])])
-            note(f"{_what(progress)}: {text}")
+            write(f"{_what(progress)}: {text}")
 
     return on_progress
 

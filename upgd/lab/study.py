@@ -428,6 +428,8 @@ class Study:
             self.note(f"{count(tally.diverged, 'run')} diverged")
         for line in tally.errors:
             self.note(f"failed: {line}")
+        for line in tally.refused:
+            self.note(line)
         others = sum(mine is None or lease.key in mine for lease in ledger.leases())
         if others:
             told = "1 run is" if others == 1 else f"{others} runs are"

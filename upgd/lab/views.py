@@ -33,10 +33,7 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The table as text, its header first."""
         found = [["problem", "method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]"]]
-        for row, differs in zip(
-            self.rows, tables.varying([dict(row) for row in self.rows]), strict=True
-        ):
-            name = " ".join([row["method"], *(f"{k}={v}" for k, v in differs.items())])
+        for row, name in zip(self.rows, tables.labels(self.rows), strict=True):
             seeds = f"{row['seeds']}"
             seeds += f" (+{row['diverged']} diverged)" if row["diverged"] else ""
             found.append([row["problem"], name, str(row["steps"]), seeds, *numbers(row)])
@@ -49,10 +46,10 @@ class Table:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        return _text(self.cells())
+        return as_text(self.cells())
 
     def _repr_html_(self) -> str:
-        return _html(self.cells())
+        return as_html(self.cells())
 
     __repr__ = __str__
 
@@ -97,10 +94,10 @@ class Rankings:
         return iter(self.found)
 
     def __str__(self) -> str:
-        return _text(self.cells())
+        return as_text(self.cells())
 
     def _repr_html_(self) -> str:
-        return _html(self.cells())
+        return as_html(self.cells())
 
     __repr__ = __str__
 
@@ -136,13 +133,15 @@ def numbers(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _text(cells: Sequence[Sequence[str]]) -> str:
+def as_text(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of a table in columns, the header first."""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in cells]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _html(cells: Sequence[Sequence[str]]) -> str:
+def as_html(cells: Sequence[Sequence[str]]) -> str:
+    """The same for a notebook."""
     head, *rows = [[html.escape(cell) for cell in row] for row in cells]
     top = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)

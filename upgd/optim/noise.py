@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from upgd.kernels.philox import box_muller, philox4x32
+from upgd.kernels.philox import box_muller, philox4x32, steps_ahead
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -133,6 +133,7 @@ class PhiloxNoise:
         """Tell the shapes of all parameters; an optimizer calls it whenever it gets new ones."""
         self.shapes = [tuple(shape) for shape in shapes]
         self._tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self._ahead: tuple[Any, int, Tensor] = (None, 0, torch.empty(0))
         self._places: dict[int, int] = {}
         offset = 0
         for number, shape in enumerate(self.shapes):
@@ -174,12 +175,31 @@ class PhiloxNoise:
         dtype: torch.dtype,
     ) -> Tensor:
         """See :meth:`NoiseSource.draw`."""
+        if isinstance(step, Tensor):
+            return self._draw(offsets, seed, step, device, dtype)
+        key = (seed, tuple(offsets), device, dtype)
+        known, first, block = self._ahead
+        if known != key or not 0 <= step - first < len(block):
+            steps = torch.arange(step, step + steps_ahead(sum(sizes)), device=device)
+            block = self._draw(offsets, seed, steps.unsqueeze(1), device, dtype)
+            self._ahead = key, step, block
+        return block[step - self._ahead[1]].clone()
+
+    def _draw(
+        self,
+        offsets: Sequence[int],
+        seed: int,
+        step: Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The numbers of one step, or of T steps, given as [T, 1]."""
         quads, tensors, where = self._table(offsets, device)
-        count = torch.as_tensor(step, device=device) + self.first
+        count = step.to(device) + self.first
         time = [count & _MASK32, (count >> 32) & _MASK32]
-        counter = [quads, tensors, *[t.expand_as(quads) for t in time]]
+        counter = [quads, tensors, *[t.expand(*t.shape[:-1], len(quads)) for t in time]]
         a, b, c, d = philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32))
-        even, odd = box_muller(torch.cat((a, c)), torch.cat((b, d)), dtype)
-        half = len(quads)
-        lanes = torch.cat((even[:half], odd[:half], even[half:], odd[half:]))
-        return lanes.index_select(0, where)
+        even, odd = box_muller(torch.cat((a, c), -1), torch.cat((b, d), -1), dtype)
+        (even, later), (odd, last) = even.chunk(2, -1), odd.chunk(2, -1)
+        lanes = torch.cat((even, odd, later, last), -1)
+        return lanes.index_select(-1, where)

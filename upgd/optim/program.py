@@ -120,18 +120,19 @@ class Program:
             arguments.append(symbol)
             if is_list:
                 self._inputs[name] = self._register(full)
+        name = fn.__name__ if fn.__name__.isidentifier() else "rule"  # a lambda has no name
         results = fn(*arguments)
         results = results if isinstance(results, tuple) else (results,)
         self._uses = _count_uses(results)
         outputs = [self._materialise(self._terms(result)) for result in results]
         self.source = self._source(
-            fn.__name__, tuple(r for r in reads if r not in absent), outputs, owned, packed
+            name, tuple(r for r in reads if r not in absent), outputs, owned, packed
         )
         self.reads = tuple(r for r in reads if r not in absent)
         self.writes = tuple(writes)
         namespace: dict[str, Any] = {"torch": torch}
-        exec(compile(self.source, f"<program {fn.__name__}>", "exec"), namespace)
-        self._function: Callable[..., tuple[Any, ...]] = namespace[fn.__name__]
+        exec(compile(self.source, f"<program {name}>", "exec"), namespace)
+        self._function: Callable[..., tuple[Any, ...]] = namespace[name]
 
     def __call__(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Run on `values` by name; returns ``(name, new value)`` pairs in the order of `writes`."""

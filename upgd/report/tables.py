@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from upgd import metrics
 from upgd.ledger import Ledger, Run, RunSpec, Scalar
 from upgd.ledger.spec import MEASURING
-from upgd.study.selection import LARGER
+from upgd.study.selection import LARGER, codes
 
 
 class Group(NamedTuple):
@@ -22,11 +22,13 @@ class Group(NamedTuple):
     hyper: tuple[tuple[str, float], ...]
     steps: int
     options: tuple[tuple[str, Scalar], ...]
+    sources: tuple[tuple[str, str], ...] = ()
 
     def row(self) -> dict[str, Any]:
         """The first columns of the row."""
         row: dict[str, Any] = {"problem": self.problem, "method": self.method}
         row |= {"steps": self.steps, "hyper": dict(self.hyper), "options": dict(self.options)}
+        row |= {"sources": dict(self.sources)} if self.sources else {}
         return row
 
 
@@ -53,17 +55,26 @@ def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
 def setting(spec: RunSpec) -> Group:
     """The group of a run: everything but its seed."""
     hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
-    return Group(spec.problem, spec.name, hyper, spec.steps, options)
+    return Group(spec.problem, spec.name, hyper, spec.steps, options, tuple(spec.sources.items()))
 
 
 def names(keys: Iterable[Group]) -> dict[Group, str]:
     """Names of groups: the method, and the settings in which its groups differ."""
     listed = list(keys)
-    told = varying([key.row() for key in listed])
-    return {
-        key: " ".join([key.method, *(f"{k}={v}" for k, v in differs.items())])
-        for key, differs in zip(listed, told, strict=True)
-    }
+    return dict(zip(listed, labels([key.row() for key in listed]), strict=True))
+
+
+def labels(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name per row: the method, which of its codes, and the settings in which rows differ."""
+    each = [(_called(row), row.get("sources", {})) for row in found]
+    return [
+        " ".join([row["method"] + code, *(f"{k}={v}" for k, v in differs.items())])
+        for row, code, differs in zip(found, codes(each), varying(found), strict=True)
+    ]
+
+
+def _called(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["problem"], row["method"], tuple(row["hyper"].items()), tuple(row["options"].items())
 
 
 def main_metric(runs: Iterable[Run]) -> str:
@@ -108,7 +119,7 @@ def _collapse(runs: Iterable[Run]) -> dict[str, list[float | None]]:
     }
 
 
-def varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def varying(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each row, the hyperparameters and options in which rows of its method differ."""
     given = [{**row["hyper"], **row["options"]} for row in found]
     families = [(row["problem"], row["method"]) for row in found]

@@ -65,6 +65,8 @@ class Tally:
     """Runs that had failed before and were not tried again."""
     lost: int = 0
     errors: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Runs that stay pending, since they cannot be done here; a line per reason."""
     notes: list[str] = field(default_factory=list)
 
     def __add__(self, other: Tally) -> Tally:

@@ -117,6 +117,10 @@ class Kind:
         """
         raise NotImplementedError
 
+    def why_alone(self, spec: RunSpec, options: Options) -> str:
+        """Why a run cannot be executed together with others; empty if it can, or is wrong."""
+        return ""
+
     def stack(self, facts: Mapping[str, Any]) -> str | None:
         """From a checkpoint's facts: which stack the run must stay in, if the stack matters."""
         return None

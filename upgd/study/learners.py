@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from upgd.engine import Divergence, EagerRun, memory
-from upgd.engine.batched import BatchedRun, kind_of
+from upgd.engine.batched import BatchedRun, kind_of, why_eager
 from upgd.ledger.checkpoints import Checkpoint
 from upgd.ledger.errors import SpecError
 from upgd.ledger.records import Result
@@ -70,6 +70,12 @@ class Learners(Kind):
         if key is not None:
             return BATCHED, key
         return None if options.engine == BATCHED else (EAGER, spec.key)
+
+    def why_alone(self, spec: RunSpec, options: Options) -> str:
+        try:
+            return why_eager(*plan(spec), options.device)
+        except (ValueError, KeyError, TypeError):  # the eager engine says what is wrong with it
+            return ""
 
     def stack(self, facts: Mapping[str, Any]) -> str | None:
         found: str | None = facts["run"].get("together")

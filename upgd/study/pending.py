@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ import torch
 from upgd.ledger.checkpoints import checkpoint_facts, kept_checkpoints
 from upgd.ledger.errors import CheckpointError, SpecError
 from upgd.ledger.ledger import Ledger
+from upgd.ledger.spec import RunSpec
 from upgd.study.kinds import Group, Kind
-from upgd.study.learners import device_name
+from upgd.study.learners import BATCHED, EAGER, device_name
 from upgd.study.options import Options
+from upgd.study.prepare import why_changed
+from upgd.text import count
 
 
 class Pending:
@@ -36,6 +39,7 @@ class Pending:
     ) -> None:
         self._ledger, self._where, self._kind, self._options = ledger, where, kind, options
         self._groups: deque[Group] = deque()
+        self._changed: dict[Any, str] = {}
 
     def __bool__(self) -> bool:
         return self.group() is not None
@@ -46,6 +50,8 @@ class Pending:
         suspects = self._ledger.suspects()
         kept = kept_checkpoints(self._ledger.path.parent)
         for spec in self._ledger.claimable(self._where):
+            if once(self._changed, spec, why_changed):
+                continue
             found = self._kind.group(spec, self._options)
             if found is None:
                 continue
@@ -78,6 +84,52 @@ class Pending:
             if continues(facts, engine, self._options.device):
                 return self._kind.stack(facts)
         return None
+
+
+def once(known: dict[Any, str], spec: RunSpec, ask: Callable[[RunSpec], str]) -> str:
+    """The answer to a question about a run that has the same one for all sets and seeds."""
+    alike = spec.problem, spec.method, tuple(spec.options.items()), tuple(spec.sources.items())
+    if alike not in known:
+        known[alike] = ask(spec)
+    return known[alike]
+
+
+def survey(
+    ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options
+) -> tuple[list[str], list[str]]:
+    """What the user should know before the work begins.
+
+    Returns:
+        Which runs stay pending, since they cannot be done here as they were added, and which go
+        one at a time; each with the reason, a line per reason.
+    """
+    refused: dict[str, list[RunSpec]] = {}
+    alone: dict[str, list[RunSpec]] = {}
+    changed: dict[Any, str] = {}
+    single: dict[Any, str] = {}
+    for spec in ledger.claimable(where):
+        if reason := once(changed, spec, why_changed):
+            refused.setdefault(reason, []).append(spec)
+        elif options.engine != EAGER and (
+            reason := once(single, spec, lambda each: kind.why_alone(each, options))
+        ):
+            alone.setdefault(reason, []).append(spec)
+    left = [f"{_named(specs)} left pending: {reason}" for reason, specs in refused.items()]
+    if options.engine == BATCHED:
+        left += [
+            f"{_named(specs)} left pending by the batched engine, since {reason}; 'auto' can"
+            for reason, specs in alone.items()
+        ]
+        return left, []
+    several = {reason: specs for reason, specs in alone.items() if len(specs) > 1}
+    return left, [
+        f"{_named(specs)} one at a time, since {reason}" for reason, specs in several.items()
+    ]
+
+
+def _named(specs: list[RunSpec]) -> str:
+    names = ", ".join(dict.fromkeys(spec.name for spec in specs))
+    return f"{count(len(specs), 'run')} of {names}"
 
 
 def continues(facts: Mapping[str, Any], engine: str, device: str) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 from upgd import networks
 from upgd.engine import EagerRun, Setting
 from upgd.ledger.canonical import NO_LAYERS as NO_LAYERS
+from upgd.ledger.canonical import canonical
 from upgd.ledger.errors import SpecError
-from upgd.ledger.spec import RunSpec, Scalar
+from upgd.ledger.spec import SOURCES, RunSpec, Scalar
 from upgd.optim.registry import get as get_method
 from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
+from upgd.streams.problems import PROBLEMS
 
 
 def prepare(
@@ -51,6 +53,8 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
         SpecError: The specification does not fit the problem or the method.
     """
     options = dict(spec.options)
+    if reason := why_changed(spec):
+        raise SpecError(f"{spec.label()}: {reason}")
     try:
         problem = _problem(spec, options)
         row, _ = get_method(spec.method)
@@ -72,6 +76,35 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
     if "gates" in row.needs and len(problem.network) == 2 and type(problem.network) is tuple:
         raise SpecError(f"{spec.method} needs hidden layers; {spec.label()} has none")
     return problem, setting
+
+
+def why_changed(spec: RunSpec) -> str:
+    """Why the code that is registered here is not the run's; empty if it is.
+
+    A run is done with the code that it was added with, or not at all.
+    """
+    here = canonical(spec.problem, spec.method, {}, spec.options).sources
+    for what in SOURCES:
+        then, now = spec.sources.get(what, ""), here.get(what, "")
+        if then == now:
+            continue
+        named = {"method": spec.method, "problem": spec.problem, "network": _network_name(spec)}
+        if not now:
+            return (
+                f"{what} {named[what]} (source {then[:8]}) is not known here; name the file or "
+                "package that defines it with --use"
+            )
+        return (
+            f"{what} {named[what]} has changed since the run was added (source "
+            f"{then[:8] or 'unknown'}, now {now[:8]}); run it again as a new run, or load the old "
+            "code with --use"
+        )
+    return ""
+
+
+def _network_name(spec: RunSpec) -> str:
+    problem = PROBLEMS.get(spec.problem)
+    return str(spec.options.get("network") or (problem.network if problem else "of the problem"))
 
 
 def _whole(options: dict[str, Scalar], name: str, default: int) -> int:

@@ -42,7 +42,7 @@ from upgd.study.extensions import carried
 from upgd.study.kinds import Group, Kind, Room, kind_of
 from upgd.study.learners import EAGER, together
 from upgd.study.options import Options, check_device
-from upgd.study.pending import Pending, continues, restarts
+from upgd.study.pending import Pending, continues, restarts, survey
 from upgd.study.pools import Pool, ThisProcess, make_pool
 from upgd.study.worker import Advanced, Alive, Died, Ended, Event, Finished, Job, Kept, Noted, Ready
 
@@ -103,6 +103,11 @@ def run_pending(
     tally = Tally()
     for kind in _kinds(ledger, where, options):
         mine = _of_kind(ledger, kind, where)
+        refused, notes = survey(ledger, mine, kind, options)
+        tally = tally + Tally(refused=refused, notes=notes)
+        for note in notes:
+            if on_note is not None:
+                on_note(note)
         for step in _steps(ledger, mine, kind, options, pool):
             given = pool or step.make(on_progress is not None)
             runner = Runner(ledger, given, kind, step.options, mine, on_progress, on_note, **limits)
@@ -136,10 +141,8 @@ def run_specs(
             tally = tally + run_pending(
                 ledger, options, where=where, on_progress=on_progress, on_note=on_note
             )
-    left = ledger.unfinished(where)
-    if left:
-        runs = "1 run" if left == 1 else f"{left} runs"
-        raise StudyError(f"{runs} cannot be done by the {options.engine} engine; 'auto' can")
+    if ledger.unfinished(where):
+        raise StudyError("; ".join(dict.fromkeys(tally.refused)) or "some runs are left pending")
     return tally
 
 

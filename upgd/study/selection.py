@@ -15,7 +15,7 @@ seeds that were asked for. The largest accuracy or return wins, or the lowest lo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 from upgd.ledger.canonical import display_name
 from upgd.ledger.ledger import Ledger
 from upgd.ledger.records import Run
-from upgd.ledger.spec import RunSpec, Scalar
+from upgd.ledger.spec import SOURCES, RunSpec, Scalar
 from upgd.metrics import Interval, mean_interval
 
 LARGER = ("accuracy", "return")
@@ -91,6 +91,7 @@ class Ranking:
         incomplete: The others, in the order of their hyperparameters.
         dropped: How many further sets there are in shorter runs alone, as halving leaves them.
         requested: The name by which somebody asked for them, if so.
+        code: Which of several codes of the method, such as ``@1a2b``; see :func:`codes`.
     """
 
     family: Family
@@ -100,13 +101,15 @@ class Ranking:
     incomplete: tuple[Candidate, ...]
     dropped: int = 0
     requested: str = ""
+    code: str = ""
 
     @property
     def name(self) -> str:
         """What people call the method: as they asked for it, else an alias that means all sets."""
         every = (*self.complete, *self.incomplete)
         names = {display_name(self.family.method, dict(one.hyper)) for one in every}
-        return self.requested or (names.pop() if len(names) == 1 else self.family.method)
+        name = self.requested or (names.pop() if len(names) == 1 else self.family.method)
+        return name + self.code
 
     @property
     def winner(self) -> Candidate | None:
@@ -174,7 +177,34 @@ def longest(runs: Iterable[Run], seeds: Collection[int] | None = None) -> list[R
     for family, ranking in rankings(chosen, seeds).items():
         key = (family.problem, family.method, family.options, family.sources)
         alike.setdefault(key, []).append(ranking)
-    return [_longest(found) for found in alike.values()]
+    found = [_longest(same) for same in alike.values()]
+    told = codes([(_alike(ranking.family), dict(ranking.family.sources)) for ranking in found])
+    return [replace(ranking, code=code) for ranking, code in zip(found, told, strict=True)]
+
+
+def _alike(family: Family) -> Hashable:
+    return family.problem, family.method, family.options
+
+
+def codes(runs: Sequence[tuple[Hashable, Mapping[str, str]]]) -> list[str]:
+    """What tells apart runs that differ in their code alone; empty where there is one code.
+
+    Args:
+        runs: What a run is called, and its :attr:`RunSpec.sources`.
+
+    Example:
+        >>> codes([("mine", {"method": "1a2b3c"}), ("mine", {"method": "4d5e"}), ("sgd", {})])
+        ['@1a2b', '@4d5e', '']
+    """
+    known: dict[Hashable, list[Mapping[str, str]]] = {}
+    for name, sources in runs:
+        known.setdefault(name, []).append(sources)
+    found = []
+    for name, sources in runs:
+        differ = [w for w in SOURCES if len({each.get(w, "") for each in known[name]}) > 1]
+        digits = ((what, sources.get(what, "")[:4] or "none") for what in differ)
+        found.append("".join(f"@{d}" if w == "method" else f" {w}@{d}" for w, d in digits))
+    return found
 
 
 def _longest(found: Collection[Ranking]) -> Ranking:

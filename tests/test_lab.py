@@ -1,0 +1,313 @@
+"""The Python door: a study is run, resumed, compared and drawn, and is the command line's study."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from upgd import lab
+from upgd.cli import app
+from upgd.lab import display
+from upgd.networks import NETWORKS
+from upgd.optim.registry import METHODS
+from upgd.streams import PROBLEMS
+from upgd.study import extensions
+from upgd.study.execution import Progress
+
+PROBLEM = "label-permuted-digits"
+SMALL: dict[str, Any] = {"seeds": 2, "steps": 40, "window": 10, "hidden": "4"}
+FLAGS = ("--seeds", "2", "--steps", "40", "--window", "10", "--hidden", "4")
+FILE = """
+    import torch
+    from torch import nn
+    from upgd import lab
+
+    class Half(torch.optim.SGD):
+        def __init__(self, params, lr=0.1):
+            super().__init__(params, lr=0.5 * lr)
+
+    def register():
+        lab.optimizer("half", Half)
+        lab.network("narrow", lambda inputs, outputs: nn.Linear(inputs, outputs))
+
+    if __name__ != "distributed":
+        register()
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone afterwards."""
+    monkeypatch.setattr(extensions, "_LOADED", {})
+    registries: tuple[dict[str, Any], ...] = (METHODS, PROBLEMS, NETWORKS)
+    before, path = [dict(each) for each in registries], list(sys.path)
+    yield
+    sys.path[:] = path
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> lab.Study:
+    """Two methods, two seeds; sgd with two step sizes."""
+    found = lab.Study(tmp_path_factory.mktemp("lab") / "study", quiet=True)
+    found.run(PROBLEM, ["upgd-w", "sgd"], lr=0.05, **SMALL)
+    found.sweep(PROBLEM, "sgd", {"lr": [0.05, 0.0001], "weight_decay": [0.0]}, **SMALL)
+    return found
+
+
+def call(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+# ---------------------------------------------------------------------------------- answers
+def test_a_table_has_a_row_per_setting(study: lab.Study) -> None:
+    table = study.table()
+    assert [(row["method"], row["seeds"]) for row in table] == [("upgd-w", 2)] + [("sgd", 2)] * 2
+    text = str(table).splitlines()
+    assert text[0].split()[:2] == ["problem", "method"]
+    assert "sgd lr=0.0001" in text[3]
+    assert "<td>sgd lr=0.0001</td>" in table._repr_html_()
+    assert len(study.table(method="sgd")) == 2
+
+
+def test_the_best_set(study: lab.Study) -> None:
+    best = study.best()
+    accuracy = {row["hyper"]["lr"]: row["mean"] for row in study.table() if row["method"] == "sgd"}
+    assert best.winners["sgd"]["lr"] == max(accuracy, key=accuracy.__getitem__)
+    assert len(best) == 2
+    assert "weight_decay=0" in str(best)
+    assert best._repr_html_().startswith("<table>")
+    with pytest.raises(ValueError, match=r"no such run .*; there are .*sgd"):
+        study.best("rotating")
+
+
+def test_pictures_and_pages(study: lab.Study, tmp_path: Path) -> None:
+    picture = study.plot()
+    assert picture.path == study.folder / "accuracy.png"
+    assert (picture._repr_png_() or b"")[:4] == b"\x89PNG"
+    vector = study.plot("loss", path=tmp_path / "loss.svg")
+    assert "<svg" in (vector._repr_svg_() or "")
+    assert vector._repr_png_() is None
+    assert Path(vector) == Path(str(vector))
+    page = study.report(tmp_path / "page.html", title="Mine")
+    assert "Mine" in page.read_text("utf-8")
+
+
+def test_a_frame_is_a_dict_of_arrays_without_pandas(
+    study: lab.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    frame = study.frame()
+    assert set(frame["method"]) == {"upgd-w", "sgd"}
+    assert frame["lr"].dtype == np.float64
+    assert np.isnan(frame["sigma"]).sum() == 4  # sgd has none
+    by_method = {row["method"]: row["mean"] for row in study.table(method="upgd-w")}
+    mine = frame["accuracy"][frame["method"] == "upgd-w"]
+    assert mine.mean() == pytest.approx(by_method["upgd-w"])
+    over_time = study.frame("loss")
+    assert list(over_time["samples"][:4]) == [10, 20, 30, 40]
+    assert len(over_time["loss"]) == 6 * 4
+
+
+def test_a_frame_is_pandas_where_it_is_installed(
+    study: lab.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pandas:
+        DataFrame = dict
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)  # type: ignore[arg-type]
+    frame = study.frame()
+    assert len(frame["key"]) == len(set(frame["key"])) == 6
+
+
+def test_what_it_prints_of_itself(study: lab.Study, tmp_path: Path) -> None:
+    assert repr(study) == f"Study({str(study.folder)!r}): 6 done"
+    assert repr(lab.Study(tmp_path / "new")) == f"Study({str(tmp_path / 'new')!r}): no runs yet"
+    assert not (tmp_path / "new").exists()
+
+
+# ------------------------------------------------------------------- Python and command line
+def test_the_same_runs_from_both(study: lab.Study) -> None:
+    told = call(
+        "run",
+        PROBLEM,
+        "SGD",
+        "upgd-w",
+        "--set",
+        "lr=0.05",
+        *FLAGS,
+        "--study",
+        study.folder,
+        "--dry-run",
+    )
+    assert told.output.startswith("0 of 4 runs to do")
+    written = json.loads(call("show", study.folder, "--json").output)["results"]
+    assert written == [dict(row) for row in study.table().rows]
+
+
+def test_an_npz_file_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(50, 3)), y=np.arange(50) % 2)
+    monkeypatch.chdir(tmp_path)
+    small = ("--seeds", 1, "--steps", 40, "--window", 10)
+    result = call("run", "mine.npz", "upgd", *small, "--quiet")
+    assert result.exit_code == 0, result.output
+    found = lab.Study(tmp_path / "studies" / "mine", quiet=True)
+    here = found.specs(tmp_path / "mine.npz", "upgd", seeds=1, steps=40, window=10)
+    assert found.missing(here) == []
+
+
+# ----------------------------------------------------------------------------------- running
+def test_classes_are_methods(tmp_path: Path) -> None:
+    study = lab.Study(tmp_path, quiet=True, workers=1)
+    table = study.run(PROBLEM, [torch.optim.RMSprop, torch.optim.SGD], lr=0.01, **SMALL)
+    assert [row["method"] for row in table] == ["rmsprop", "torch-sgd"]  # sgd is the package's
+    row = lab.method("own", lambda w, g, lr: w - lr * g, lr=0.01)
+    table = study.run(PROBLEM, [row, "sgd"], lr=0.01, **SMALL)
+    assert table.rows[0]["mean"] == table.rows[1]["mean"]
+
+
+def test_settings_that_nobody_has(tmp_path: Path) -> None:
+    study = lab.Study(tmp_path, quiet=True)
+    with pytest.raises(ValueError, match="none of sgd has a hyperparameter rate"):
+        study.run(PROBLEM, "sgd", rate=0.1, **SMALL)
+    with pytest.raises(ValueError, match="give at least one seed"):
+        study.run(PROBLEM, "sgd", seeds=0)
+    with pytest.raises(TypeError, match="a method is a name"):
+        study.run(PROBLEM, 3)  # type: ignore[arg-type]
+    assert not study.exists()
+
+
+def test_an_interrupted_study_resumes(tmp_path: Path) -> None:
+    """The same bits as without the interrupt."""
+    lab.optimizer("theirs", torch.optim.RMSprop, lr=0.01)
+    given: dict[str, Any] = SMALL | {"seeds": 1, "steps": 200}
+    whole = lab.Study(tmp_path / "whole", quiet=True, workers=1)
+    whole.run(PROBLEM, "theirs", **given)
+    study = lab.Study(tmp_path / "cut", quiet=True, workers=1, checkpoint_seconds=0.0)
+    calls = []
+
+    class Interrupting(torch.optim.RMSprop):
+        def step(self, closure: Any = None) -> Any:
+            calls.append(1)
+            if len(calls) == 100:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(closure)
+
+    row = METHODS["theirs"]
+    object.__setattr__(row, "factory", Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(PROBLEM, "theirs", **given)
+    assert 100 <= len(calls) < 200
+    assert repr(study).endswith("1 pending")
+    study.resume()
+    assert len(calls) == 200
+    a, b = (each.frame("loss") for each in (whole, study))
+    assert list(a["loss"]) == list(b["loss"])
+
+
+def test_quiet_and_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.Study(tmp_path, quiet=True).run(PROBLEM, "sgd", **SMALL)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["jupyter", "terminal", "file"])
+@pytest.mark.filterwarnings("error")
+def test_progress_everywhere(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a notebook without widgets one line is written over and over."""
+    console = Console(
+        file=io.StringIO(), force_jupyter=kind == "jupyter", force_terminal=kind == "terminal"
+    )
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(display, "find_spec", lambda name: None)
+    monkeypatch.setattr(display.time, "monotonic", map(float, range(10**6)).__next__)
+    spec, *others = lab.Study(tmp_path).specs(PROBLEM, "sgd", **SMALL)
+    with display.progress(2, console) as on_progress:
+        for step in (10, 40):
+            on_progress(Progress(spec, step, 100.0, {"accuracy": 0.5}, tuple(others)))
+    told = capsys.readouterr().err
+    if kind == "terminal":
+        assert "2 runs at step 40" in console.file.getvalue()  # type: ignore[attr-defined]
+    elif kind == "jupyter":
+        assert told.count("\r") == 2
+        assert told.count("\n") == 1
+    else:
+        assert told.count("\n") == 2
+    assert kind == "terminal" or "2.0 of 2 runs, 100 steps/s, 0:00 left" in told
+
+
+def test_without_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert len(lab.Study(tmp_path).run(PROBLEM, "sgd", **SMALL)) == 1
+
+
+# --------------------------------------------------------------------------- other processes
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "half_lab.py"
+    path.write_text(textwrap.dedent(FILE))
+    return path
+
+
+def test_workers_know_definitions_of_files_and_of_notebooks(file: Path, tmp_path: Path) -> None:
+    lab.use(file)
+    cell: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec(
+        "class Cell(torch.optim.SGD):\n"
+        "    def __init__(self, params, lr=0.1):\n"
+        "        super().__init__(params, lr=0.5 * lr)\n"
+        "def stream(seed):\n"
+        "    while True:\n"
+        "        yield [1.0, 0.5 * seed], seed % 2\n",
+        cell,
+    )
+    lab.optimizer("cell", cell["Cell"])
+    lab.problem("cells", cell["stream"], outputs=2, network="narrow")
+    study = lab.Study(tmp_path / "study", quiet=True, workers=2)
+    table = study.run("cells", ["half", "cell", "sgd"], seeds=1, steps=20, window=10)
+    assert [row["seeds"] for row in table] == [1, 1, 1], study.tally.errors
+    assert table.rows[0]["mean"] == table.rows[1]["mean"]
+    alone = lab.Study(tmp_path / "alone", quiet=True, workers=1, engine="eager")
+    again = alone.run("cells", ["half", "cell", "sgd"], seeds=1, steps=20, window=10)
+    assert [row["mean"] for row in again] == [row["mean"] for row in table]
+
+
+def test_an_installed_package_registers_by_its_entry_point(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    (site / "half_package-1.0.dist-info").mkdir(parents=True)
+    (site / "half_package-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: half-package\nVersion: 1.0\n"
+    )
+    (site / "half_package-1.0.dist-info" / "entry_points.txt").write_text(
+        "[upgd.lab]\nhalf-methods = distributed:register\n"
+    )
+    (site / "distributed.py").write_text(file.read_text())
+    monkeypatch.syspath_prepend(str(site))
+    listed = call("list", "methods", "--use", "half-methods", "--json")
+    assert listed.exit_code == 0, listed.output
+    assert json.loads(listed.output)["half"]["hyper"]["lr"] == 0.1
+    study = ("--study", tmp_path / "study", "--quiet")
+    ran = call("run", PROBLEM, "half", "--use", "half-methods", *FLAGS, *study)
+    assert ran.exit_code == 0, ran.output
+    assert repr(lab.Study(tmp_path / "study")).endswith("2 done")
