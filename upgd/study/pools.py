@@ -275,7 +275,8 @@ def _main_hidden() -> Iterator[None]:
     ``if __name__ == "__main__"``.
     """
     main = vars(sys.modules["__main__"])
-    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    names = ["__file__", "__spec__"]
+    hidden = {name: main.pop(name) for name in names if name in main}
     main["__spec__"] = None
     try:
         yield
