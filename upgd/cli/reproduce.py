@@ -14,8 +14,6 @@ from upgd.lab.reproducing import Reproduction
 from upgd.paper.figures import FIGURES
 from upgd.paper.measured import MEASURED
 
-STUDY = Path("studies/paper")
-
 
 @command()
 def reproduce(
@@ -50,7 +48,7 @@ def reproduce(
     if figures == ["list"]:
         _list()
         return
-    first, *others = study or [STUDY]
+    first, *others = study or [Path("studies/paper")]
     mine = open_study(first, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     chosen = Reproduction(
         *(mine, figures, others, results, scale, seeds, problems, environments, formats),

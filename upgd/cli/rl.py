@@ -27,7 +27,6 @@ from upgd.study.canonical import proper_name
 from upgd.study.forecast import forecast_lines
 from upgd.text import count
 
-STUDY = Path("studies/ppo")
 Arm = tuple[str, dict[str, float]]
 
 
@@ -53,7 +52,7 @@ def rl(
         list[str] | None, Option("--ppo", help="A PPO setting: gamma=0.995. Repeatable.")
     ] = None,
     window: Annotated[str, Option(help="Steps per point, whole iterations; default ten.")] = "",
-    study: Annotated[Path, Option(help="A folder.")] = STUDY,
+    study: Annotated[Path, Option(help="A folder.")] = Path("studies/ppo"),
     workers: Annotated[
         int | None,
         Option(min=0, help="Processes for the agents; 0: this one; default one per core."),

@@ -20,8 +20,6 @@ from upgd.study.files import check_output
 from upgd.study.options import check_device
 from upgd.text import count
 
-STUDY = Path("studies/search")
-
 
 @command(interrupted=o.CONTINUES)
 def search(
@@ -35,7 +33,7 @@ def search(
     keep: Annotated[
         str, Option(help="How many sets reach each later stage: 12,2. Default more.")
     ] = "",
-    study: Annotated[Path, Option(help="A folder for the runs.")] = STUDY,
+    study: Annotated[Path, Option(help="For the runs.")] = Path("studies/search"),
     save: Annotated[Path | None, Option(help="Add what was found to this file.")] = None,
     run: Annotated[bool, Option("--run/--no-run", help="Or show what was found so far.")] = True,
     data_dir: o.DATA_DIR = None,
