@@ -147,3 +147,19 @@ def test_words_of_sentences() -> None:
     assert verdict.trend(Interval(0.03, 0.01, 0.05)) == "improved"
     assert verdict.trend(Interval(0.03, -0.01, 0.07)) == "no clear trend"
     assert verdict.points(Interval(0.1, 0.05, 0.15)) == "10.0 points (95% interval 5.0 to 15.0)"
+
+
+def test_a_headline_compares_seed_by_seed() -> None:
+    better = {0: np.array([0.5, 0.8]), 1: np.array([0.5, 0.9])}
+    worse = {0: np.array([0.5, 0.6]), 1: np.array([0.5, 0.7])}
+    assert verdict.headline({"UPGD-W": better, "SGD": worse}, "UPGD-W") == (
+        "UPGD-W ends ahead: in task 2 of 2, UPGD-W gets 85.0% right, SGD 65.0%; it leads SGD by "
+        "20.0 points (95% interval 20.0 to 20.0)."
+    )
+
+
+def test_a_thinned_line_has_means_of_consecutive_windows() -> None:
+    line = sections.Line(10, (0,), np.array([[1.0, 3.0, 4.0, 6.0, 9.0]], np.float32))
+    found = sections.thin(line, 3)
+    assert (found.samples.tolist(), found.values.tolist()) == ([20, 40, 50], [[2, 5, 9]])
+    assert found.factor == 2

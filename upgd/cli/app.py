@@ -7,7 +7,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -27,22 +27,16 @@ out, err = Console(), Console(stderr=True)
 class Commands(TyperGroup):
     """Commands whose usage errors are one line with exit code 2, like all others."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line, and exit in standalone mode."""
-        _print_any_character()
-        given = (args, prog_name, complete_var, False, windows_expand_args)
-        if not standalone_mode:
-            return super().main(*given, **extra)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # print every text, whatever the encoding
+                stream.reconfigure(errors="upgd.plain")
+        standalone, extra["standalone_mode"] = extra.get("standalone_mode", True), False
+        if not standalone:
+            return super().main(*args, **extra)
         try:
-            code = super().main(*given, **extra)
+            code = super().main(*args, **extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
         except BrokenPipeError:
@@ -96,13 +90,6 @@ def _end_output() -> NoReturn:
     sys.exit(1)
 
 
-def _print_any_character() -> None:
-    """Make every text printable, whatever the encoding of the terminal or pipe."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="upgd.plain")
-
-
 def command(
     name: str | None = None,
     group: typer.Typer = app,
@@ -143,11 +130,6 @@ def say(text: object, console: Console = out, style: str = "") -> None:
     console.print(
         printable(text), style=style, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
-
-
-def note(text: object) -> None:
-    """Print one line to standard error."""
-    say(text, err)
 
 
 def warn(text: object) -> None:

@@ -22,6 +22,11 @@ def whole(name: str, text: str) -> int:
     return int(value)
 
 
+def length(steps: str) -> int | None:
+    """The value of ``--steps``; None if it is not given."""
+    return whole("steps", steps) if steps else None
+
+
 def seed_list(text: str) -> list[int]:
     """Seeds from their number (20), a list (3,5) or a range (0-4)."""
     seeds: Sequence[int] = ()
@@ -50,22 +55,13 @@ def all_methods(methods: list[str]) -> list[str]:
 
 
 def check_once(option: str, settings: Iterable[str]) -> None:
-    """Refuse two values of the same name.
-
-    Args:
-        option: The option's name.
-        settings: Its values, such as ``lr=0.1``.
-
-    Raises:
-        ValueError: A name is given twice.
-    """
+    """Refuse two values of an option, such as ``lr=0.1``, with the same name."""
     seen: dict[str, str] = {}
     for setting in settings:
         name = setting.partition("=")[0]
         if name in seen:
-            raise ValueError(
-                f"{option} gives {name} twice, {seen[name]!r} and {setting!r}; give it once"
-            )
+            both = f"{seen[name]!r} and {setting!r}"
+            raise ValueError(f"{option} gives {name} twice, {both}; give it once")
         seen[name] = setting
 
 

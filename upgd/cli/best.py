@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out, say, wrote
-from upgd.cli.arguments import seed_list, whole
+from upgd.cli.arguments import length, seed_list
 from upgd.lab.study import Study
 from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
@@ -30,12 +31,10 @@ def best(
     study: o.STUDY,
     problem: o.PROBLEM = "",
     method: Annotated[list[str] | None, Option(help="Only this. Repeatable.")] = None,
-    seeds: Annotated[
-        str, Option(help="Seeds that a set must have; default all of the study's.")
-    ] = "",
+    seeds: Annotated[str, Option(help="Seeds that a set must have; default the study's.")] = "",
     steps: Annotated[str, Option(help="Runs of this length; default the longest.")] = "",
     plot: Annotated[
-        Path | None, Option(help="Draw accuracy against each hyperparameter: .png, .svg.")
+        Path | None, Option(help="Draw accuracy against hyperparameters: .png.")
     ] = None,
     as_json: o.FACTS = False,
 ) -> None:
@@ -46,42 +45,44 @@ def best(
     if plot is not None:
         check_format(plot)
         check_output(plot)
-    found = Study(study).best(
-        problem or None,
-        method or None,
-        seed_list(seeds) if seeds else None,
-        whole("steps", steps) if steps else None,
-    )
+    wanted = seed_list(seeds) if seeds else None
+    found = Study(study).best(problem or None, method or None, wanted, length(steps))
     show_best(found, study, as_json)
     if plot is not None:
-        for path in _draw(list(found), plot):
+        for path in _draw(found, plot):
             if not as_json:
                 wrote(path)
 
 
 def show_best(found: Iterable[Ranking], study: Path, as_json: bool) -> None:
     """Print the winners of rankings, and beside them the sets that the paper prints."""
-    found = list(found)
     if as_json:
         print(json.dumps({"study": str(study), "best": [_facts(ranking) for ranking in found]}))
         return
-    for problem in dict.fromkeys(ranking.family.problem for ranking in found):
-        mine = [ranking for ranking in found if ranking.family.problem == problem]
+    for problem, mine in _by_problem(found).items():
         _show_problem(problem, mine)
 
 
+def _by_problem(found: Iterable[Ranking]) -> dict[str, list[Ranking]]:
+    problems: dict[str, list[Ranking]] = {}
+    for ranking in found:
+        problems.setdefault(ranking.family.problem, []).append(ranking)
+    return problems
+
+
 def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
-    table = Table("method", "best set", "sets", title=problem, title_style="bold")
-    table.columns[0].no_wrap = True
-    metrics = dict.fromkeys(ranking.metric for ranking in found)
-    table.add_column(f"{' or '.join(metrics)} [95%]", no_wrap=True)
+    metrics = " or ".join(dict.fromkeys(ranking.metric for ranking in found))
+    table = Table(Column("method", no_wrap=True), "best set", "sets", title=problem)
+    table.title_style = "bold"
+    table.add_column(f"{metrics} [95%]", no_wrap=True)
     alike = len({ranking.family.options for ranking in found}) == 1
     for ranking in found:
         winner, counts = ranking.winner, str(len(ranking.complete))
         if ranking.incomplete:
             counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
         options = "" if alike else pairs(dict(ranking.family.options))
-        told = pairs(dict(winner.hyper)) if winner else _why_none(ranking)
+        why = "every set diverged" if ranking.complete else "no set has all its seeds yet"
+        told = pairs(dict(winner.hyper)) if winner else why
         table.add_row(ranking.name, f"{told} {options}".strip(), counts, _value(winner))
         printed = printed_set(ranking)
         if printed is not None:
@@ -90,10 +91,6 @@ def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
     out.print(table)
     for line in _notes(found, alike):
         say(line)
-
-
-def _why_none(ranking: Ranking) -> str:
-    return "every set diverged" if ranking.complete else "no set has all its seeds yet"
 
 
 def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
@@ -135,22 +132,14 @@ def _value(one: Candidate | None, otherwise: str = "-") -> str:
 
 
 def _facts(ranking: Ranking) -> dict[str, Any]:
-    family, winner, printed = ranking.family, ranking.winner, printed_set(ranking)
-    facts: dict[str, Any] = {
-        "problem": family.problem,
-        "method": ranking.name,
-        "steps": family.steps,
-        "options": dict(family.options),
-        "metric": ranking.metric,
-        "seeds": list(ranking.seeds),
-        "complete": len(ranking.complete),
-        "incomplete": len(ranking.incomplete),
-        "best": _candidate(winner),
-        "paper": None,
-    }
-    if printed is not None:
-        facts["paper"] = {"set": dict(printed), "here": _candidate(ranking.find(printed))}
-    return facts
+    family, printed = ranking.family, printed_set(ranking)
+    here: Any = printed and {"set": dict(printed), "here": _candidate(ranking.find(printed))}
+    return {
+        "problem": family.problem, "method": ranking.name, "steps": family.steps,
+        "options": dict(family.options), "metric": ranking.metric, "seeds": list(ranking.seeds),
+        "complete": len(ranking.complete), "incomplete": len(ranking.incomplete),
+        "best": _candidate(ranking.winner), "paper": here,
+    }  # fmt: skip
 
 
 def _candidate(one: Candidate | None) -> dict[str, Any] | None:
@@ -162,20 +151,14 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
     return {"hyper": dict(one.hyper), **finite, **lost}
 
 
-def _draw(found: Sequence[Ranking], path: Path) -> list[Path]:
+def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     """Draw a figure per problem; with several, file names contain the problem."""
-    problems: Collection[str] = dict.fromkeys(ranking.family.problem for ranking in found)
-    written = []
-    for problem in problems:
-        mine = [ranking for ranking in found if ranking.family.problem == problem]
+    problems, written = _by_problem(found), []
+    for problem, mine in problems.items():
         target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")
-        draw_sensitivity({_name(r, mine): r for r in mine}, problem, target)
+        times = Counter(ranking.name for ranking in mine)
+        options = (pairs(dict(r.family.options)) if times[r.name] > 1 else "" for r in mine)
+        names = (f"{r.name} {own}".strip() for r, own in zip(mine, options, strict=True))
+        draw_sensitivity(dict(zip(names, mine, strict=True)), problem, target)
         written.append(target)
     return written
-
-
-def _name(ranking: Ranking, among: Sequence[Ranking]) -> str:
-    method = ranking.name
-    if sum(other.name == method for other in among) == 1:
-        return method
-    return f"{method} {pairs(dict(ranking.family.options))}".strip()

@@ -17,11 +17,7 @@ from upgd.text import count
 def check(
     study: o.STUDY,
     repair: Annotated[
-        bool,
-        Option(
-            "--repair",
-            help="Copy the ledger aside, and mark runs with damaged results to be computed again.",
-        ),
+        bool, Option("--repair", help="Keep a copy, and mark damaged runs to be computed again.")
     ] = False,
 ) -> None:
     """Check a study for damage: the ledger's file, all results, checkpoints.
@@ -40,8 +36,7 @@ def check(
     done = repair_study(study, found)
     say(f"copied the ledger as it was to {done.copy}")
     if done.again:
-        runs = f"{count(done.again, 'run')} must be computed again"
-        say(f"{runs}: 'upgd resume {study}'")
+        say(f"{count(done.again, 'run')} must be computed again: 'upgd resume {study}'")
     if done.lost != 0:
         runs = "runs may be lost" if done.lost is None else f"{count(done.lost, 'run')} lost"
         say(f"{runs}: repeat the commands that made the study, which run what is missing")

@@ -19,12 +19,8 @@ STYLES = {YES: "green", NO: "red", TOLD: "dim"}
 
 @command()
 def claims(
-    places: Annotated[
-        list[Path], Argument(help="Studies, or folders of tables such as docs/results.")
-    ],
-    details: Annotated[
-        bool, Option("--details", help="Every statement with its statistic.")
-    ] = False,
+    places: Annotated[list[Path], Argument(help="Studies, or folders of tables as docs/results.")],
+    details: Annotated[bool, Option("--details", help="All statements with statistics.")] = False,
     markdown: Annotated[bool, Option("--markdown", help="A table for a page.")] = False,
     as_json: o.FACTS = False,
 ) -> None:
@@ -66,10 +62,5 @@ def _plain(claim: Judged) -> dict[str, object]:
         {"statement": f.statement, "found": f.found and list(f.found), "verdict": f.verdict}
         for f in claim.findings
     ]
-    return {
-        "number": claim.number,
-        "claim": claim.text,
-        "judged by": claim.data,
-        "verdict": claim.verdict,
-        "statements": findings,
-    }
+    facts = {"number": claim.number, "claim": claim.text, "judged by": claim.data}
+    return facts | {"verdict": claim.verdict, "statements": findings}

@@ -17,12 +17,14 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Argument, Exit, Option
 
+from upgd.cli import options as o
 from upgd.cli.app import app, command, err, out, say, tell, wrote
 from upgd.ledger.files import check_output
 from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
@@ -47,14 +49,13 @@ DATA_DIR = Annotated[
     Path | None,
     Option(help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False),
 ]
-AS_JSON = Annotated[bool, Option("--json", help="For scripts.")]
+AS_JSON = o.FACTS
 QUIET = Annotated[bool, Option(help="No progress, no summary.")]
 FORCE = Annotated[bool, Option(help="Replace TARGET if it exists.")]
 NAME = Annotated[
     str,
     Option(
-        help="The dataset that it is to be, whose shape and classes are then checked; "
-        "default TARGET's name, if there is a dataset of that name.",
+        help="The dataset, whose shape and classes are checked; default: as TARGET's name says.",
         show_default=False,
     ),
 ]
@@ -72,10 +73,8 @@ def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
         searched = [str(folder) for folder in search_path(data_dir)]
         print(json.dumps({"searched": searched, "datasets": found}))
         return
-    table = Table()
-    for column in ("dataset", "samples", "needed by"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("found", overflow="fold")
+    columns = (Column(name, no_wrap=True) for name in ("dataset", "samples", "needed by"))
+    table = Table(*columns, Column("found", overflow="fold"))
     for name, facts in found.items():
         samples = [str(n) for n in facts["samples"].values() if n is not None] or ["-"]
         where = facts["error"] or facts["source"] or "missing"
@@ -133,7 +132,7 @@ def fetch(
 @command("check")
 def check(
     names: Annotated[
-        list[str] | None, Argument(help="Datasets, or .npz files; default all there are.")
+        list[str] | None, Argument(help="Datasets or .npz files; default all.")
     ] = None,
     data_dir: DATA_DIR = None,
     as_json: AS_JSON = False,
@@ -196,8 +195,7 @@ def features(
     weights: Annotated[
         Path | None,
         Option(
-            help="State dict of a ResNet-50; default torchvision's own, which it downloads.",
-            show_default=False,
+            help="State dict of a ResNet-50; default torchvision's download.", show_default=False
         ),
     ] = None,
     device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
@@ -278,14 +276,18 @@ def _write(target: Path, content: Content, known: str | None, quiet: bool, as_js
         wrote(target, f" ({filesize.decimal(size)})")
 
 
+def _progress(column: ProgressColumn) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), column, TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
 @contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[OnProgress | None]:
     """A progress bar, if there is a terminal."""
     if quiet or not err.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+    with _progress(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -319,6 +321,5 @@ def _download_bar(name: str, quiet: bool) -> Iterator[Any]:
     if quiet or not err.is_terminal:
         yield False
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+    with _progress(DownloadColumn()) as bar:
         yield _Bytes(bar, name)

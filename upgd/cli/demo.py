@@ -22,7 +22,7 @@ def demo(
     steps: Annotated[str, Option(help="Samples per run.")] = str(STEPS),
     study: Annotated[Path, Option(help="The study's folder.")] = Path("studies/demo"),
     output: Annotated[
-        Path | None, Option(help="The page; default STUDY/demo.html, with a .png beside it.")
+        Path | None, Option(help="The page, with a .png; default STUDY/demo.html.")
     ] = None,
     workers: Annotated[int, Option(min=0, help="Processes; default one per core.")] = 0,
     quiet: Annotated[bool, Option("--quiet", help="No progress, no table.")] = False,

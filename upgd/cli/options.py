@@ -16,39 +16,34 @@ PROBLEM = Annotated[str, Option(help="Only this problem.")]
 METHOD = Annotated[str, Option(help="Only this method.")]
 DATA_DIR = Annotated[Path | None, Option(help="Where data are looked for first.")]
 DEVICE = Annotated[str, Option(help="cpu or cuda.")]
-ENGINE = Annotated[
-    str, Option(help="auto (many runs at once where possible), batched, or eager (one by one).")
-]
+ENGINE = Annotated[str, Option(help="auto, batched (many runs at once), or eager (one by one).")]
 QUIET = Annotated[bool, Option("--quiet", help="No progress, no table.")]
 JSON = Annotated[bool, Option("--json", help="The result for scripts.")]
 CHECKPOINT = Annotated[
-    float | None,
-    Option(min=0.0, help="How often a run is saved; default so that it costs 2% at most."),
+    float | None, Option(min=0.0, help="How often a run is saved; default: costs 2% at most.")
 ]
-ON = Annotated[
-    str, Option("--on", help="local, ray (a cluster started for this), or ray://host:port.")
-]
+ON = Annotated[str, Option("--on", help="local, ray (starts a cluster), or ray://host:port.")]
 WORKERS = Annotated[
     int | None,
     Option(
         "--workers",
         min=1,
-        help="Worker processes; default this one, and one per core for runs that go one at a time.",
+        help="Worker processes; default one, or one per core for runs one by one.",
     ),
 ]
 USE = Annotated[
     list[str] | None,
     Option(
         "--use",
-        help="A Python file, or an installed extension, with methods, problems or networks of "
-        "your own. Its code is run. Repeatable.",
+        help="A Python file or installed extension with your own methods, problems or networks, "
+        "which is run. Repeatable.",
     ),
 ]
 ANY_PROBLEM = Annotated[str, Argument(help="A problem ('upgd list' shows them), or an .npz file.")]
 METHODS = Annotated[list[str], Argument(help="One or several methods; 'paper' is the paper's ten.")]
 FOLDER = Annotated[Path | None, Option(help="A folder; default studies/PROBLEM.")]
 AXES = Annotated[
-    list[str] | None, Option("--set", help="Other values of an axis: sigma=0.01,0.1. Repeatable.")
+    list[str] | None, Option("--set", help="Other values: sigma=0.01,0.1. Repeatable.")
 ]
 FACTS = Annotated[bool, Option("--json", help="For scripts.")]
 DRY_RUN = Annotated[bool, Option(help="Say what would be run, and stop.")]

@@ -16,13 +16,9 @@ from upgd.lab.study import Study
 @command()
 def report(
     study: o.STUDY,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Default STUDY/report.html.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Or STUDY/report.html.")] = None,
     problem: o.PROBLEM = "",
-    metric: Annotated[
-        list[str] | None, Option(help="Only this metric; may be given several times.")
-    ] = None,
+    metric: Annotated[list[str] | None, Option(help="Only this metric. Repeatable.")] = None,
     opened: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write a study as one page: interactive figures, tables, claims, provenance.

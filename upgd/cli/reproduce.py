@@ -14,35 +14,23 @@ from upgd.lab.reproducing import Reproduction
 from upgd.paper.figures import FIGURES
 from upgd.paper.measured import MEASURED
 
-STUDY = Path("studies/paper")
-
 
 @command()
 def reproduce(
-    figures: Annotated[
-        list[str], Argument(help="Such as fig3; 'all' for all, 'list' to see which.")
-    ],
+    figures: Annotated[list[str], Argument(help="Such as fig3, or 'all'; 'list' shows them.")],
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the paper's steps.")] = 1.0,
     seeds: Annotated[int, Option(min=0, help="How many; default the paper's.")] = 0,
     study: Annotated[
         list[Path] | None,
         Option(
-            help="A folder for runs and figures; default studies/paper. Of several the others are "
-            "only read, be they studies or folders of tables: what they have is not run again."
+            help="For runs and figures; default studies/paper. Further ones, or folders of tables, "
+            "are only read: what they have is not run again."
         ),
     ] = None,
-    results: Annotated[
-        Path | None, Option(help="A folder for tables; default STUDY/results.")
-    ] = None,
-    problems: Annotated[
-        str, Option(help="Only these problems: input-permuted-mnist. Default all.")
-    ] = "",
-    environments: Annotated[
-        str, Option(help="Of agents, only these: Hopper,Ant. Default all.")
-    ] = "",
-    run: Annotated[
-        bool, Option("--run/--no-run", help="Or draw from what there is, and say what lacks.")
-    ] = True,
+    results: Annotated[Path | None, Option(help="For tables; default STUDY/results.")] = None,
+    problems: Annotated[str, Option(help="Only these: input-permuted-mnist. Default all.")] = "",
+    environments: Annotated[str, Option(help="Only these agents': Hopper,Ant. Default all.")] = "",
+    run: Annotated[bool, Option("--run/--no-run", help="Or only draw from what there is.")] = True,
     formats: Annotated[str, Option("--format", help="Such as png,svg.")] = "png,svg",
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
@@ -60,7 +48,7 @@ def reproduce(
     if figures == ["list"]:
         _list()
         return
-    first, *others = study or [STUDY]
+    first, *others = study or [Path("studies/paper")]
     mine = open_study(first, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     chosen = Reproduction(
         *(mine, figures, others, results, scale, seeds, problems, environments, formats),

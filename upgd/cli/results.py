@@ -16,8 +16,7 @@ from upgd.paper.pages import Site
 def results(
     folder: Annotated[Path, Argument(help="Tables of 'upgd reproduce', as docs/results.")],
     page: Annotated[
-        list[Path] | None,
-        Option(help="A page with parts to make anew, such as README.md. Repeatable."),
+        list[Path] | None, Option(help="A page with generated parts. Repeatable.")
     ] = None,
     figures: Annotated[bool, Option(help="Draw the figures too.")] = True,
 ) -> None:

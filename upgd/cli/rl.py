@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Argument, Exit, Option
 
 from upgd.cli import options as o
@@ -25,14 +26,13 @@ from upgd.rl.runs import PREFIX, parse_settings
 from upgd.study.forecast import forecast_lines
 from upgd.text import count
 
-STUDY = Path("studies/ppo")
 Arm = tuple[str, dict[str, float]]
 
 
 @command()
 def rl(
     environments: Annotated[
-        list[str] | None, Argument(help="Such as Hopper or HalfCheetah-v4; '--list' shows them.")
+        list[str] | None, Argument(help="Such as Hopper or Ant-v4; see '--list'.")
     ] = None,
     optimizers: Annotated[
         str, Option(help="Methods; one may have settings: adam,ada-upgd:lr=6e-4:sigma=0.01.")
@@ -41,32 +41,23 @@ def rl(
     steps: Annotated[str, Option(help="Steps of each agent in its environment.")] = "1e6",
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            help="A hyperparameter: lr=1e-3, or of one method ada-upgd:lr=6e-4. Repeatable.",
-        ),
+        Option("--set", help="lr=1e-3, or a method's own: ada-upgd:lr=6e-4. Repeatable."),
     ] = None,
     anneal: Annotated[
         bool,
-        Option(
-            "--anneal/--constant-lr",
-            help="Whether the step size falls to zero over the run, as CleanRL has it.",
-        ),
+        Option("--anneal/--constant-lr", help="Whether the step size falls to zero, as CleanRL's."),
     ] = True,
     ppo: Annotated[
-        list[str] | None,
-        Option("--ppo", help="A setting of PPO: gamma=0.995, hidden=256-256. Repeatable."),
+        list[str] | None, Option("--ppo", help="A PPO setting: gamma=0.995. Repeatable.")
     ] = None,
     window: Annotated[str, Option(help="Steps per point, whole iterations; default ten.")] = "",
-    study: Annotated[Path, Option(help="A folder.")] = STUDY,
+    study: Annotated[Path, Option(help="A folder.")] = Path("studies/ppo"),
     workers: Annotated[
         int | None,
         Option(min=0, help="Processes for the agents; 0: this one; default one per core."),
     ] = None,
     device: o.DEVICE = "cpu",
-    list_: Annotated[
-        bool, Option("--list", help="Show the environments that can be used here.")
-    ] = False,
+    list_: Annotated[bool, Option("--list", help="Show the environments there are.")] = False,
     dry_run: o.DRY_RUN = False,
     quiet: o.QUIET = False,
     as_json: Annotated[bool, Option("--json", help="The table for scripts.")] = False,
@@ -85,14 +76,11 @@ def rl(
     options: dict[str, Any] = parse_settings(ppo or [])
     options |= {} if anneal else {"anneal": False}
     options |= {"window": whole("window", window)} if window else {}
-    arms = _arms(optimizers, settings or [])
-    length = whole("steps", steps)
+    arms, length = _arms(optimizers, settings or []), whole("steps", steps)
     names = dict.fromkeys(make(name)[1].name for name in environments)
     every = (
         RunSpec(f"{PREFIX}{name}", method, hyper, seed, length, options)
-        for name in names
-        for method, hyper in arms
-        for seed in seed_list(seeds)
+        for name, (method, hyper), seed in product(names, arms, seed_list(seeds))
     )
     specs = list(dict.fromkeys(every))  # two names may mean the same run
     mine = open_study(study, quiet, device, workers=workers, checkpoint_seconds=checkpoint_seconds)
@@ -130,8 +118,7 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
                 hyper[key] = value
                 used.add(setting)
         check_once(f"--optimizers {method}", own)
-        for setting in own:
-            key, value = _pair(setting, text)
+        for key, value in (_pair(setting, text) for setting in own):
             if key not in known:
                 have = ", ".join(known)
                 raise ValueError(f"{method} has no hyperparameter {key!r}; it has {have}")
@@ -140,10 +127,9 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
             found.append((name, hyper))
     if not found:
         raise ValueError("name an optimizer, such as --optimizers adam,ada-upgd")
-    for setting in settings:
-        if setting not in used:
-            names = ", ".join(dict.fromkeys(name for name, _ in found))
-            raise ValueError(f"--set {setting} fits none of {names}; 'upgd list methods' tells")
+    for setting in (each for each in settings if each not in used):
+        names = ", ".join(dict.fromkeys(name for name, _ in found))
+        raise ValueError(f"--set {setting} fits none of {names}; 'upgd list methods' tells")
     return found
 
 
@@ -153,12 +139,9 @@ def _of_one_name(setting: str) -> str:
 
 
 def _pair(text: str, whole_text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
-    try:
-        if equals:
-            return name, float(value)
-    except ValueError:
-        pass
+    name, _, value = text.partition("=")
+    with suppress(ValueError):
+        return name, float(value)
     raise ValueError(f"a hyperparameter is name=number, such as lr=6e-4; got {whole_text!r}")
 
 
@@ -169,16 +152,13 @@ def _list(as_json: bool) -> None:
         with suppress(RLError):
             found.append(make(name)[1])
     if as_json:
-        facts = [
-            {"name": s.name, "observations": s.observations, "actions": s.actions, "limit": s.limit}
-            for s in found
-        ]
-        print(json.dumps(facts))
+        facts = ("name", "observations", "actions", "limit")
+        print(json.dumps([{fact: getattr(s, fact) for fact in facts} for s in found]))
         return
-    table = Table(title="Environments", caption="steps: after which an episode is cut off")
-    table.add_column("environment", no_wrap=True)
-    for column in ("observations", "actions", "steps"):
-        table.add_column(column, justify="right")
+    names = ("observations", "actions", "steps")
+    columns = (Column(name, justify="right") for name in names)
+    table = Table(Column("environment", no_wrap=True), *columns, title="Environments")
+    table.caption = "steps: after which an episode is cut off"
     for s in found:
         table.add_row(s.name, str(s.observations), str(s.actions), str(s.limit or "-"))
     out.print(table)
@@ -186,8 +166,7 @@ def _list(as_json: bool) -> None:
 
 def _outlook(study: Study, specs: Sequence[RunSpec]) -> None:
     """Say what would be run, and how long it takes at the pace of a few iterations."""
-    left = study.missing(specs)
-    runs = count(len(specs), "run")
+    left, runs = study.missing(specs), count(len(specs), "run")
     say(f"{len(left)} of {runs} to do in {study.folder}: {specs[0].steps} steps each")
     for line in forecast_lines(left, [], study.options):
         say(line)

@@ -9,7 +9,7 @@ from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, say
-from upgd.cli.arguments import all_methods, numbers, seed_list, whole
+from upgd.cli.arguments import all_methods, length, numbers, seed_list
 from upgd.cli.options import end, load, open_study
 from upgd.cli.show import show_table
 from upgd.lab.definitions import resolve_problem
@@ -22,11 +22,9 @@ def run(
     seeds: o.SEEDS = "5",
     steps: o.STEPS = "",
     settings: Annotated[
-        list[str] | None, Option("--set", help="A hyperparameter: lr=0.01. Repeatable.")
+        list[str] | None, Option("--set", help="Such as lr=0.01. Repeatable.")
     ] = None,
-    best: Annotated[
-        bool, Option("--best", help="Start from the sets that the paper prints as best.")
-    ] = False,
+    best: Annotated[bool, Option("--best", help="Start from the paper's printed sets.")] = False,
     use: o.USE = None,
     study: o.FOLDER = None,
     data_dir: o.DATA_DIR = None,
@@ -53,21 +51,11 @@ def run(
     folder = Path("studies") / row.name if study is None else study
     mine = open_study(folder, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     specs = mine.specs(
-        row,
-        all_methods(methods),
-        seeds=seed_list(seeds),
-        steps=whole("steps", steps) if steps else None,
-        best=best,
-        batch=batch if batch > 1 else 0,
-        restart=restart,
-        held_out=held_out,
-        stride=stride,
-        window=window,
-        task_length=task_length,
-        hidden=hidden,
-        network=network,
+        row, all_methods(methods), seeds=seed_list(seeds), steps=length(steps), best=best,
+        batch=batch if batch > 1 else 0, restart=restart, held_out=held_out, stride=stride,
+        window=window, task_length=task_length, hidden=hidden, network=network,
         **numbers(settings or []),
-    )
+    )  # fmt: skip
     if dry_run:
         left = len(mine.missing(specs))
         say(f"{left} of {len(specs)} runs to do in {mine.folder}: {specs[0].steps} steps each")

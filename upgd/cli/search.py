@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from upgd.cli import options as o
-from upgd.cli.app import command, note, say, wrote
+from upgd.cli.app import command, err, say, wrote
 from upgd.cli.arguments import axes
 from upgd.cli.best import show_best
 from upgd.cli.options import end, open_study
@@ -20,28 +20,22 @@ from upgd.study.execution import Tally
 from upgd.study.options import check_device
 from upgd.text import count
 
-STUDY = Path("studies/search")
-
 
 @command(interrupted=o.CONTINUES)
 def search(
     problems: Annotated[
-        list[str], Argument(help="Problems, or toys, main, all; 'list' shows what is searched.")
+        list[str], Argument(help="Problems, or toys, main, all; 'list' shows them.")
     ],
     arms: Annotated[str, Option(help="Only these: upgd,pgd. Default all.")] = "",
     settings: o.AXES = None,
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
     seeds: Annotated[int, Option(min=0, help="How many; default the search's.")] = 0,
     keep: Annotated[
-        str, Option(help="How many sets go on to each later stage: 12,2. Default more.")
+        str, Option(help="How many sets reach each later stage: 12,2. Default more.")
     ] = "",
-    study: Annotated[Path, Option(help="A folder for the runs.")] = STUDY,
-    save: Annotated[
-        Path | None, Option(help="Put what was found into this file: upgd/paper/found.json.")
-    ] = None,
-    run: Annotated[
-        bool, Option("--run/--no-run", help="Or tell what the study has found so far.")
-    ] = True,
+    study: Annotated[Path, Option(help="For the runs.")] = Path("studies/search"),
+    save: Annotated[Path | None, Option(help="Add what was found to this file.")] = None,
+    run: Annotated[bool, Option("--run/--no-run", help="Or show what was found so far.")] = True,
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
     engine: o.ENGINE = "auto",
@@ -86,7 +80,7 @@ def search(
         for ranked in rankings.values():
             show_best(ranked, study, as_json=False)
     for line in lacking:
-        note(line)
+        say(line, err)
     if save is not None:
         sets_found.write(kept, save)
         wrote(save, f": {count(sum(map(len, kept.values())), 'set')}")

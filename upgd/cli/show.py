@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Argument, Option
 
 from upgd.cli import options as o
@@ -34,33 +34,23 @@ def list_(
         raise ValueError(f"cannot list {what!r}; there are problems and methods")
     load(use)
     problems = {name: _describe(name) for name in PROBLEMS}
-    methods: dict[str, dict[str, Any]] = {
-        name: {
-            "title": row.title,
-            "hyper": row.defaults,
-            "aliases": {alias: dict(changed) for alias, changed in row.aliases.items()},
-        }
-        for name, row in METHODS.items()
-    }
+    methods: dict[str, dict[str, Any]] = {}
+    for name, row in METHODS.items():
+        aliases = {alias: dict(changed) for alias, changed in row.aliases.items()}
+        methods[name] = {"title": row.title, "hyper": row.defaults, "aliases": aliases}
     if as_json:
         both = {"problems": problems, "methods": methods}
         print(json.dumps(both if what == "all" else both[what]))
         return
     if what != "methods":
-        table = Table(title="Problems")
-        table.add_column("problem", no_wrap=True)
-        for column in ("data", "network", "task", "steps", "seeds"):
-            table.add_column(column)
+        columns = ("data", "network", "task", "steps", "seeds")
+        table = Table(Column("problem", no_wrap=True), *columns, title="Problems")
         for name, facts in problems.items():
-            table.add_row(
-                name, *(str(facts[k]) for k in ("data", "network", "task", "steps", "seeds"))
-            )
+            table.add_row(name, *(str(facts[column]) for column in columns))
         out.print(table)
     if what != "problems":
-        table = Table(title="Methods")
-        table.add_column("method", no_wrap=True)
-        for column in ("in the paper", "hyperparameters"):
-            table.add_column(column)
+        table = Table(Column("method", no_wrap=True), "in the paper", "hyperparameters")
+        table.title = "Methods"
         for name, facts in methods.items():
             table.add_row(name, facts["title"], pairs(facts["hyper"]))
             for alias, changed in facts["aliases"].items():
@@ -72,13 +62,8 @@ def _describe(name: str) -> dict[str, Any]:
     problem = PROBLEMS[name]
     own = problem.network
     network = own if isinstance(own, str) else "-".join(map(str, own))
-    return {
-        "data": problem.dataset or "-",
-        "network": network,
-        "task": problem.task_length,
-        "steps": problem.steps,
-        "seeds": problem.runs,
-    }
+    facts = {"data": problem.dataset or "-", "network": network, "task": problem.task_length}
+    return facts | {"steps": problem.steps, "seeds": problem.runs}
 
 
 @command()
@@ -109,36 +94,28 @@ def plot(
 def export(
     study: o.STUDY,
     output: Annotated[Path | None, Option(help="Default STUDY/runs.csv.")] = None,
-    metric: Annotated[
-        str, Option(help="Write this metric over time instead of one row per run.")
-    ] = "",
-    tensorboard: Annotated[
-        Path | None, Option(help="Write event files to this folder instead: all metrics.")
-    ] = None,
+    metric: Annotated[str, Option(help="This metric over time instead of a row per run.")] = "",
+    tensorboard: Annotated[Path | None, Option(help="A folder for event files instead.")] = None,
 ) -> None:
     """Export a study as CSV, or as TensorBoard event files."""
     if tensorboard is not None:
         if metric or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
         check_output_folder(tensorboard)
-        _export_events(study, tensorboard)
+        with Ledger.open(study, create=False, read_only=True) as ledger:
+            written, known = write_events(ledger, tensorboard)
+        rest = f", {known} were there" if known else ""
+        say(f"wrote {written} runs to {tensorboard}{rest}")
         return
     if output is not None:
         check_output(output)
     with Ledger.open(study, create=False, read_only=True) as ledger:
-        there = ledger.all_metrics() if metric else []
-        if metric and metric not in there:
+        if metric and metric not in (there := ledger.all_metrics()):
             have = ", ".join(there) or "none"
             raise ValueError(f"no metric {metric!r} in {study}; there are {have}")
         path = output or study / (f"{metric}.csv" if metric else "runs.csv")
         count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
     wrote(path, f" ({count} rows)")
-
-
-def _export_events(study: Path, folder: Path) -> None:
-    with Ledger.open(study, create=False, read_only=True) as ledger:
-        written, known = write_events(ledger, folder)
-    say(f"wrote {written} runs to {folder}" + (f", {known} were there" if known else ""))
 
 
 def show_table(found: views.Table, study: Path, as_json: bool) -> None:
@@ -173,18 +150,15 @@ def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
     """Print peak and final return of agents, if there are any."""
-    columns = {
-        "peak_return": "peak return",
-        "final_return": "final return",
-        "drop_after_peak": "drop after peak",
-    }
+    keys = ("peak_return", "final_return", "drop_after_peak")
     agents = [(n, r) for n, r in zip(names, rows, strict=True) if r.get("collapse")]
     if not agents:
         return
-    table = Table("method", "steps", *columns.values(), title="Policy collapse")
+    columns = (key.replace("_", " ") for key in keys)
+    table = Table("method", "steps", *columns, title="Policy collapse")
     table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"
     for name, row in agents:
-        cells = (_interval(row["collapse"].get(key)) for key in columns)
+        cells = (_interval(row["collapse"].get(key)) for key in keys)
         table.add_row(name, str(row["steps"]), *cells)
     out.print(table)
 

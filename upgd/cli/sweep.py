@@ -10,7 +10,7 @@ from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, say
-from upgd.cli.arguments import all_methods, axes, seed_list, whole
+from upgd.cli.arguments import all_methods, axes, length, seed_list
 from upgd.cli.best import show_best
 from upgd.cli.options import end, load, open_study
 from upgd.lab.definitions import resolve_problem
@@ -25,23 +25,18 @@ def sweep(
     seeds: o.SEEDS = "5",
     steps: o.STEPS = "",
     paper: Annotated[bool, Option("--paper", help="The paper's grids: the default.")] = False,
-    best: Annotated[
-        bool, Option("--best", help="Only the sets that the paper prints as best.")
-    ] = False,
+    best: Annotated[bool, Option("--best", help="Only the paper's printed sets.")] = False,
     grid: Annotated[
-        Path | None, Option(help="A TOML file: tables [upgd] or [all], with lr = [0.1, 0.01].")
+        Path | None, Option(help="TOML: tables [upgd] or [all], lr = [0.1, 0.01].")
     ] = None,
     settings: o.AXES = None,
     halving: Annotated[
-        int | None,
-        Option(min=2, help="Run all sets briefly and one in so many longer, rung by rung."),
+        int | None, Option(min=2, help="Rung by rung, run one set in so many longer.")
     ] = None,
     search: Annotated[
-        int | None, Option(min=1, help="Let Optuna choose so many sets per method within the grid.")
+        int | None, Option(min=1, help="Optuna chooses so many sets per method.")
     ] = None,
-    max_runs: Annotated[
-        int, Option(min=1, help="Refuse a sweep with more runs than these.")
-    ] = MOST_RUNS,
+    max_runs: Annotated[int, Option(min=1, help="Refuse a sweep with more runs.")] = MOST_RUNS,
     use: o.USE = None,
     study: o.FOLDER = None,
     data_dir: o.DATA_DIR = None,
@@ -52,9 +47,7 @@ def sweep(
     task_length: o.TASK_LENGTH = 0,
     hidden: o.HIDDEN = "",
     network: o.NETWORK = "",
-    dry_run: Annotated[
-        bool, Option(help="Say how many runs, how long, how much memory, and stop.")
-    ] = False,
+    dry_run: Annotated[bool, Option(help="Say how many runs, how long, and stop.")] = False,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
     checkpoint_seconds: o.CHECKPOINT = None,
@@ -72,28 +65,17 @@ def sweep(
     folder = Path("studies") / row.name if study is None else study
     mine = open_study(folder, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     planned = mine.plan_sweep(
-        row,
-        all_methods(methods),
-        "best" if best else grid,
-        seeds=seed_list(seeds),
-        steps=whole("steps", steps) if steps else None,
-        halving=halving,
-        search=search,
-        max_runs=max_runs,
-        batch=batch if batch > 1 else 0,
-        window=window,
-        task_length=task_length,
-        hidden=hidden,
-        network=network,
-        **axes(settings or []),
-    )
+        row, all_methods(methods), "best" if best else grid, seeds=seed_list(seeds),
+        steps=length(steps), halving=halving, search=search, max_runs=max_runs,
+        batch=batch if batch > 1 else 0, window=window, task_length=task_length, hidden=hidden,
+        network=network, **axes(settings or []),
+    )  # fmt: skip
     if dry_run:
         facts = mine.outlook(planned)
+        for line in () if as_json else lines(facts):
+            say(line)
         if as_json:
             print(json.dumps(facts))
-            return
-        for line in lines(facts):
-            say(line)
         return
     found = mine.run_sweep(planned)
     if not quiet:

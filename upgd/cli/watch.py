@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
@@ -21,10 +22,8 @@ from upgd.ledger import Ledger
 from upgd.report.watching import Row, View, look
 from upgd.text import clock, count, printable, short
 
-LONGEST = 400
-"""The most characters of a note."""
-LOOKS = 3
-"""Polls without work before it ends: a sweep adds runs after each of its rungs."""
+LONGEST = 400  # characters of a note
+LOOKS = 3  # polls without work before it ends: a sweep adds runs after each of its rungs
 
 
 @command()
@@ -63,12 +62,9 @@ def _watch(ledger: Ledger, study: Path, every: float) -> None:
 
 def frame(view: View, study: Path) -> Group:
     """The display at one moment."""
-    table = Table(title=Text(printable(study)), expand=False)
-    table.add_column("method", no_wrap=True)
-    table.add_column("")
-    for name in ("done", "running", "steps/s", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    names = ("done", "running", "steps/s", "left")
+    columns = (Column(name, justify="right", no_wrap=True) for name in names)
+    table = Table(Column("method", no_wrap=True), "", *columns, "", title=Text(printable(study)))
     several = len({row.problem for row in view.rows}) > 1
     for row in view.rows:
         name = f"{row.problem} {row.method}" if several else row.method
@@ -76,57 +72,45 @@ def frame(view: View, study: Path) -> Group:
     if len(view.rows) > 1:
         table.add_section()
         table.add_row(*_cells(view.total, "all"))
-    return Group(table, *(_line(text, style) for text, style in _notes(view, study)))
+    return Group(table, *_notes(view, study))
 
 
 def _cells(row: Row, name: str) -> list[Any]:
     over = row.runs - row.to_do
     lost = [f"{row.counts[s]} {s}" for s in ("failed", "diverged") if row.counts.get(s)]
+    left = "-" if row.seconds_left is None else clock(row.seconds_left)
     return [
         Text(printable(name)),
         ProgressBar(total=max(1, row.steps), completed=row.done, width=20),
         f"{over}/{row.runs}",
         str(row.counts.get("running", 0) or "-"),
         short(row.pace) if row.pace else "-",
-        _left(row),
+        left if row.to_do else "over",
         Text(", ".join(lost), style="yellow"),
     ]
 
 
-def _left(row: Row) -> str:
-    if not row.to_do:
-        return "over"
-    return "-" if row.seconds_left is None else clock(row.seconds_left)
+def _notes(view: View, study: Path) -> Iterator[Text]:
+    def note(text: str, style: str = "yellow") -> Text:
+        return Text(printable(text[:LONGEST]), style=style, overflow="fold")
 
-
-def _notes(view: View, study: Path) -> list[tuple[str, str]]:
-    total, notes = view.total, []
     for spec, error in view.failures:
         text = error.splitlines()[0] if error else "no reason was given"
-        notes.append((f"failed: {spec.label()}: {text}", "red"))
-    left, waiting = total.counts.get("left", 0), total.to_do and not total.counts.get("running")
-    if left:
-        notes.append((f"{count(left, 'run')} left by processes that ended", "yellow"))
-    if waiting:
-        notes.append((f"nobody works on it; 'upgd resume {study}' does", "yellow"))
-    return notes
-
-
-def _line(text: str, style: str) -> Text:
-    return Text(printable(text[:LONGEST]), style=style, overflow="fold")
+        yield note(f"failed: {spec.label()}: {text}", "red")
+    counts = view.total.counts
+    if left := counts.get("left", 0):
+        yield note(f"{count(left, 'run')} left by processes that ended")
+    if view.total.to_do and not counts.get("running"):
+        yield note(f"nobody works on it; 'upgd resume {study}' does")
 
 
 def _facts(view: View, study: Path) -> dict[str, Any]:
     def facts(row: Row) -> dict[str, Any]:
         return {
-            "problem": row.problem,
-            "method": row.method,
-            "counts": row.counts,
-            "steps": row.steps,
-            "steps_done": row.done,
-            "steps_per_second": row.pace,
+            "problem": row.problem, "method": row.method, "counts": row.counts,
+            "steps": row.steps, "steps_done": row.done, "steps_per_second": row.pace,
             "seconds_left": row.seconds_left,
-        }
+        }  # fmt: skip
 
     return {
         "study": str(study),

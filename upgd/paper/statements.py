@@ -164,7 +164,8 @@ def diagnostics(all_: All) -> list[Finding]:
     for method in METHODS:
         zeros = ev.change(results, method, "zero_activations")
         sparse = ev.change(results, method, "gradient_l0")
-        up, down, tell = ev.rising(zeros), ev.falling(sparse), with_diverged
+        up, down = ev.rising(zeros), ev.falling(sparse)
+        tell: Callable[..., Finding] = with_diverged
         texts = ("zero activations rise", "gradient ℓ0 falls")
         if method in kept:
             up, down, tell = ev.opposite(up), ev.opposite(down), unless_diverged

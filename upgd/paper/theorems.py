@@ -13,7 +13,7 @@ an independence that is not there.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,10 @@ def distances(activation: type[nn.Module], width: int, networks: int) -> Array:
             second = _distance(lower.second.sum(1) + lower.second_bias, upper.second.sum(0))
             found.append([first, second])
     return np.array(found)
+
+
+def _loss(model: nn.Module, x: Tensor) -> Tensor:
+    return _cross_entropy(model(x))
 
 
 def _cross_entropy(output: Tensor) -> Tensor:
@@ -96,7 +100,7 @@ def propagation(networks: int = 30) -> float:
             *(nn.Linear(5, 6), activation(), nn.Linear(6, 4), activation(), nn.Linear(4, 3))
         ).double()
         x = torch.randn(1, 5, dtype=torch.float64)
-        known = weight_utility(model, lambda model=model, x=x: _cross_entropy(model(x)), "second")
+        known = weight_utility(model, partial(_loss, model, x), "second")
         found = propagated_utility(model, x, _cross_entropy)
         for number, layer in zip((0, 2, 4), found, strict=True):
             biases = layer.first_bias + layer.second_bias

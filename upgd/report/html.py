@@ -23,20 +23,10 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.ledger import Result, Run, StudyError
+from upgd.report import sections as content
 from upgd.report import tables
 from upgd.report.colours import DARK, DASHES, LIGHT, css, style
-from upgd.report.sections import (
-    FIRST,
-    Arm,
-    Line,
-    Numbers,
-    Section,
-    mean,
-    numbers,
-    sentences,
-    tally,
-    thin,
-)
+from upgd.report.sections import Arm, Line, Section
 from upgd.study.kinds import kind_of
 from upgd.text import count, duration, ranges
 
@@ -83,7 +73,8 @@ class Report:
 def render(report: Report) -> str:
     """The page as HTML; StudyError if plotly is not installed."""
     scripts = [_script(plotly_source()), _script((ASSETS / "report.js").read_text("utf-8"))]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -119,17 +110,17 @@ def render(report: Report) -> str:
 
 
 # ----------------------------------------------------------------------------- scripts
-def embedded(content: Any) -> str:
+def embedded(value: Any) -> str:
     """JSON that is safe inside a script element."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII alone
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII alone
     return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
 
 
 def packed(values: NDArray[np.floating]) -> dict[str, str]:
     """Numbers as the page reads them: exact, and shorter than decimals."""
     kind = "f4" if values.dtype == np.float32 else "f8"
-    content = np.ascontiguousarray(values, f"<{kind}").tobytes()
-    return {"type": kind, "data": base64.b64encode(content).decode()}
+    raw = np.ascontiguousarray(values, f"<{kind}").tobytes()
+    return {"type": kind, "data": base64.b64encode(raw).decode()}
 
 
 def plotly_source() -> str:
@@ -145,10 +136,6 @@ def _script(text: str) -> str:
     """A script without text that a browser takes for its end tag."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return re.sub("<(?=/script|script|!--)", r"\\x3c", text, flags=re.IGNORECASE)
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _section_data(section: Section) -> dict[str, Any]:
@@ -169,7 +156,7 @@ def _section_data(section: Section) -> dict[str, Any]:
 
 
 def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
-    samples, values, _ = thin(line, POINTS)
+    samples, values, _ = content.thin(line, POINTS)
     several = len(values) > 1
     with np.errstate(invalid="ignore", over="ignore"):  # a series may hold infinities
         error = metrics.standard_error(values) if several else np.full(len(samples), np.nan)
@@ -178,7 +165,7 @@ def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
         "seeds": line.seeds,
         "shown": shown and several,
         "samples": packed(samples),
-        "mean": packed(mean(values, 0)),
+        "mean": packed(content.mean(values, 0)),
         "error": packed(error),
         "values": packed(values if shown else values[:0]),
     }
@@ -195,7 +182,7 @@ def _summary(report: Report) -> str:
     methods = count(len({run.spec.name for run in runs}), "method")
     problems = list(dict.fromkeys(section.problem for section in report.sections))
     where = problems[0] if len(problems) == 1 else f"{len(problems)} problems"
-    texts = (*report.about, f"{methods} on {where}, {tally(runs)}.")
+    texts = (*report.about, f"{methods} on {where}, {content.tally(runs)}.")
     told = [f"<p>{escape(text)}</p>" for text in texts]
     if len(report.sections) > 1:
         links = (
@@ -213,9 +200,9 @@ def _heading(section: Section, among: Sequence[Section]) -> str:
 
 
 def _section(number: int, section: Section, report: Report) -> str:
-    told = [f'<p class="result">{escape(text)}</p>' for text in sentences(section)]
+    told = [f'<p class="result">{escape(text)}</p>' for text in content.sentences(section)]
     metrics_ = list(section.lines)
-    first = [n for n, metric in enumerate(metrics_) if metric in FIRST] or list(range(1))
+    first = [n for n, metric in enumerate(metrics_) if metric in content.FIRST] or list(range(1))
     rest = [n for n in range(len(metrics_)) if n not in first]
     parts = [_figure(number, section, n, main=n == first[0]) for n in first if metrics_]
     if rest:
@@ -277,7 +264,7 @@ def _many(lines: Mapping[int, Line]) -> bool:
 
 def _thinning(lines: Mapping[int, Line]) -> str:
     told = ""
-    if factors := {thin(line, POINTS).factor for line in lines.values()} - {1}:
+    if factors := {content.thin(line, POINTS).factor for line in lines.values()} - {1}:
         each = " or ".join(map(str, sorted(factors)))
         told += f" Each point is a mean of {each} windows, so that there are {POINTS} at most."
     if not _shows_seeds(lines):
@@ -291,7 +278,7 @@ def _numbers(section: Section, metric: str) -> str:
     long = any(line.values.shape[1] >= 4 for line in lines.values())
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
     header = ["method", "mean over the run", late, "change [95%]", "seeds"]
-    rows = [_row(section.arms[number], numbers(line)) for number, line in lines.items()]
+    rows = [_row(section.arms[number], content.numbers(line)) for number, line in lines.items()]
     told = (
         "Mean ± standard error over the seeds that are done; the change is from the "
         f"{early} to the {late} of the run, with its 95% interval over seeds."
@@ -299,7 +286,7 @@ def _numbers(section: Section, metric: str) -> str:
     return f'{_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
 
 
-def _row(arm: Arm, found: Numbers) -> list[str]:
+def _row(arm: Arm, found: content.Numbers) -> list[str]:
     over = " ± ".join(_alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
     return [arm.name, over, *_alike(found.late), _change(found.change), _fates(arm)]
 
@@ -456,8 +443,8 @@ def _table(
 </tbody></table></div>"""
 
 
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{summary}</summary>{content}</details>"
+def _details(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>{body}</details>"
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -139,14 +139,7 @@ def _line(found: Sequence[tuple[int, Kept]]) -> Line:
 
 
 def thin(line: Line, most: int) -> Thinned:
-    """A line with `most` points or fewer: means of consecutive windows.
-
-    Example:
-        >>> line = Line(10, (0,), np.array([[1.0, 3.0, 4.0, 6.0, 9.0]], np.float32))
-        >>> thin(line, 3)
-        Thinned(samples=array([20., 40., 50.]), values=array([[2., 5., 9.]], dtype=float32), \
-factor=2)
-    """
+    """A line with `most` points or fewer: means of consecutive windows."""
     windows = line.values.shape[1]
     factor = -(-windows // most)
     ends = np.minimum(factor * np.arange(1, -(-windows // factor) + 1), windows)

@@ -50,26 +50,15 @@ def change(seeds: Mapping[int, NDArray[np.floating]], parts: Parts) -> Interval:
 
 def trend(found: Interval) -> str:
     """The word for a change: improved, fell, held, or no clear trend."""
-    if found.low > 0:
-        return "improved"
-    if found.high < 0:
-        return "fell"
-    if found.low > -HOLDS and found.high < HOLDS:
-        return "held"
-    return "no clear trend"
+    if found.low > 0 or found.high < 0:
+        return "improved" if found.low > 0 else "fell"
+    return "held" if found.low > -HOLDS and found.high < HOLDS else "no clear trend"
 
 
 def headline(curves: Curves, subject: str, unit: str = "task") -> str:
     """Whether `subject` ends ahead of the others, in one sentence.
 
     Differences are taken seed by seed, because equal seeds mean equal streams.
-
-    Example:
-        >>> better = {0: np.array([0.5, 0.8]), 1: np.array([0.5, 0.9])}
-        >>> worse = {0: np.array([0.5, 0.6]), 1: np.array([0.5, 0.7])}
-        >>> print(headline({"UPGD-W": better, "SGD": worse}, "UPGD-W"))
-        UPGD-W ends ahead: in task 2 of 2, UPGD-W gets 85.0% right, SGD 65.0%; it leads SGD by \
-20.0 points (95% interval 20.0 to 20.0).
     """
     known = {name: seeds for name, seeds in curves.items() if seeds}
     others = [name for name in known if name != subject]
