@@ -20,9 +20,16 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from upgd.engine.dense import Learner
-from upgd.engine.eager_state import Random, beside, from_before, put_beside
 from upgd.engine.general import zero_shares
-from upgd.engine.packing import UnpackableError, pack, unpack
+from upgd.engine.packing import (
+    Random,
+    UnpackableError,
+    beside,
+    from_before,
+    pack,
+    put_beside,
+    unpack,
+)
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer

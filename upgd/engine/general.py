@@ -43,13 +43,9 @@ def unsupported(learner: Learner) -> str | None:
 class GeneralStack(Stack):
     """R learners in lock step, with one network architecture.
 
-    Args:
-        build: Makes a learner's network from its seed and the number of a task.
-        learners: Methods, hyperparameters and seeds, in any order.
-        shape: Of one input.
-        device: Where it runs.
-        dtype: float32, or float64 for tests.
-        common: Other arguments of :class:`~upgd.engine.dense.Stack`.
+    `build` makes a learner's network from its seed and the number of a task; `shape` is that of one
+    input. dtype float64 is for tests; other arguments are those of
+    :class:`~upgd.engine.dense.Stack`.
     """
 
     def __init__(
