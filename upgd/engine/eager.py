@@ -189,7 +189,8 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            values["zero_activations"] = float(np.mean([float(z) for z in zeros or [np.nan]]))
+            shares = [float(share) for share in zeros] or [np.nan]
+            values["zero_activations"] = float(np.mean(shares))
         try:
             with self._named("step()"):
                 self.optimizer.step()

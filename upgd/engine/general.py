@@ -358,7 +358,7 @@ def _vmapped(
             outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
         return outputs, tuple(shares)
 
-    found: tuple[Tensor, list[Tensor]] = torch.vmap(one)(tuple(params), x)
+    found: tuple[Tensor, tuple[Tensor, ...]] = torch.vmap(one)(tuple(params), x)
     if zeros is not None:
         zeros.extend(found[1])
     return found[0]
