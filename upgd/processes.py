@@ -25,11 +25,10 @@ PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Start children with SIGINT and SIGTERM blocked.
+    """Start children with SIGINT and SIGTERM blocked; this process handles them at the end.
 
-    This process handles both; signals that arrive meanwhile are raised at the end. Does nothing in
-    a thread, where handlers cannot be changed. Without signal masks (Windows) children receive
-    signals until they call :func:`ignore_interrupts`.
+    Does nothing in a thread, where handlers cannot be changed. Without signal masks (Windows)
+    children receive signals until they call :func:`ignore_interrupts`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -120,21 +120,16 @@ class _Walk:
         if _is_ours(function):
             yield _name(function).encode()
             return
-        text = _text(function)
-        installed = _is_installed(function.__module__)
+        text, installed = _text(function), _is_installed(function.__module__)
         if installed:
             yield _name(function).encode()
         yield b"function"
-        if text is None:
-            yield from self._code(function.__code__)
-        else:
-            yield text.encode()
+        yield from self._code(function.__code__) if text is None else (text.encode(),)
         yield from self.pieces([function.__defaults__, function.__kwdefaults__])
         if installed and function.__closure__ is None:
             return
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
             yield name.encode()
             try:
                 yield from self.pieces(cell.cell_contents)
@@ -209,11 +204,8 @@ def _array(value: Any) -> Iterator[bytes]:
 
 def _names(code: CodeType) -> set[str]:
     """Names in a function's code and in that of functions and classes within."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names(constant)
-    return found
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _text(thing: Any) -> str | None:
@@ -240,12 +232,6 @@ def _is_ours(thing: Any) -> bool:
 
 
 @functools.cache
-def _installed_folders() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple({Path(sysconfig.get_path(name)).resolve() for name in names})
-
-
-@functools.cache
 def _is_installed(module: str) -> bool:
     """Whether a module is Python's own or of an installed package, rather than the user's."""
     top = module.partition(".")[0]
@@ -253,11 +239,10 @@ def _is_installed(module: str) -> bool:
         return False
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
-    found = sys.modules.get(top)
-    file = getattr(found, "__file__", None)
+    file = getattr(sys.modules.get(top), "__file__", None)
     if file is None:
         return False
-    path = Path(file).resolve()
-    if any(path.is_relative_to(folder) for folder in _installed_folders()):
+    path, names = Path(file).resolve(), ("stdlib", "platstdlib", "purelib", "platlib")
+    if any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in names):
         return True
     return "site-packages" in path.parts or "dist-packages" in path.parts

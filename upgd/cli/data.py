@@ -31,8 +31,8 @@ from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, sea
 from upgd.streams import check as check_data
 from upgd.streams.convert import Content, describe, read_source, write_content
 from upgd.streams.datasets import expanded, splits_of
-from upgd.streams.download import fetch as download
 from upgd.streams.extract import extract, list_images
+from upgd.streams.files import fetch as download
 from upgd.streams.files import find
 from upgd.streams.readers import DataError, OnProgress
 

@@ -95,15 +95,9 @@ def _ends_at_tasks(setting: Setting, stream: Any) -> bool:
 
 
 class BatchedRun:
-    """Several runs in lock step.
+    """Several runs in lock step, with a setting and a stream each, for so many steps.
 
-    Args:
-        problem: The problem they share.
-        settings: One per run; they differ in method, hyperparameters, seed and restarts only.
-        streams: One per run.
-        steps: Samples of each.
-        device: Where they run.
-        dtype: float32, or float64 for tests.
+    Settings differ in method, hyperparameters, seed and restarts only. dtype float64 is for tests.
 
     Example:
         >>> from upgd.streams import get

@@ -131,12 +131,7 @@ class CudaStack(DenseStack):
         self.early = self._how_early()
         self._branches = Branches(len(self.groups), self.device)
         self._table: NDArray[Any] | None = None
-        self.data: Tensor | None = None
-        self.index: Tensor | None = None
-        self.labels: Tensor | None = None
-        self.targets: Tensor | None = None
-        self.permutations: Tensor | None = None
-        self.slots: Tensor | None = None
+        self._fed: dict[str, Tensor] = {}  # a chunk, in the order of the kernels' arguments
 
     # ------------------------------------------------------------------------- memory
     def _allocate(self) -> None:
@@ -146,10 +141,8 @@ class CudaStack(DenseStack):
         self.corrections = torch.zeros_like(self.decays)
         seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
         self.seeds = self._put(seeds)
-        self.layer_table, self.group_table = (
-            self._put(layout.layer_table),
-            self._put(layout.group_table),
-        )
+        self.layer_table = self._put(layout.layer_table)
+        self.group_table = self._put(layout.group_table)
         self.weights = self._zeros(runs, layout.size)
         self.states = [
             self._zeros(max(1, len(g.states)), g.count if g.states else 1, layout.size)
@@ -222,13 +215,12 @@ class CudaStack(DenseStack):
 
     def _feed(self, chunk: Chunk) -> None:
         """Put a chunk's samples where the kernels look for them."""
-        order = self.order
         self.inputs = sample.TABLE if chunk.permutations is None else sample.PERMUTED
         self._put_into("data", chunk.table)
-        self._put_into("index", chunk.index[order])
-        self._put_into("labels", None if chunk.labels is None else chunk.labels[order])
-        self._put_into("targets", None if chunk.targets is None else chunk.targets[order])
-        permutations = None if chunk.permutations is None else chunk.permutations[:, order]
+        for name in ("index", "labels", "targets"):
+            array = getattr(chunk, name)
+            self._put_into(name, None if array is None else array[self.order])
+        permutations = None if chunk.permutations is None else chunk.permutations[:, self.order]
         self._put_into("permutations", permutations)
         self._put_into("slots", chunk.slots)
         self.length = chunk.steps + 1
@@ -238,7 +230,7 @@ class CudaStack(DenseStack):
         """Copy to the device, to the same place where it fits: graphs remember addresses."""
         if array is None:
             array = _NOTHING
-        old: Tensor | None = getattr(self, name)
+        old = self._fed.get(name)
         if name == "data" and array is self._table:
             return
         new = torch.from_numpy(np.ascontiguousarray(array))
@@ -247,7 +239,7 @@ class CudaStack(DenseStack):
         if old is not None and old.shape == new.shape and old.dtype == new.dtype:
             old.copy_(new)
         else:
-            setattr(self, name, new.to(self.device))
+            self._fed[name] = new.to(self.device)
             self._graphs.clear()
         if name == "data":
             self._table = array
@@ -255,7 +247,8 @@ class CudaStack(DenseStack):
     def _begin(self) -> None:
         runs, layout = len(self.learners), self.layout
         sample.fetch_kernel[(runs,)](
-            *(self.acts, self.layer_table, self.data, self.index, self.permutations, self.slots),
+            *(self.acts, self.layer_table),
+            *(self._fed[name] for name in ("data", "index", "permutations", "slots")),
             *(self.clock, runs, layout.activations, self.length),
             INPUTS=self.inputs,
             IN=self.in_block,
@@ -308,12 +301,13 @@ class CudaStack(DenseStack):
         runs, layout, t = len(self.learners), self.layout, self.tuning
         first, last = layout.layers[0], layout.layers[-1]
         columns, warps = t.head(self.out_block)
+        common = {"ACTIVATION": self.activation, "SECOND": self.second}
+        common |= {"FEATURES": self._scaling, "TRACE": self._trace}
         sample.head_kernel[(runs, 2 if forward else 1)](
             *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
-            *(self.kinds, self.pre, self.loss_before, self.series, self.diverged),
-            self.partial,
+            *(self.kinds, self.pre, self.loss_before, self.series, self.diverged, self.partial),
             *(self.corrections, self.decays, self.layer_table),
-            *(self.data, self.index, self.labels, self.targets, self.permutations, self.slots),
+            *self._fed.values(),
             *(self.clock, offset, self.window, self.windows),
             *(runs, layout.size, layout.activations, layout.units, self.length),
             *(first.inputs, first.stride, first.input_at),
@@ -323,13 +317,10 @@ class CudaStack(DenseStack):
             PART=t.back_columns,
             OUT=self.out_block,
             IN=self.in_block,
-            ACTIVATION=self.activation,
             SQUARED=self.squared,
             INPUTS=self.inputs,
-            SECOND=self.second,
-            FEATURES=self._scaling,
-            TRACE=self._trace,
             FORWARD=forward,
+            **common,
             **(self.early if forward else {"EARLY": 0}),  # the last one follows PyTorch's kernels
             num_warps=warps,
         )
@@ -342,10 +333,7 @@ class CudaStack(DenseStack):
                 *(layer.inputs, layer.outputs, layer.stride),
                 *(layer.base, layer.input_at, layer.row_at),
                 *(layout.size, layout.activations, layout.units),
-                ACTIVATION=self.activation,
-                SECOND=self.second,
-                FEATURES=self._scaling,
-                TRACE=self._trace,
+                **common,
                 BR=t.back_rows,
                 BC=t.back_columns,
                 num_warps=t.back_warps,

@@ -20,9 +20,16 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from upgd.engine.dense import Learner
-from upgd.engine.eager_state import Random, beside, from_before, put_beside
 from upgd.engine.general import zero_shares
-from upgd.engine.packing import UnpackableError, pack, unpack
+from upgd.engine.packing import (
+    Random,
+    UnpackableError,
+    beside,
+    from_before,
+    pack,
+    put_beside,
+    unpack,
+)
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
@@ -182,7 +189,8 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            values["zero_activations"] = float(np.mean([float(z) for z in zeros or [np.nan]]))
+            shares = [float(share) for share in zeros] or [np.nan]
+            values["zero_activations"] = float(np.mean(shares))
         try:
             with self._named("step()"):
                 self.optimizer.step()

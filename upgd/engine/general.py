@@ -43,13 +43,9 @@ def unsupported(learner: Learner) -> str | None:
 class GeneralStack(Stack):
     """R learners in lock step, with one network architecture.
 
-    Args:
-        build: Makes a learner's network from its seed and the number of a task.
-        learners: Methods, hyperparameters and seeds, in any order.
-        shape: Of one input.
-        device: Where it runs.
-        dtype: float32, or float64 for tests.
-        common: Other arguments of :class:`~upgd.engine.dense.Stack`.
+    `build` makes a learner's network from its seed and the number of a task; `shape` is that of one
+    input. dtype float64 is for tests; other arguments are those of
+    :class:`~upgd.engine.dense.Stack`.
     """
 
     def __init__(
@@ -376,7 +372,7 @@ def _vmapped(
             outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
         return outputs, tuple(shares)
 
-    found: tuple[Tensor, list[Tensor]] = torch.vmap(one)(tuple(params), x)
+    found: tuple[Tensor, tuple[Tensor, ...]] = torch.vmap(one)(tuple(params), x)
     if zeros is not None:
         zeros.extend(found[1])
     return found[0]

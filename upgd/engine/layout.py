@@ -75,7 +75,6 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases."""
         return sum((layer.inputs + 1) * layer.outputs for layer in self.layers)
 
     @property
@@ -98,16 +97,11 @@ class Layout:
     @cached_property
     def layer_table(self) -> NDArray[np.int32]:
         """A row per layer: inputs, outputs, stride/16, base/16, input_at/16, row_at."""
-        return np.array(
-            [
-                (
-                    *(x.inputs, x.outputs, x.stride // ALIGN, x.base // ALIGN),
-                    *(x.input_at // ALIGN, x.row_at),
-                )
-                for x in self.layers
-            ],
-            np.int32,
-        )
+        rows = [
+            (x.inputs, x.outputs, x.stride // ALIGN, x.base // ALIGN, x.input_at // ALIGN, x.row_at)
+            for x in self.layers
+        ]
+        return np.array(rows, np.int32)
 
     @cached_property
     def group_table(self) -> NDArray[np.int32]:

@@ -62,8 +62,7 @@ def need(
     problem: Problem, settings: Sequence[Setting], stream: Any, steps: int, device: str
 ) -> Need:
     """The bytes that runs with these settings take, given the stream of any of them."""
-    on_cuda = torch.device(device).type == "cuda"
-    first = settings[0]
+    on_cuda, first = torch.device(device).type == "cuda", settings[0]
     kind = batched.kind_of(problem, first, device)
     if kind == "dense":
         assert not isinstance(problem.network, str)
@@ -88,10 +87,8 @@ def need(
     each = tuple(4 * count + beside for count in numbers)
     copies = 2 if on_cuda else 4  # on CPU this chunk and the next, each also stream by stream
     if has_table(stream):
-        table = 4 * len(stream.dataset) * features
-        return Need(table + shared, each)
-    inputs = copies * 4 * features * length
-    return Need(shared, each, inputs, copies * batched.MOST_BYTES)
+        return Need(4 * len(stream.dataset) * features + shared, each)
+    return Need(shared, each, copies * 4 * features * length, copies * batched.MOST_BYTES)
 
 
 def free_bytes(device: str) -> int:

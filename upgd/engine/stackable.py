@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upgd.engine.eager_state import beside
 from upgd.engine.general import forward
+from upgd.engine.packing import beside
 from upgd.networks import Network, build, get
 from upgd.streams import Problem
 from upgd.text import error_line
@@ -74,8 +74,8 @@ def _compared(name: str, models: list[nn.Module], x: Tensor) -> str:
 
 
 def _random(x: Tensor) -> list[Tensor]:
-    found = [torch.random.get_rng_state()]
-    return [*found, torch.cuda.get_rng_state(x.device)] if x.is_cuda else found
+    on_gpu = [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
+    return [torch.random.get_rng_state(), *on_gpu]
 
 
 def _kept(model: nn.Module) -> dict[str, Any]:

@@ -44,13 +44,7 @@ def tenths(curves: Array) -> Array:
 
 
 def collapse(returns: ArrayLike) -> dict[str, float]:
-    """The peak, final return and drop of a run; nothing where no episode ended.
-
-    Example:
-        >>> found = collapse([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 4.0, 3.0, 2.0, 1.0])
-        >>> found["peak_return"], found["final_return"], found["drop_after_peak"]
-        (5.0, 1.0, 4.0)
-    """
+    """The peak, final return and drop of a run; nothing where no episode ended."""
     curve = np.asarray(returns, np.float64)
     if not np.isfinite(curve).any():
         return {}

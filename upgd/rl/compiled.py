@@ -91,8 +91,7 @@ class CompiledPPO:
             *(self.advantages, self.returns),
         )
         self._numbers[0, LR] = self.lr * share
-        found = np.zeros(kernels.FOUND)
-        plasticity = []
+        found, plasticity = np.zeros(kernels.FOUND), []
         for epoch in range(settings.epochs):
             kernels.permutation(index, self.seed, iteration * settings.epochs + epoch)
             for start in range(0, settings.steps, settings.minibatch):

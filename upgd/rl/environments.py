@@ -1,8 +1,7 @@
-"""Environments: by name, without wrappers, in a state that can be saved.
+"""Environments of gymnasium, by name, in a state that can be saved.
 
-Environments are gymnasium's, without its wrappers: those for time limits, episode statistics and
-normalisation are slow. Their work is done here and in :mod:`upgd.rl.rollouts`, and tests compare
-the two.
+Its wrappers for time limits, episode statistics and normalisation are slow; their work is done here
+and in :mod:`upgd.rl.rollouts`, and tests compare the two.
 """
 
 from __future__ import annotations

@@ -74,12 +74,7 @@ class Agents(Kind):
     def measure_pace(self, specs: Sequence[RunSpec], options: Options) -> Pace:
         where = plan(specs[0])
         learners = [agent(spec) for spec in specs[: max(2 * cores(), AT_ONCE)]]
-        with AgentGroup(
-            *(where.environment, learners, where.settings),
-            steps=where.steps,
-            workers=options.workers,
-            device=options.device,
-        ) as group:
+        with _open(where, learners, options) as group:
             group.iterate()  # compiles
             before = group.seconds["clock"]
             group.iterate()
@@ -89,6 +84,11 @@ class Agents(Kind):
 
 
 KIND = Agents()
+
+
+def _open(where: Plan, learners: list[Learner], options: Options) -> AgentGroup:
+    place: Any = {"workers": options.workers, "device": options.device}
+    return AgentGroup(where.environment, learners, where.settings, steps=where.steps, **place)
 
 
 # ------------------------------------------------------------------------------- curves
@@ -272,13 +272,7 @@ class AgentsExecution(Execution):
 
     def _open(self, members: list[Member]) -> AgentGroup | None:
         """The group in which these agents go on; None if some restart instead."""
-        where, learners = self.plan, [member.learner for member in members]
-        self._group = AgentGroup(
-            *(where.environment, learners, where.settings),
-            steps=where.steps,
-            workers=self.options.workers,
-            device=self.options.device,
-        )
+        self._group = _open(self.plan, [member.learner for member in members], self.options)
         self._active = members
         states = [member.state for member in members if member.state is not None]
         try:

@@ -370,7 +370,7 @@ def _arrays(
         if not isinstance(test, tuple | list) or len(test) != 2:
             raise ValueError("test is a pair of arrays (x, y)")
         with _named("test"):
-            held_out, others = _dataset(*test, shape, data.classes, loss)
+            held_out, others = _dataset(test[0], test[1], shape, data.classes, loss)
             if held_out.shape != data.shape or others is not None:
                 raise ValueError("the data are of another kind than those to learn from")
     make: Any = functools.partial(

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.caches import home
-from upgd.streams.files import DATASETS, Source, find, missing, npz_source
+from upgd.streams.files import DATASETS, Source, fetch, find, missing, npz_source
 from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_arrays, save_npz
 
 Split = Literal["train", "test"]
@@ -178,8 +178,6 @@ def load(
     folders = search_path(data_dir)
     source = find(name, split, folders)
     if source is None and download:
-        from upgd.streams.download import fetch
-
         fetch(name, folders[0])
         source = find(name, split, folders)
     if source is None:

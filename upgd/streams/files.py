@@ -1,12 +1,15 @@
-"""Which files a dataset comes in, and where they are looked for."""
+"""Which files a dataset comes in, where they are looked for, and how they are downloaded."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -31,7 +34,10 @@ from upgd.streams.readers import (
 
 Arrays = tuple[Inputs, Labels, int]  # inputs, labels, the brightest value of images
 
+_RETRIES = 4
+_WHY = {"ConnectionError": "no connection to {}", "ConnectTimeout": "{} does not answer"}
 _CIFAR_RECORDS = 10_000  # in each original batch
+_CIFAR_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
 class Source(NamedTuple):
@@ -125,10 +131,7 @@ DATASETS = {
             Download(
                 _CIFAR,
                 "md5:c32a1d4ab5d03f1284b67883e8d87530",
-                tuple(
-                    f"cifar-10-batches-bin/{batch}.bin"
-                    for batch in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-                ),
+                tuple(f"cifar-10-batches-bin/{stem}.bin" for stem in (*_CIFAR_TRAIN, "test_batch")),
             ),
         ),
     ),
@@ -244,7 +247,7 @@ def find_cifar(split: str, folder: Path) -> Source | None:
     Raises:
         DataError: Some are missing, or there are Python batches only.
     """
-    stems = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    stems = _CIFAR_TRAIN if split == "train" else ("test_batch",)
     for place in (folder / "cifar-10-batches-bin", folder):
         paths = tuple(place / f"{stem}.bin" for stem in stems)
         absent = [path for path in paths if not path.is_file()]
@@ -313,3 +316,58 @@ def missing(name: str, split: str, folders: Sequence[Path]) -> str:
     return (
         f"no {name} data ({split}); put {accepted} into {folders[0]} (searched: {searched}); {way}"
     )
+
+
+# ------------------------------------------------------------------------ downloading
+def fetch(name: str, folder: Path, bar: Any = None) -> None:
+    """Download a dataset into the sub-folder `name` of `folder`; keeps files that are there.
+
+    `bar` shows a file's progress: an object with `total`, `update(n)`, `reset()` and `close()`; by
+    default tqdm's, where that is installed.
+
+    Raises:
+        DataError: it has no public files, ``pooch`` is missing, the network is, or a checksum
+            is wrong; says which file to put where instead.
+    """
+    downloads = DATASETS[name].downloads
+    if not downloads:
+        way_out = f"put {name}.npz into {folder}, 'upgd data features' makes it from images"
+        raise DataError(name, "cannot be downloaded", way_out)
+    target = folder / name
+    try:
+        pooch = importlib.import_module("pooch")
+    except ImportError as error:
+        way_out = f"pip install pooch, or {_by_hand(downloads, target)}"
+        raise DataError(name, "downloading needs pooch", way_out) from error
+    if bar is None:  # pooch's progress bar needs tqdm
+        bar = importlib.util.find_spec("tqdm") is not None
+    for item in downloads:
+        try:
+            _fetch(pooch, item, target, bar)
+        except Exception as error:  # of the network, of the disk, of pooch: one way out
+            why = _WHY.get(type(error).__name__)
+            why = why.format(urlsplit(item.url).netloc) if why else str(error)
+            way_out = f"try again, or {_by_hand(downloads, target)}"
+            raise DataError(item.url, f"could not be downloaded ({why})", way_out) from error
+
+
+def _by_hand(downloads: tuple[Download, ...], target: Path) -> str:
+    """Which files to put where, of those that are not there."""
+    addresses = [item.url.rsplit("/", 1) for item in downloads]
+    absent = [(base, file) for base, file in addresses if not (target / file).exists()]
+    files = ", ".join(file for _, file in absent or addresses)
+    then = " and repeat this, which checks and unpacks it" if downloads[0].members else ""
+    return f"put {files} from {addresses[0][0]}/ into {target}{then}"
+
+
+def _fetch(pooch: Any, item: Download, target: Path, bar: Any) -> None:
+    base, file = item.url.rsplit("/", 1)
+    pooch.get_logger().setLevel("WARNING")  # we tell what is to be told
+    store = pooch.create(
+        path=target, base_url=base + "/", registry={file: item.checksum}, retry_if_failed=_RETRIES
+    )
+    processor = None
+    if item.members:
+        unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
+        processor = unpack(members=list(item.members), extract_dir=".")
+    store.fetch(file, processor=processor, progressbar=bar)

@@ -48,15 +48,27 @@ def read_image_folder(
         if not found:
             raise DataError(folder / name, "has no images", "add some, or remove the folder")
         files += [(file, numbers[name]) for file in found]
+    images = _together(
+        [file for file, _ in files], lambda i, file: _image(pillow, file)[None], on_progress
+    )
+    return images, np.array([label for _, label in files], dtype=np.int64)
+
+
+def _together(
+    files: list[Path],
+    read: Callable[[int, Path], NDArray[np.uint8]],
+    on_progress: OnProgress | None,
+) -> NDArray[np.uint8]:
+    """The images [n, ...] of all files."""
     images: list[NDArray[np.uint8]] = []
-    for file, _ in files:
-        images.append(_image(pillow, file))
-        if images[-1].shape != images[0].shape:
-            wrong = f"has shape {images[-1].shape}, the first image {images[0].shape}"
+    for number, file in enumerate(files):
+        images.append(read(number, file))
+        if images[-1].shape[1:] != images[0].shape[1:]:
+            wrong = f"holds images of shape {images[-1].shape[1:]}, not {images[0].shape[1:]}"
             raise DataError(file, wrong, "give all images one size and one mode")
         if on_progress is not None:
-            on_progress(len(images), len(files))
-    return np.stack(images), np.array([label for _, label in files], dtype=np.int64)
+            on_progress(number + 1, len(files))
+    return np.concatenate(images)
 
 
 def class_names(folder: Path) -> list[str]:
@@ -94,15 +106,10 @@ def read_sprites(
     if not labels:
         wrong = f"has no {'test' if test else 'training'} labels"
         raise DataError(folder / _LABELS, wrong, "add them under the names of their sprites")
-    images: list[NDArray[np.uint8]] = []
-    for key, some in labels.items():
-        images.append(_tiles(pillow, _sprite(folder, key), some))
-        if images[-1].shape[1:] != images[0].shape[1:]:
-            wrong = f"holds images of shape {images[-1].shape[1:]}, not {images[0].shape[1:]}"
-            raise DataError(_sprite(folder, key), wrong, "one dataset has images of one shape")
-        if on_progress is not None:
-            on_progress(len(images), len(labels))
-    return np.concatenate(images), np.concatenate(list(labels.values())).astype(np.int64)
+    each = list(labels.values())
+    files = [_sprite(folder, key) for key in labels]
+    images = _together(files, lambda i, file: _tiles(pillow, file, each[i]), on_progress)
+    return images, np.concatenate(each).astype(np.int64)
 
 
 def read_sprite_labels(folder: Path, test: bool) -> dict[str, NDArray[Any]]:

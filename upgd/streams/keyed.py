@@ -39,14 +39,10 @@ class Purpose(IntEnum):
 
 
 def bits(count: int, seed: int, purpose: int, *index: int, start: int = 0) -> NDArray[np.uint64]:
-    """Random 64-bit words number `start` to `start + count` of a sequence.
+    """Random 64-bit words number `start` to `start + count` of a sequence; skipping takes no time.
 
-    Args:
-        count: how many.
-        seed: of the run, in [0, 2⁶⁴).
-        purpose: what they are for, in [0, 2³²).
-        index: up to three integers in [0, 2⁶⁴) that pick the sequence.
-        start: words to skip; takes no time.
+    `seed` is in [0, 2⁶⁴), `purpose` in [0, 2³²); up to three integers `index` in [0, 2⁶⁴) pick the
+    sequence.
 
     Example:
         >>> sequence = bits(10, 0, Purpose.ORDER, 7)

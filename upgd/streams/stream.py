@@ -34,13 +34,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Consecutive samples as three int64 arrays: index into the data, task, permuted label.
-
-    Example:
-        >>> from upgd.streams import TaskStream, load
-        >>> TaskStream(load("digits"), seed=0, task_length=3).block(start=1, count=5).task
-        array([0, 0, 1, 1, 1])
-    """
+    """Consecutive samples as three int64 arrays: index into the data, task, permuted label."""
 
     index: NDArray[np.int64]
     task: NDArray[np.int64]
