@@ -294,7 +294,9 @@ class GeneralStack(Stack):
             steps = torch.arange(now, now + ahead, device=self.device)
             steps = steps.repeat_interleave(group.count).unsqueeze(1)
             parts = [
-                philox.normal(shape, seeds, i, steps, self.device, self.dtype).flatten(1)
+                philox.normal(shape, seeds, i, steps, self.device, self.dtype).reshape(
+                    len(seeds), -1
+                )
                 for i, shape in enumerate(self.shapes)
             ]
             first, block = now, torch.cat(parts, 1).view(ahead, group.count, -1)
