@@ -15,24 +15,18 @@ from upgd.optim.registry import METHODS, scalars
 from upgd.streams.problems import PROBLEMS, Problem
 
 Scalar = str | int | float | bool | None
-NO_LAYERS = "none"
-"""What the option ``hidden`` is called for a network from inputs to outputs."""
+NO_LAYERS = "none"  # what the option ``hidden`` is called for a network from inputs to outputs
 KINDS = {"ppo/": "upgd.rl.study"}
 """By the prefix of a problem's name, the module whose ``KIND`` its runs are
 (:mod:`upgd.study.kinds`), imported when such a run is met; all others are learners."""
 
 
 class Usual(NamedTuple):
-    """What runs of a problem do unless they are told otherwise.
+    """What runs of a problem do unless they are told otherwise."""
 
-    Attributes:
-        options: Those that can be left out, with the values that they then have.
-        hyper: Defaults of hyperparameters, before those of the method.
-        sources: Of code that is not part of upgd, by what it is; empty texts for upgd's own.
-    """
-
-    options: Mapping[str, Scalar]
-    hyper: Mapping[str, float] = {}
+    options: Mapping[str, Scalar]  # those that can be left out, with the values that they then have
+    hyper: Mapping[str, float] = {}  # defaults of hyperparameters, before those of the method
+    # Of code that is not part of upgd, by what it is; empty texts for upgd's own.
     sources: Mapping[str, str] = {}
 
 

@@ -16,30 +16,20 @@ from upgd.ledger.queries import PAGE, Cells, Row, as_run, pages, series_faults
 from upgd.ledger.schema import SERIES, is_key_of
 from upgd.ledger.spec import RunSpec
 
-MOST = 20
-"""Lines of what SQLite finds in one file."""
+MOST = 20  # lines of what SQLite finds in one file
 HELD = "SELECT leases.key, state FROM leases LEFT JOIN runs ON runs.key = leases.key"
 
 
 @dataclass
 class Findings:
-    """What was looked at, and what is damaged.
+    """What was looked at, and what is damaged."""
 
-    Attributes:
-        ledger: What is damaged in the ledger, a line each.
-        checkpoints: By file, what is wrong with it.
-        runs: How many could be read.
-        series: How many could be read.
-        kept: Checkpoints there are.
-        has_checksums: Not before a ledger of an older version is upgraded.
-    """
-
-    ledger: list[str] = field(default_factory=list)
-    checkpoints: dict[Path, str] = field(default_factory=dict)
-    runs: int = 0
-    series: int = 0
-    kept: int = 0
-    has_checksums: bool = True
+    ledger: list[str] = field(default_factory=list)  # what is damaged in the ledger, a line each
+    checkpoints: dict[Path, str] = field(default_factory=dict)  # by file, what is wrong with it
+    runs: int = 0  # how many could be read
+    series: int = 0  # how many could be read
+    kept: int = 0  # checkpoints there are
+    has_checksums: bool = True  # not before a ledger of an older version is upgraded
 
     @property
     def lines(self) -> list[str]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 BYTES = 8
-Field = str | bytes | int | float | None
-"""What SQLite keeps in a cell."""
+Field = str | bytes | int | float | None  # what SQLite keeps in a cell
 
 
 def checksum(kind: str, *fields: Field) -> str:

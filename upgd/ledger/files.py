@@ -19,8 +19,7 @@ from upgd.ledger.schema import APPLICATION_ID
 
 SUFFIX = ".partial"
 LEDGER = "ledger.sqlite"
-FIGURE_MARK = "Matplotlib"
-"""What is found near the beginning of figures."""
+FIGURE_MARK = "Matplotlib"  # what is found near the beginning of figures
 _BEGINNING = 4096
 _LEDGERS = tuple(LEDGER + end for end in ("", "-wal", "-shm", "-journal"))
 _INSIDE = ("checkpoints", "workers")

@@ -127,11 +127,7 @@ class Ledger:
         return added, len(rows) - added
 
     def claim(
-        self,
-        owner: str,
-        lease_seconds: float,
-        limit: int = 1,
-        where: Where | None = None,
+        self, owner: str, lease_seconds: float, limit: int = 1, where: Where | None = None
     ) -> list[Claim]:
         """Take runs to work on: first those whose lease expired, then pending ones, oldest first.
 

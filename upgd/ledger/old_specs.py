@@ -43,9 +43,9 @@ def _methods() -> dict[str, Named]:
     return found
 
 
-METHODS = _methods()
-"""By name or alias in lower case, the row's name and all defaults."""
+METHODS = _methods()  # by name or alias in lower case, the row's name and all defaults
 
+# Task length, window and hidden units.
 PROBLEMS: dict[str, tuple[int | None, int, str | None]] = {
     "input-permuted-mnist": (5_000, 5_000, "300-150"),
     "label-permuted-emnist": (2_500, 2_500, "300-150"),
@@ -57,12 +57,10 @@ PROBLEMS: dict[str, tuple[int | None, int, str | None]] = {
     "input-permuted-digits": (2_500, 2_500, "300-150"),
     "label-permuted-digits": (2_500, 2_500, "300-150"),
 }
-"""Task length, window and hidden units."""
 
 PPO = "ppo/"
 PPO_HYPER = {"lr": 3e-4, "eps": 1e-5}
-PPO_ITERATIONS = 10
-"""In a window."""
+PPO_ITERATIONS = 10  # of a window
 PPO_OPTIONS: dict[str, Any] = {
     "steps": 2048,
     "epochs": 10,

@@ -24,13 +24,9 @@ SUFFIX = ".lock"
 
 @dataclass
 class Presence:
-    """How an owner leaves.
+    """How an owner leaves."""
 
-    Attributes:
-        holds_runs: It could not give its runs back. Its file stays, unlocked, and the next process
-            frees them.
-    """
-
+    # It could not give its runs back. Its file stays, unlocked, and the next process frees them.
     holds_runs: bool = False
 
 

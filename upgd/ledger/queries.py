@@ -24,29 +24,21 @@ from upgd.ledger.spec import RunSpec
 
 FILTERS = ("problem", "method", "seed", "steps", "key")
 PAGE = 1000
-OVER = ("done", "diverged")
-"""The states in which a run has a result."""
+OVER = ("done", "diverged")  # the states in which a run has a result
 T = TypeVar("T")
 Cells = tuple[Any, ...]
 
 
 class Row(NamedTuple):
-    """A run as the tables have it.
+    """A run as the tables have it."""
 
-    Attributes:
-        number: Runs are numbered in the order in which they were added.
-        run: The cells of :data:`schema.RUN`.
-        checksum: Theirs; None in a ledger of an older version.
-        result: The cells of :data:`schema.RESULT`, the key of the run first; empty if there is
-            none, or if it was not asked for.
-        result_checksum: Theirs.
-    """
-
-    number: int
-    run: Cells
-    checksum: str | None
+    number: int  # runs are numbered in the order in which they were added
+    run: Cells  # the cells of :data:`schema.RUN`
+    checksum: str | None  # theirs; None in a ledger of an older version
+    # The cells of :data:`schema.RESULT`, the key of the run first; empty if there is none, or if it
+    # was not asked for.
     result: Cells = ()
-    result_checksum: str | None = None
+    result_checksum: str | None = None  # theirs
 
     @property
     def key(self) -> str:

@@ -27,24 +27,17 @@ from upgd.ledger.ledger import NAME
 from upgd.ledger.queries import OVER, Cells, Row, series_faults
 from upgd.ledger.spec import RunSpec
 
-SECONDS = 5.0
-"""To wait for processes that work on the study."""
-FAR = 1_000_000
-"""Rows that are looked for, one by one, behind a damaged page."""
+SECONDS = 5.0  # to wait for processes that work on the study
+FAR = 1_000_000  # rows that are looked for, one by one, behind a damaged page
 
 
 @dataclass
 class Repair:
-    """What became of a study.
+    """What became of a study."""
 
-    Attributes:
-        copy: The ledger as it was.
-        again: Runs that wait to be computed again.
-        lost: Runs of which there is no specification any more; None if their number is lost too.
-    """
-
-    copy: Path | None = None
-    again: int = 0
+    copy: Path | None = None  # the ledger as it was
+    again: int = 0  # runs that wait to be computed again
+    # Runs of which there is no specification any more; None if their number is lost too.
     lost: int | None = 0
 
 

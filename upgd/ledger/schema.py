@@ -19,13 +19,12 @@ APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLit
 
 RUN = ("key", "spec", "rules", "problem", "method", "seed", "steps", "state", "attempts", "error")
 """The cells of a run that its checksum covers, in order."""
+# Those of a result; ``contents`` has the checksums of its series by metric, as JSON.
 RESULT = (
     *("key", "engine", "device", "dtype", "versions", "host", "started", "finished", "wall"),
     *("summary", "diverged_at", "contents"),
 )
-"""Those of a result; ``contents`` has the checksums of its series by metric, as JSON."""
-SERIES = ("key", "metric", "window", "data")
-"""Those of a series."""
+SERIES = ("key", "metric", "window", "data")  # those of a series
 Cells = tuple[Any, ...]
 
 

@@ -18,12 +18,10 @@ from upgd.ledger.errors import SpecError
 RULES_VERSION = 2
 """The version of the update rules and of the randomness; raised whenever results change."""
 
-Scalar: TypeAlias = str | int | float | bool | None
-"""What JSON can hold without nesting."""
+Scalar: TypeAlias = str | int | float | bool | None  # what JSON can hold without nesting
 
 LIMIT = 2**63  # what SQLite's integers hold
-SOURCES = ("method", "problem", "network")
-"""Of what a run may have code that is not part of upgd."""
+SOURCES = ("method", "problem", "network")  # of what a run may have code that is not part of upgd
 MEASURING = frozenset({"stride", "held_out"})
 """Options that change what is measured and nothing else."""
 

@@ -16,8 +16,7 @@ import torch
 
 import upgd
 
-OF_AGENTS = ("gymnasium", "mujoco")
-"""Packages that runs of reinforcement learning depend on."""
+OF_AGENTS = ("gymnasium", "mujoco")  # packages that runs of reinforcement learning depend on
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:

@@ -27,30 +27,21 @@ from upgd.streams import DataError
 from upgd.study.options import Options
 
 CHECKPOINT_SHARE = 0.02
-LONGEST_LOSS = 60.0
-"""After a kill, at most so many seconds of work are done again."""
+LONGEST_LOSS = 60.0  # after a kill, at most so many seconds of work are done again
 FIRST_CHECKPOINT = 1.0
 """Seconds until the first one of an attempt, which tells the ledger that it makes progress."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far runs are.
+    """How far runs are."""
 
-    Attributes:
-        spec: One of them.
-        step: Where it stands.
-        rate: Steps per second of all of them together.
-        latest: Its last metrics.
-        others: Runs that advance together with this one.
-        share: The rate's share of what the device's memory allows, where that is known.
-    """
-
-    spec: RunSpec
-    step: int
-    rate: float
-    latest: Mapping[str, float]
-    others: tuple[RunSpec, ...] = ()
+    spec: RunSpec  # one of them
+    step: int  # where it stands
+    rate: float  # steps per second of all of them together
+    latest: Mapping[str, float]  # its last metrics
+    others: tuple[RunSpec, ...] = ()  # runs that advance together with this one
+    # The rate's share of what the device's memory allows, where that is known.
     share: float | None = None
 
 
@@ -61,8 +52,7 @@ class Tally:
     done: int = 0
     diverged: int = 0
     failed: int = 0
-    failed_earlier: int = 0
-    """Runs that had failed before and were not tried again."""
+    failed_earlier: int = 0  # runs that had failed before and were not tried again
     lost: int = 0
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

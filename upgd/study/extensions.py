@@ -20,11 +20,9 @@ from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS
 from upgd.streams import PROBLEMS
 
-GROUP = "upgd.lab"
-"""The group of entry points that :func:`use` finds."""
+GROUP = "upgd.lab"  # the group of entry points that :func:`use` finds
 
-Names = dict[tuple[str, str], str]
-"""The source of each definition, by its kind and name."""
+Names = dict[tuple[str, str], str]  # the source of each definition, by its kind and name
 
 
 class ExtensionError(ValueError):
@@ -33,19 +31,13 @@ class ExtensionError(ValueError):
 
 @dataclass
 class _Loaded:
-    """A file or entry point that was loaded.
+    """A file or entry point that was loaded."""
 
-    Attributes:
-        content: Digest of a file's bytes; empty for an entry point.
-        defines: What it registered.
-    """
-
-    content: str
-    defines: Names = field(default_factory=dict)
+    content: str  # digest of a file's bytes; empty for an entry point
+    defines: Names = field(default_factory=dict)  # what it registered
 
 
-_LOADED: dict[str, _Loaded] = {}
-"""By resolved path, or by an entry point's name."""
+_LOADED: dict[str, _Loaded] = {}  # by resolved path, or by an entry point's name
 
 
 def use(what: str | os.PathLike[str]) -> None:
@@ -171,17 +163,11 @@ def _users() -> Names:
 # ------------------------------------------------------------------------ other processes
 @dataclass(frozen=True)
 class Carried:
-    """What another process needs in order to know the same definitions; can be pickled.
+    """What another process needs in order to know the same definitions; can be pickled."""
 
-    Attributes:
-        used: Files and entry points, in the order in which they were loaded.
-        sources: The source of every definition.
-        pickled: Definitions that are in no file.
-    """
-
-    used: tuple[str, ...] = ()
-    sources: tuple[tuple[tuple[str, str], str], ...] = ()
-    pickled: bytes = b""
+    used: tuple[str, ...] = ()  # files and entry points, in the order in which they were loaded
+    sources: tuple[tuple[tuple[str, str], str], ...] = ()  # the source of every definition
+    pickled: bytes = b""  # definitions that are in no file
 
     def load(self) -> None:
         """Register the same here.

@@ -22,25 +22,17 @@ from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.text import clock, count, short
 
-SAMPLE = 64
-"""Runs that are written to a ledger to see how much room they take."""
+SAMPLE = 64  # runs that are written to a ledger to see how much room they take
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that runs take.
+    """Bytes that runs take."""
 
-    Attributes:
-        runs: How many run at a time.
-        stack: Bytes of memory for them together, at most.
-        ledger: Bytes on disk for the results of one.
-        checkpoint: Bytes on disk for one under way, at most.
-    """
-
-    runs: int
-    stack: int
-    ledger: int
-    checkpoint: int
+    runs: int  # how many run at a time
+    stack: int  # bytes of memory for them together, at most
+    ledger: int  # bytes on disk for the results of one
+    checkpoint: int  # bytes on disk for one under way, at most
 
 
 def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pace:

@@ -42,21 +42,13 @@ class Room:
 
 @dataclass
 class Group:
-    """Pending runs that can be executed together.
+    """Pending runs that can be executed together."""
 
-    Attributes:
-        key: What they have in common.
-        engine: What executes them, for :meth:`Kind.execution`.
-        specs: The runs, oldest first.
-        total: How many there were before some were taken.
-        begun: Whether they are those of one stack under way, of which the size matters.
-    """
-
-    key: Any
-    engine: str
-    specs: deque[RunSpec]
-    total: int = 0
-    begun: bool = False
+    key: Any  # what they have in common
+    engine: str  # what executes them, for :meth:`Kind.execution`
+    specs: deque[RunSpec]  # the runs, oldest first
+    total: int = 0  # how many there were before some were taken
+    begun: bool = False  # whether they are those of one stack under way, of which the size matters
 
     def first(self, count: int) -> list[RunSpec]:
         """The oldest ones."""
@@ -76,23 +68,14 @@ class Pace:
 
 
 class Kind:
-    """What there is to know about a kind of runs.
+    """What there is to know about a kind of runs."""
 
-    Attributes:
-        noun: What one of its runs is called.
-        unit: What a step is called.
-        local_only: Why its runs cannot be spread over workers, if they cannot.
-        lock_step: Whether runs that are executed together must stand at one step.
-        packages: What its results depend on besides numpy and torch.
-        diverged_counts: Whether what a diverged run gave before is a result that figures show.
-    """
-
-    noun = "run"
-    unit = "samples"
-    local_only = ""
-    lock_step = True
-    packages: tuple[str, ...] = ()
-    diverged_counts = False
+    noun = "run"  # what one of its runs is called
+    unit = "samples"  # what a step is called
+    local_only = ""  # why its runs cannot be spread over workers, if they cannot
+    lock_step = True  # whether runs that are executed together must stand at one step
+    packages: tuple[str, ...] = ()  # what its results depend on besides numpy and torch
+    diverged_counts = False  # whether what a diverged run gave before is a result that figures show
 
     def check(self, spec: RunSpec, options: Options) -> None:
         """Find mistakes before anything is run.

@@ -29,15 +29,11 @@ from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.options import Options
 from upgd.study.prepare import plan, prepare
 
-EAGER = "eager"
-BATCHED = "batched"
-"""Engines; results name the kind of stack after the latter: ``batched-dense``."""
+EAGER, BATCHED = "eager", "batched"  # results name the kind of stack too: "batched-dense"
 PER_CORE = 8
 """Runs of a stack on the CPU, for each core: enough that fast ones make up for slow ones."""
-MOST_ON_CUDA = 400
-"""Runs of a stack on a GPU: more would take more time without a gain."""
-SECONDS = 1.5
-"""For which a pace is measured."""
+MOST_ON_CUDA = 400  # runs of a stack on a GPU: more would take more time without a gain
+SECONDS = 1.5  # to measure a pace
 
 
 class Learners(Kind):

@@ -91,11 +91,7 @@ def continues(facts: Mapping[str, Any], engine: str, device: str) -> bool:
 
 
 def restarts(
-    ledger: Ledger,
-    where: Mapping[str, Any] | None,
-    kind: Kind,
-    options: Options,
-    here: bool = True,
+    ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options, here: bool = True
 ) -> list[str]:
     """Says which runs restart, since their checkpoints are by another engine or device.
 

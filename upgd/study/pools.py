@@ -27,13 +27,9 @@ REAPING = 60.0
 
 
 class Pool(Protocol):
-    """Workers that do jobs. One that dies is replaced, and its number is not used again.
+    """Workers that do jobs. One that dies is replaced, and its number is not used again."""
 
-    Attributes:
-        shares_files: Whether workers can read the study's folder.
-    """
-
-    shares_files: bool
+    shares_files: bool  # whether workers can read the study's folder
 
     @property
     def workers(self) -> int:
@@ -302,11 +298,7 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _serve(
-    runner: Connection,
-    threads: int,
-    device: str,
-    share: int,
-    at_start: Callable[[], None] | None,
+    runner: Connection, threads: int, device: str, share: int, at_start: Callable[[], None] | None
 ) -> None:
     """What a worker's process does."""
     ignore_interrupts()

@@ -20,8 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("Ray is not installed; pip install 'upgd[ray]'") from error
 
-SLOTS = 3
-"""Calls that an actor serves at a time: one that waits for events, a job's start, a stop."""
+SLOTS = 3  # calls that an actor serves at a time: one that waits for events, a job's start, a stop
 
 
 class RayPool:

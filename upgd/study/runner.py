@@ -46,18 +46,12 @@ from upgd.study.pending import Pending, continues, restarts
 from upgd.study.pools import Pool, ThisProcess, make_pool
 from upgd.study.worker import Advanced, Alive, Died, Ended, Event, Finished, Job, Kept, Noted, Ready
 
-SILENCE = 60.0
-"""Seconds without a sign of life after which a worker counts as dead."""
-STALL = 1800.0
-"""Seconds without a step after which it counts as stuck."""
-STARTING = 300.0
-"""Seconds for the first worker to start."""
-PATIENCE = 30.0
-"""Seconds for interrupted workers to save their runs."""
-TURN = 1.0
-"""Seconds between looks at the workers."""
-LOOK = 30.0
-"""Seconds between looks at the ledger for runs that others have given back."""
+SILENCE = 60.0  # seconds without a sign of life after which a worker counts as dead
+STALL = 1800.0  # seconds without a step after which it counts as stuck
+STARTING = 300.0  # seconds for the first worker to start
+PATIENCE = 30.0  # seconds for interrupted workers to save their runs
+TURN = 1.0  # seconds between looks at the workers
+LOOK = 30.0  # seconds between looks at the ledger for runs that others have given back
 WORTH_PROCESSES = 5_000
 """Steps from which on runs that go one at a time are spread over processes by themselves."""
 Where = Mapping[str, Any]
@@ -324,13 +318,10 @@ class _Hand:
     stepped: float = 0.0
     step: int = -1
     rate: float = 0.0
-    most: int | None = None
-    """Runs in its stacks, after more were too many for its memory."""
+    most: int | None = None  # runs in its stacks, after more were too many for its memory
     batch: _Batch | None = None
-    left: dict[str, Claim] = field(default_factory=dict)
-    """Runs of its job that have no result yet."""
-    kept: bool = False
-    """Whether its job has saved checkpoints, so that the attempt made progress."""
+    left: dict[str, Claim] = field(default_factory=dict)  # runs of its job that have no result yet
+    kept: bool = False  # whether its job has saved checkpoints, so that the attempt made progress
 
 
 class Runner:

@@ -22,20 +22,12 @@ from upgd.study.selection import LARGER, Candidate, Family, Hyper, Ranking
 from upgd.study.sweeps import OVER, Sweep
 
 DECADE = 10.0
-WORST = 1e300
-"""What Optuna is told where a loss is infinite."""
+WORST = 1e300  # what Optuna is told where a loss is infinite
 
 
 @dataclass(frozen=True)
 class Axis:
     """The values that one hyperparameter may take.
-
-    Attributes:
-        name: The hyperparameter.
-        low: The least value, on the scale that is searched.
-        high: The largest; a hyperparameter with one value is fixed.
-        zero: Whether 0 is among them, below `low`.
-        complement: Whether 1 - β is searched in place of β.
 
     Example:
         >>> axis = Axis.between("weight_decay", (0.0, 0.001, 0.1))
@@ -45,11 +37,11 @@ class Axis:
         0.99877
     """
 
-    name: str
-    low: float
-    high: float
-    zero: bool = False
-    complement: bool = False
+    name: str  # the hyperparameter
+    low: float  # the least value, on the scale that is searched
+    high: float  # the largest; a hyperparameter with one value is fixed
+    zero: bool = False  # whether 0 is among them, below `low`
+    complement: bool = False  # whether 1 - β is searched in place of β
 
     @classmethod
     def between(cls, name: str, values: Sequence[float]) -> Axis:
@@ -101,15 +93,10 @@ def _tidy(number: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched of one method.
+    """What is searched of one method."""
 
-    Attributes:
-        axes: One per hyperparameter.
-        grid: The values of each on the grid.
-    """
-
-    axes: tuple[Axis, ...]
-    grid: Mapping[str, Sequence[float]]
+    axes: tuple[Axis, ...]  # one per hyperparameter
+    grid: Mapping[str, Sequence[float]]  # the values of each on the grid
 
     @classmethod
     def around(cls, grid: Mapping[str, Sequence[float]]) -> Space:

@@ -29,8 +29,7 @@ from upgd.metrics import Interval, mean_interval
 
 LARGER = ("accuracy", "return")
 """Metrics of which more is better, the first that is known first; else methods have a loss."""
-Hyper = tuple[tuple[str, float], ...]
-"""A set: names and values, sorted by name."""
+Hyper = tuple[tuple[str, float], ...]  # a set: names and values, sorted by name
 
 
 class Family(NamedTuple):
@@ -52,19 +51,13 @@ class Family(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set and what its seeds gave.
+    """A set and what its seeds gave."""
 
-    Attributes:
-        hyper: The set.
-        values: By seed, the areas of those that are over; the worst value where one diverged.
-        diverged: The seeds that diverged.
-        missing: The seeds that were asked for and are not over.
-    """
-
-    hyper: Hyper
+    hyper: Hyper  # the set
+    # By seed, the areas of those that are over; the worst value where one diverged.
     values: Mapping[int, float]
-    diverged: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
+    diverged: tuple[int, ...] = ()  # the seeds that diverged
+    missing: tuple[int, ...] = ()  # the seeds that were asked for and are not over
 
     @property
     def value(self) -> float:
@@ -81,25 +74,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The sets of a family in order.
+    """The sets of a family in order."""
 
-    Attributes:
-        family: What they have in common.
-        metric: ``"accuracy"``, ``"return"`` or ``"loss"``.
-        seeds: Those that each set must have.
-        complete: The sets that have them all, best first.
-        incomplete: The others, in the order of their hyperparameters.
-        dropped: How many further sets there are in shorter runs alone, as halving leaves them.
-        requested: The name by which somebody asked for them, if so.
-    """
-
-    family: Family
-    metric: str
-    seeds: tuple[int, ...]
-    complete: tuple[Candidate, ...]
-    incomplete: tuple[Candidate, ...]
+    family: Family  # what they have in common
+    metric: str  # ``"accuracy"``, ``"return"`` or ``"loss"``
+    seeds: tuple[int, ...]  # those that each set must have
+    complete: tuple[Candidate, ...]  # the sets that have them all, best first
+    incomplete: tuple[Candidate, ...]  # the others, in the order of their hyperparameters
+    # How many further sets there are in shorter runs alone, as halving leaves them.
     dropped: int = 0
-    requested: str = ""
+    requested: str = ""  # the name by which somebody asked for them, if so
 
     @property
     def name(self) -> str:
@@ -122,9 +106,7 @@ class Ranking:
 
 
 def rankings(
-    runs: Iterable[Run],
-    seeds: Collection[int] | None = None,
-    sets: Collection[Hyper] | None = None,
+    runs: Iterable[Run], seeds: Collection[int] | None = None, sets: Collection[Hyper] | None = None
 ) -> dict[Family, Ranking]:
     """Rank the sets of every family.
 

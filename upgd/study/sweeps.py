@@ -21,20 +21,12 @@ from upgd.ledger.records import Run
 from upgd.ledger.spec import RunSpec, Scalar
 from upgd.study.selection import Candidate, Family, Hyper, Ranking, rankings
 
-OVER = ("done", "diverged", "failed")
-"""States in which nothing more comes of a run."""
+OVER = ("done", "diverged", "failed")  # states in which nothing more comes of a run
 
 
 @dataclass(frozen=True)
 class Sweep:
     """What is to be compared.
-
-    Attributes:
-        problem: On which problem.
-        sets: By a method's name or alias, its sets; what a set leaves out has its default.
-        seeds: Every set has all of them.
-        steps: The length of a full run.
-        options: As a run's.
 
     Example:
         >>> sweep = Sweep("digits", {"sgd": [{"lr": 0.1}, {"lr": 0.01}]}, (0, 1, 2), 100)
@@ -42,11 +34,12 @@ class Sweep:
         (6, 3)
     """
 
-    problem: str
+    problem: str  # on which problem
+    # By a method's name or alias, its sets; what a set leaves out has its default.
     sets: Mapping[str, Sequence[Mapping[str, float]]]
-    seeds: tuple[int, ...]
-    steps: int
-    options: Mapping[str, Scalar] = field(default_factory=dict)
+    seeds: tuple[int, ...]  # every set has all of them
+    steps: int  # the length of a full run
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # as a run's
 
     def specs(
         self, steps: int | None = None, sets: Mapping[str, Iterable[Hyper]] | None = None
@@ -94,20 +87,14 @@ def read(ledger: Ledger, sweep: Sweep) -> dict[str, list[Run]]:
 # ------------------------------------------------------------------- successive halving
 @dataclass(frozen=True)
 class Rung:
-    """Sets that are run for so many steps, and what became of them.
+    """Sets that are run for so many steps, and what became of them."""
 
-    Attributes:
-        steps: How many.
-        sets: By method, those that are run.
-        over: Whether all runs are; until then there is no order.
-        kept: By method, the sets that go on, best first; at full length all complete ones.
-        dropped: By method, the others, best first; last those that lack a seed.
-    """
-
-    steps: int
-    sets: Mapping[str, Sequence[Hyper]]
-    over: bool
+    steps: int  # how many
+    sets: Mapping[str, Sequence[Hyper]]  # by method, those that are run
+    over: bool  # whether all runs are; until then there is no order
+    # By method, the sets that go on, best first; at full length all complete ones.
     kept: Mapping[str, Sequence[Candidate]]
+    # By method, the others, best first; last those that lack a seed.
     dropped: Mapping[str, Sequence[Candidate]]
 
 

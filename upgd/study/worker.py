@@ -36,28 +36,20 @@ from upgd.study.execution import Execution, Progress, is_environment_error
 from upgd.study.kinds import Room, kind_of
 from upgd.study.options import Options, check_device
 
-BEAT = 2.0
-"""Seconds after which a worker that has nothing to report says that it is alive."""
-REPORT = 1.0
-"""Seconds from one report of progress to the next."""
+BEAT = 2.0  # seconds after which a worker that has nothing to report says that it is alive
+REPORT = 1.0  # seconds from one report of progress to the next
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs to execute together.
+    """Runs to execute together."""
 
-    Attributes:
-        specs: The runs, all of one kind.
-        engine: What executes them.
-        options: How.
-        saved: By key, their checkpoints: bytes, or files that the worker can read.
-        folder: Where to write checkpoints directly; by default they are sent as events.
-    """
-
-    specs: tuple[RunSpec, ...]
-    engine: str
-    options: Options
+    specs: tuple[RunSpec, ...]  # the runs, all of one kind
+    engine: str  # what executes them
+    options: Options  # how
+    # By key, their checkpoints: bytes, or files that the worker can read.
     saved: Mapping[str, bytes | Path]
+    # Where to write checkpoints directly; by default they are sent as events.
     folder: Path | None = None
 
 
@@ -81,8 +73,7 @@ class Advanced:
     step: int
     rate: float
     latest: Mapping[str, float]
-    specs: tuple[RunSpec, ...] = ()
-    """Those that the report is about, where it is not about all."""
+    specs: tuple[RunSpec, ...] = ()  # those that the report is about, where it is not about all
     share: float | None = None
 
 
@@ -111,18 +102,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job is over; runs without a result are not done.
+    """A job is over; runs without a result are not done."""
 
-    Attributes:
-        trouble: Why, if something went wrong.
-        cause: Whether the runs are to blame, the memory, or the worker's machine; or that somebody
-            interrupted.
-        room: What the worker has now, where that may have changed.
-    """
-
-    trouble: str = ""
+    trouble: str = ""  # why, if something went wrong
+    # Whether the runs are to blame, the memory, or the worker's machine; or that somebody
+    # interrupted.
     cause: Literal["run", "memory", "machine", "interrupt"] = "run"
-    room: Room | None = None
+    room: Room | None = None  # what the worker has now, where that may have changed
 
 
 @dataclass(frozen=True)
