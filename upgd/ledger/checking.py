@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,8 @@ from upgd.ledger.checkpoints import load_checkpoint
 from upgd.ledger.database import Database
 from upgd.ledger.errors import CheckpointError, DamagedError, SpecError
 from upgd.ledger.ledger import NAME
-from upgd.ledger.queries import PAGE, Cells, Row, as_run, pages, series_faults
-from upgd.ledger.schema import SERIES, is_key_of
+from upgd.ledger.queries import Cells, Row, as_run, each_row, series_faults
+from upgd.ledger.schema import is_key_of
 from upgd.ledger.spec import RunSpec
 
 MOST = 20  # lines of what SQLite finds in one file
@@ -81,41 +80,22 @@ def _structure(database: Database, found: Findings, keys: set[str]) -> Iterator[
 
 def _runs(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
     """What does not match its checksum, or cannot be read."""
-    names = ", ".join(f"series.{name}" for name in SERIES)
-    query = f"""
-        SELECT {names} FROM runs NOT INDEXED JOIN series ON series.key = runs.key
-        WHERE runs.id BETWEEN ? AND ? ORDER BY runs.id, metric
-    """
-
-    def read(db: sqlite3.Connection, first: int, last: int) -> dict[str, list[Cells]]:
-        by_key: dict[str, list[Cells]] = {}
-        for cells in db.execute(query, (first, last)):
-            by_key.setdefault(cells[0], []).append(cells)
-        return by_key
-
-    for rows, series in pages(database, more=read, size=PAGE // 5):
-        for row in rows:
-            found.runs += 1
-            if row.key in keys:
-                yield f"run {row.key} is there twice"
-            keys.add(row.key)
-            mine = (series or {}).get(row.key, [])
-            found.series += len(mine)
-            yield from run_faults(database, row, mine)
-    keys.update(former_keys(database))
-
-
-def former_keys(database: Database) -> set[str]:
-    """Keys under which runs were known before; a checkpoint of one may have been left behind."""
-    with database.read() as db:
+    for row, series in each_row(database, results=True, series=True):
+        found.runs += 1
+        found.series += len(series)
+        if row.key in keys:
+            yield f"run {row.key} is there twice"
+        keys.add(row.key)
+        yield from _run_faults(database, row, series)
+    with database.read() as db:  # a checkpoint with a former key may have been left behind
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        rows = db.execute("SELECT key FROM former") if "former" in tables else ()
-        return {key for (key,) in rows}
+        if "former" in tables:
+            keys.update(key for (key,) in db.execute("SELECT key FROM former"))
 
 
-def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
+def _run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
     """All that is wrong with a run, its result and its series."""
-    if fault := row.fault() or spec_fault(row):
+    if fault := row.fault() or _spec_fault(row):
         yield fault
     if fault := row.result_fault():
         yield fault
@@ -128,8 +108,8 @@ def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[st
     yield from series_faults(row, series)
 
 
-def spec_fault(row: Row) -> str | None:
-    """What is wrong with a run's specification, if something is."""
+def _spec_fault(row: Row) -> str | None:
+    """What is wrong with a run's specification, or None."""
     key, text = row.run[:2]
     if not is_key_of(key, text):
         return f"run {key} has the specification of another run"

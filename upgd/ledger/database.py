@@ -3,7 +3,7 @@
 Durability. A commit appends to the write-ahead log. ``synchronous=NORMAL`` would already survive
 ``kill -9``, because the system keeps what a dead process wrote; only ``FULL``, which syncs the
 log at each commit, also survives a power cut. Commits are few (a claim and a finish per run, a
-heartbeat now and then), so the ledger takes FULL and a finished run is finished.
+renewal now and then), so the ledger takes FULL and a finished run is finished.
 """
 
 from __future__ import annotations

@@ -77,14 +77,12 @@ class Claim:
         spec: What to run.
         token: Larger than that of any earlier claim; a result is accepted only with the latest.
         owner: Who claimed it.
-        lease_seconds: How long each heartbeat keeps the claim.
         attempt: How many times the run was begun, with this one.
     """
 
     spec: RunSpec
     token: int
     owner: str
-    lease_seconds: float
     attempt: int = 1
 
 

@@ -438,7 +438,7 @@ class Runner:
         deadline = self.clock() + PATIENCE
         while self.busy and self.clock() < deadline:
             self._turn()
-        self.ledger.release_all(self.held.values())
+        self.ledger.release(self.held.values())
 
     # ------------------------------------------------------------------------------- giving
     def _assign(self) -> None:
