@@ -1,7 +1,7 @@
 """One form for every run: the method's own name, all hyperparameters, no option without effect.
 
-So the same run has the same key, whoever writes it down and however much of it. What is not in the
-registries stays as it is: a ledger with somebody else's methods can be read everywhere.
+The same run has the same key, however much of it is written out. What is not in the registries
+stays as it is: a ledger with other people's methods can be read everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = {"ppo/": "upgd.rl.study"}
 
 
 class Usual(NamedTuple):
-    """What runs of a problem do unless they are told otherwise."""
+    """The defaults of a problem's runs."""
 
     options: Mapping[str, Scalar]  # those that can be left out, with the values that they then have
     hyper: Mapping[str, float] = {}  # defaults of hyperparameters, before those of the method
@@ -51,13 +51,9 @@ def canonical(
     """
     usual = usual_of(problem, options)
     sources = {} if usual is None else dict(usual.sources)
-    left, filled = dict(options), dict(hyper)
-    if usual is not None:
-        left = {
-            name: value
-            for name, value in options.items()
-            if name not in usual.options or usual.options[name] != value
-        }
+    known = {} if usual is None else usual.options
+    left = {n: value for n, value in options.items() if n not in known or known[n] != value}
+    filled = dict(hyper)
     name = proper_name(method)
     row = METHODS.get(row_name(name))
     if row is not None:
@@ -69,7 +65,7 @@ def canonical(
 
 
 def usual_of(problem: str, options: Mapping[str, Scalar]) -> Usual | None:
-    """What runs of a problem with these options do unless told otherwise; None if it is unknown."""
+    """The defaults of a problem's runs with these options; None for an unknown problem."""
     for prefix, module in KINDS.items():
         if problem.startswith(prefix):
             found: Usual = importlib.import_module(module).KIND.usual(problem, options)
@@ -115,12 +111,7 @@ def proper_name(name: str) -> str:
 
 
 def row_name(name: str) -> str:
-    """The name of the registry's row that a proper name stands for.
-
-    Example:
-        >>> row_name("sgd"), row_name("sgdw"), row_name("Theirs")
-        ('sgdw', 'sgdw', 'Theirs')
-    """
+    """The name of the registry's row that a proper name stands for: "sgdw" for "sgd"."""
     if name in METHODS:
         return name
     return next((row.name for row in METHODS.values() if name in row.aliases), name)
