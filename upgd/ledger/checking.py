@@ -1,4 +1,4 @@
-"""Whether a study is as it was written: ``upgd check``."""
+"""Finds damage in a study: ``upgd check``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD = "SELECT leases.key, state FROM leases LEFT JOIN runs ON runs.key = leases
 
 @dataclass
 class Findings:
-    """What was looked at, and what is damaged."""
+    """What was checked, and what is damaged."""
 
     ledger: list[str] = field(default_factory=list)  # what is damaged in the ledger, a line each
     checkpoints: dict[Path, str] = field(default_factory=dict)  # by file, what is wrong with it
@@ -37,7 +37,7 @@ class Findings:
 
 
 def check_study(folder: Path) -> Findings:
-    """Read all of a study and hold it against its checksums; nothing is written.
+    """Compare all of a study with its checksums; nothing is written.
 
     Raises:
         LedgerError: There is no study, or its ledger cannot be opened for another reason than
@@ -132,7 +132,7 @@ def _checkpoints(folder: Path, keys: set[str], found: Findings) -> None:
         try:
             _, facts = load_checkpoint(path)
         except CheckpointError:
-            found.checkpoints[path] = f"checkpoint {path.name} cannot be read; its run starts over"
+            found.checkpoints[path] = f"checkpoint {path.name} cannot be read; its run restarts"
             continue
         stack = facts.get("stack")
         of = stack.get("run") if isinstance(stack, dict) else None

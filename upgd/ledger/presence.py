@@ -1,8 +1,7 @@
 """Which workers of a study are alive: each holds a lock on a file of its own.
 
-The system drops the lock when its process ends, however it ends. So the runs of a process that
-was killed are taken over at once. Where there are no such locks (Windows, some file systems),
-others wait for the leases to expire.
+The system drops the lock when the process ends, so that the runs of a killed process are taken over
+at once. Without such locks (Windows, some file systems) others wait for the leases to expire.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ class Presence:
 
 @contextmanager
 def present(folder: Path, owner: str) -> Iterator[Presence]:
-    """Be seen as alive by the processes of a study for as long as this lasts.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp()) / "workers"
-    >>> with present(folder, "me"):
-    ...     list(departed(folder))
-    []
-    """
+    """Hold the lock of an owner, so that other processes see that it is alive."""
     descriptor, path = None, folder / (quote(owner, safe="") + SUFFIX)
     with suppress(OSError):
         descriptor = _lock(path)
@@ -54,10 +46,7 @@ def present(folder: Path, owner: str) -> Iterator[Presence]:
 
 
 def departed(folder: Path) -> Iterator[str]:
-    """Owners that were present and did not take their leave: their processes are dead.
-
-    Each is told to one process only, and once: when its turn is over, it is forgotten.
-    """
+    """Owners whose processes are dead; each is reported to one process, and once."""
     if fcntl is None:
         return
     for path in sorted(folder.glob(f"*{SUFFIX}")):
@@ -73,7 +62,7 @@ def departed(folder: Path) -> Iterator[str]:
 
 
 def _lock(path: Path) -> int | None:
-    """Make a file and lock it; again, should it be taken for a dead one's in between."""
+    """Make a file and lock it; again if another process removes it in between."""
     if fcntl is None:
         return None
     path.parent.mkdir(exist_ok=True)
