@@ -239,6 +239,7 @@ class Database:
 
     def _configure(self, exclusive: bool) -> None:
         connection = self._usable()
+        # fullfsync: on macOS, a sync goes through the drive's cache.
         for setting in ("foreign_keys=ON", "synchronous=FULL", "fullfsync=ON"):
             connection.execute(f"PRAGMA {setting}")
         if exclusive:

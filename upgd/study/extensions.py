@@ -1,4 +1,4 @@
-"""Users' definitions: loaded when the user names them, and carried to other processes."""
+"""Users' definitions: loaded by file or entry point, and sent to other processes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _use_entry_point(name: str) -> None:
 
 @contextlib.contextmanager
 def _loading(name: str, content: str) -> Iterator[None]:
-    """Note what is registered meanwhile."""
+    """Record what is registered meanwhile."""
     before = _objects()
     yield
     after = _objects()
@@ -139,15 +139,11 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 # ---------------------------------------------------------------------------- registries
-_REGISTRIES: dict[str, dict[str, Any]] = {
-    "method": METHODS,
-    "problem": PROBLEMS,
-    "network": NETWORKS,
-}
+_REGISTRIES: dict[str, Any] = {"method": METHODS, "problem": PROBLEMS, "network": NETWORKS}
 
 
 def _objects() -> dict[tuple[str, str], Any]:
-    """All definitions of the user's: those that have a source."""
+    """All definitions of the user: those with a source."""
     return {
         (kind, name): value
         for kind, registry in _REGISTRIES.items()
@@ -183,8 +179,8 @@ class Carried:
         for key, source in self.sources:
             if here.get(key) != source:
                 raise ExtensionError(
-                    f"{' '.join(key)} is another one than when the work was given out: "
-                    f"{' or '.join(self.used) or 'its code'} has changed; start again"
+                    f"{' '.join(key)} has changed since the work started: "
+                    f"{' or '.join(self.used) or 'its code'} is different; start again"
                 )
 
 
