@@ -1,8 +1,7 @@
-"""Specifications of ledgers before version 5, brought to the canonical form of that version.
+"""Canonical specifications of the runs of ledgers before version 5.
 
-Those have runs under any of a method's names, with or without its defaults, and options that change
-nothing. What was left out had the defaults of then: the tables here are those, and stay as they are
-when the registries change.
+Those have any of a method's names, with or without its defaults, and options that change nothing.
+The tables here are the defaults of that time; they do not follow the registries.
 """
 
 from __future__ import annotations
@@ -82,10 +81,7 @@ PPO_OPTIONS: dict[str, Any] = {
 
 
 def canonical_json(text: str) -> str:
-    """The JSON of the same run in the form of version 5.
-
-    Raises:
-        ValueError: This is not the JSON of a run.
+    """The JSON of the same run in the form of version 5; raises ValueError for other JSON.
 
     Example:
         >>> old = '{"hyper":{"lr":1.0},"method":"SGD","options":{},"problem":"p","rules":2}'
@@ -98,9 +94,7 @@ def canonical_json(text: str) -> str:
         hyper, options = content["hyper"], content["options"]
         usual = _usual(problem, options)
         content["options"] = {
-            name: value
-            for name, value in options.items()
-            if name not in usual or usual[name] != value
+            n: value for n, value in options.items() if n not in usual or usual[n] != value
         }
         if method.lower() in METHODS:
             row, defaults = METHODS[method.lower()]

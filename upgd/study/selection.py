@@ -4,12 +4,11 @@ A run's value is the area under its curve: the mean over all its windows of the 
 of an agent's return, or of the loss where there is neither. A set's value is the mean over the
 seeds that were asked for. The largest accuracy or return wins, or the lowest loss.
 
-- A set counts only once it has all of these seeds. One that lacks a seed, because the run waits,
-  is under way or failed, is incomplete: it is never compared and cannot win.
-- A run that diverged has the worst value there is, such as accuracy 0 or an infinite loss. Sets
-  are ranked by how many seeds diverged first, and one with any cannot win.
-- Sets that are equal in both are ordered by their hyperparameters, so that the same ledger always
-  gives the same order.
+- A set that lacks one of these seeds, because the run is pending, running or failed, is
+  incomplete: it is not compared and cannot win.
+- A run that diverged has the worst value, such as accuracy 0 or an infinite loss. Sets are ranked
+  by the number of diverged seeds first, and one with any cannot win.
+- Sets that are equal in both are ordered by their hyperparameters, so that the order is unique.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from upgd.ledger.records import Run
 from upgd.ledger.spec import RunSpec, Scalar
 from upgd.metrics import Interval, mean_interval
 
-LARGER = ("accuracy", "return")
-"""Metrics of which more is better, the first that is known first; else methods have a loss."""
+LARGER = ("accuracy", "return")  # metrics of which more is better; others have a loss
 Hyper = tuple[tuple[str, float], ...]  # a set: names and values, sorted by name
 
 
@@ -51,7 +49,7 @@ class Family(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set and what its seeds gave."""
+    """A set and the results of its seeds."""
 
     hyper: Hyper  # the set
     # By seed, the areas of those that are over; the worst value where one diverged.
@@ -66,7 +64,7 @@ class Candidate:
 
     @property
     def interval(self) -> Interval:
-        """The mean over seeds with its 95% interval, which one seed does not have."""
+        """The mean over seeds with its 95% interval (NaN for one seed)."""
         if self.diverged or not self.values:
             return Interval(self.value, math.nan, math.nan)
         return mean_interval(list(self.values.values()))
@@ -87,7 +85,7 @@ class Ranking:
 
     @property
     def name(self) -> str:
-        """What people call the method: as they asked for it, else an alias that means all sets."""
+        """The method's name: as requested, else an alias that fits all sets, else its own."""
         every = (*self.complete, *self.incomplete)
         names = {display_name(self.family.method, dict(one.hyper)) for one in every}
         return self.requested or (names.pop() if len(names) == 1 else self.family.method)
@@ -98,22 +96,17 @@ class Ranking:
         return next((one for one in self.complete if not one.diverged), None)
 
     def find(self, hyper: Mapping[str, float]) -> Candidate | None:
-        """The set with these values, whatever its other hyperparameters; the first there is."""
-        for one in (*self.complete, *self.incomplete):
-            if hyper.items() <= dict(one.hyper).items():
-                return one
-        return None
+        """The first set with these values, whatever its other hyperparameters."""
+        every = (*self.complete, *self.incomplete)
+        return next((one for one in every if hyper.items() <= dict(one.hyper).items()), None)
 
 
 def rankings(
     runs: Iterable[Run], seeds: Collection[int] | None = None, sets: Collection[Hyper] | None = None
 ) -> dict[Family, Ranking]:
-    """Rank the sets of every family.
+    """Rank the sets of every family, or only these `sets`.
 
-    Args:
-        runs: As the ledger has them.
-        seeds: Those that each set must have; by default all that the family has.
-        sets: Only these.
+    Each set must have these `seeds`, by default all that the family has.
     """
     families: dict[Family, dict[Hyper, dict[int, Run]]] = {}
     for run in runs:
@@ -133,12 +126,8 @@ def best_sets(
 ) -> list[Ranking]:
     """The rankings of a study: per problem, method and options those of the longest runs.
 
-    Args:
-        ledger: The study's.
-        problem: Only this one.
-        methods: Only these: names of rows, or aliases, which mean the sets that bear them.
-        seeds: Those that each set must have; by default all that its family has.
-        steps: Runs of this length instead of the longest.
+    `methods` are names or aliases, which mean the sets that have these; each set must have the
+    `seeds`, by default all of its family; `steps` chooses another length.
     """
     runs = (
         run
