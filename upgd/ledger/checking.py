@@ -37,11 +37,9 @@ class Findings:
 
 
 def check_study(folder: Path) -> Findings:
-    """Compare all of a study with its checksums; nothing is written.
+    """Compare all of a study with its checksums, without writing.
 
-    Raises:
-        LedgerError: There is no study, or its ledger cannot be opened for another reason than
-            damage.
+    Raises LedgerError if the ledger cannot be opened for another reason than damage.
     """
     found = Findings()
     try:

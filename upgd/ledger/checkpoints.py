@@ -30,14 +30,9 @@ def save_checkpoint(
 
     The same content has the same bytes. ``numpy.load`` reads the file too.
 
-    Args:
-        path: The file; its folder must exist.
-        arrays: Arrays of numbers, booleans or text by name.
-        meta: What JSON can hold.
-
     Raises:
-        StudyError: If the file cannot be written.
-        ValueError: If an array holds Python objects, a name is taken, or `meta` is not JSON.
+        StudyError: The file cannot be written.
+        ValueError: An array holds Python objects, a name is taken, or `meta` is not JSON.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,11 +88,7 @@ def _writer(
 
 
 def load_checkpoint(content: str | os.PathLike[str] | bytes) -> Checkpoint:
-    """Read arrays and facts from a file, or from the bytes that :func:`pack_checkpoint` returned.
-
-    Raises:
-        CheckpointError: There is no such file, or it is truncated, damaged or foreign.
-    """
+    """Read arrays and facts from a file or from packed bytes; CheckpointError if damaged."""
     with _open(content) as archive:
         head = _head(archive)
         return {name: _member(archive, name) for name in head["names"]}, head["meta"]

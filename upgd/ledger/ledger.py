@@ -64,9 +64,6 @@ class Ledger(queries.Reader):
     1 [0.25 0.75]
     """
 
-    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
-        super().__init__(database, now)
-
     @classmethod
     def open(
         cls,
@@ -217,11 +214,7 @@ class Ledger(queries.Reader):
 
     # ---------------------------------------------------------------------------- outcomes
     def finish(self, claim: Claim, result: Result) -> None:
-        """Commit the result of a run that finished or diverged; it is on disk when this returns.
-
-        Raises:
-            LeaseLostError: The owner has lost the run; nothing is changed.
-        """
+        """Commit the result of a run that finished or diverged; LeaseLostError if it was lost."""
         with self._database.write("finish") as db:
             _check_held(db, claim)
             _keep_result(db, "finish", claim, result)
@@ -238,11 +231,7 @@ class Ledger(queries.Reader):
         return lost
 
     def fail(self, claim: Claim, error: str, retry: bool) -> None:
-        """Record that a run failed; with `retry` it is pending again.
-
-        Raises:
-            LeaseLostError: The owner has lost the run; nothing is changed.
-        """
+        """Record that a run failed, or is pending again; LeaseLostError if it was lost."""
         text = error.encode("utf-8", "replace").decode()[:10_000]
         with self._database.write("fail") as db:
             _check_held(db, claim)

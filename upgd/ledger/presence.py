@@ -7,11 +7,12 @@ at once. Without such locks (Windows, some file systems) others wait for the lea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from upgd.ledger.errors import StudyError
 
 try:
     import fcntl
@@ -21,26 +22,27 @@ except ImportError:  # Windows
 SUFFIX = ".lock"
 
 
-@dataclass
-class Presence:
-    """How an owner leaves."""
-
-    # It could not give its runs back. Its file stays, unlocked, and the next process frees them.
-    holds_runs: bool = False
-
-
 @contextmanager
-def present(folder: Path, owner: str) -> Iterator[Presence]:
-    """Hold the lock of an owner, so that other processes see that it is alive."""
-    descriptor, path = None, folder / (quote(owner, safe="") + SUFFIX)
+def present(folder: Path, owner: str, release: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of an owner, so that other processes see that it is alive.
+
+    On an error `release` is called; if that fails too, the file stays, unlocked, and the next
+    process frees the owner's runs.
+    """
+    descriptor, path, stays = None, folder / (quote(owner, safe="") + SUFFIX), False
     with suppress(OSError):
         descriptor = _lock(path)
-    presence = Presence()
     try:
-        yield presence
+        yield
+    except BaseException:
+        try:
+            release()
+        except StudyError:  # such as a full disk; the first error is the one to raise
+            stays = True
+        raise
     finally:
         if descriptor is not None:
-            if not presence.holds_runs:
+            if not stays:
                 path.unlink(missing_ok=True)
             os.close(descriptor)
 

@@ -7,6 +7,7 @@ the number of runs is recorded.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
@@ -136,14 +137,8 @@ def each_row(
 ) -> Iterator[tuple[Row, list[Cells]]]:
     """All runs with their series, page by page, so that no reader holds up writers.
 
-    Args:
-        database: The ledger's.
-        results: Whether to read results.
-        series: Whether to read series.
-        metrics: Only these series.
-
-    Raises:
-        DamagedError: There are fewer runs than were added, or more.
+    Results, and series of these metrics (by default all), are read where asked for. Raises
+    DamagedError if there are fewer runs than were added, or more.
     """
     size = PAGE // 5 if series else PAGE
     query = f"{columns(database, results)} WHERE runs.id > ? ORDER BY runs.id LIMIT {size}"
@@ -188,11 +183,7 @@ def names(method: str, spec: str) -> tuple[str, str]:
 
 
 def as_run(database: Database, row: Row) -> Run:
-    """The run of a row.
-
-    Raises:
-        DamagedError: The result does not match its checksum.
-    """
+    """The run of a row; raises DamagedError if its result does not match its checksum."""
     _refuse(database, row.result_fault())
     key, spec, *_, state, attempts, error = row.run
     try:
@@ -241,7 +232,7 @@ def _refuse(database: Database, fault: str | None) -> None:
 class Reader:
     """What a ledger says of its runs; every method raises DamagedError where it is damaged."""
 
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
         self._database, self._now = database, now
 
     def runs(
@@ -253,13 +244,9 @@ class Reader:
     ) -> Iterator[Run]:
         """Go through the runs in the order in which they were added.
 
-        Others may write meanwhile: each run is as it was when its page was read.
-
-        Args:
-            problem: Only this problem's.
-            method: Only this method's: all of a row of the registry, or those that bear an alias.
-            state: Only those in this state.
-            hyper: Only those with these values of hyperparameters, among others.
+        Others may write meanwhile: each run is as it was when its page was read. `method` is a name
+        in the registry, for all its runs, or an alias, for those that it fits; `hyper` has values
+        of some hyperparameters.
         """
         if state is not None and state not in STATES:
             raise LedgerError(f"unknown state {state!r}; the states are {', '.join(STATES)}")
@@ -276,11 +263,7 @@ class Reader:
                     yield run
 
     def get(self, key: str) -> Run:
-        """The run with this key, or with the one that it had in an older version's ledger.
-
-        Raises:
-            LedgerError: There is none.
-        """
+        """The run that has this key, or had it in an older version; LedgerError if none has."""
         row = self._row(key)
         if row is None:
             path = self._database.path
@@ -292,11 +275,7 @@ class Reader:
         return {one.metric: one.window for one in self._series(key)}
 
     def series(self, key: str, metric: str) -> NDArray[np.float32]:
-        """A metric over time: one number per window, in order.
-
-        Raises:
-            LedgerError: There is no such run, or it has no such series.
-        """
+        """A metric over time, one number per window; LedgerError if there is no such series."""
         found = self._series(key, metric)
         if not found:
             state = self.get(key).state

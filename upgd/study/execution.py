@@ -69,11 +69,7 @@ class Reporter(Protocol):
         """Keep a run's checkpoint."""
 
     def alive(self) -> None:
-        """All runs are being worked on; checkpoints before this call are complete.
-
-        Raises:
-            KeyboardInterrupt: The work shall stop.
-        """
+        """Report that the runs advance; raises KeyboardInterrupt if the work shall stop."""
 
     def wants_progress(self) -> bool:
         """Whether it is time to report how far the runs are; raises as :meth:`alive`."""
@@ -111,11 +107,7 @@ class Execution:
         raise NotImplementedError
 
     def execute(self) -> None:
-        """From the beginning to the end.
-
-        Raises:
-            StudyError: The device no longer serves this process, which is not the runs' fault.
-        """
+        """From the beginning to the end; StudyError if the device has failed, not the runs."""
         try:
             self.begin()
             self.learn()

@@ -166,11 +166,7 @@ class Carried:
     pickled: bytes = b""  # definitions that are in no file
 
     def load(self) -> None:
-        """Register the same here.
-
-        Raises:
-            ExtensionError: A file cannot be loaded, or defines something else by now.
-        """
+        """Register the same here; ExtensionError if a file has changed or cannot be loaded."""
         for what in self.used:
             use(what)
         for kind, value in pickle.loads(self.pickled) if self.pickled else ():
@@ -185,11 +181,7 @@ class Carried:
 
 
 def carried() -> Carried:
-    """The definitions that are registered now, for another process.
-
-    Raises:
-        ExtensionError: Some are in no file, and cannot be pickled.
-    """
+    """The registered definitions, for another process; ExtensionError if one cannot be sent."""
     objects, sources = _objects(), _users()
     filed = {k: s for loaded in _LOADED.values() for k, s in loaded.defines.items()}
     loose = [(key, value) for key, value in objects.items() if filed.get(key) != sources[key]]

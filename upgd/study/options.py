@@ -16,12 +16,7 @@ ENGINES = ("auto", "batched", "eager")
 
 @dataclass(frozen=True)
 class Options:
-    """How runs are executed. None of this is part of a run's specification.
-
-    Raises:
-        ValueError: An option has a value that it cannot have.
-        ImportError: Ray is not installed.
-    """
+    """How runs are executed. None of this is part of a run's specification."""
 
     device: str = "cpu"  # where learners run: ``"cpu"``, ``"cuda"``
     # ``"auto"`` (many runs at once where possible), ``"batched"`` (only runs that can share a

@@ -112,11 +112,7 @@ def run_specs(
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
 ) -> Tally:
-    """Add runs and execute them all; wait for those that other processes execute.
-
-    Raises:
-        StudyError: The chosen engine cannot execute some of them.
-    """
+    """Add runs and execute them all; wait for those that other processes execute."""
     options = options or Options()
     ledger.add(specs)
     mine = [spec.key for spec in specs]
@@ -180,15 +176,8 @@ def at_work(ledger: Ledger, owner: str, where: Where | None) -> Iterator[None]:
     """Show other processes that this one is alive; on an error, release its runs."""
     evict_departed(ledger)
     check_versions(ledger, where)
-    with present(ledger.path.parent / "workers", owner) as presence:
-        try:
-            yield
-        except BaseException:
-            try:
-                ledger.evict(owner)
-            except StudyError:  # such as a full disk; the first error is the one to raise
-                presence.holds_runs = True
-            raise
+    with present(ledger.path.parent / "workers", owner, lambda: ledger.evict(owner)):
+        yield
 
 
 def tidy(ledger: Ledger) -> None:
