@@ -91,10 +91,8 @@ class Roll:
         return [(w, event) for w, event in self._ready.items() if w not in self._busy]
 
 
-def make_pool(options: Options, count: int, reports: bool = True) -> Pool:
-    """The pool of `count` workers that ``options.on`` names; this process if `count` is 0."""
-    if count == 0:
-        return ThisProcess(options.device, reports)
+def make_pool(options: Options, count: int) -> Pool:
+    """The pool of `count` workers that ``options.on`` names."""
     if options.on == "local":
         return LocalPool(count, options.device)
     from upgd.study.ray_pool import RayPool

@@ -96,7 +96,8 @@ def run_pending(
     for kind in _kinds(ledger, where, options):
         mine = _of_kind(ledger, kind, where)
         for chosen, workers in _steps(ledger, mine, kind, options, pool):
-            given = pool or make_pool(chosen, workers, on_progress is not None)
+            here = ThisProcess(chosen.device, on_progress is not None)
+            given = pool or (make_pool(chosen, workers) if workers else here)
             runner = Runner(ledger, given, kind, chosen, mine, on_progress, on_note, **limits)
             with closing(given) if pool is None else nullcontext():
                 runner.run()
