@@ -369,12 +369,7 @@ def _newer(path: Path, version: int) -> LedgerError:
 
 
 def explain(error: Exception, path: Path) -> LedgerError:
-    """One line for an error of SQLite: what, which file, and the way out.
-
-    >>> print(explain(sqlite3.OperationalError("database is locked"), Path("s/ledger.sqlite")))
-    ... # doctest: +ELLIPSIS
-    s...ledger.sqlite is in use by another process (database is locked); wait for it or end it
-    """
+    """One line for an error of SQLite: what, which file, and the way out."""
     text = " ".join(str(error).split())
     lower = text.lower()
     if "full" in lower or "disk i/o" in lower:

@@ -145,7 +145,7 @@ def each_row(
     names = sorted(metrics or ())
     among = "" if metrics is None else f"AND metric IN ({', '.join('?' * len(names))})"
     series_query = f"""
-        SELECT {", ".join(f"series.{name}" for name in schema.SERIES)}
+        SELECT series.{", series.".join(schema.SERIES)}
         FROM runs NOT INDEXED JOIN series ON series.key = runs.key
         WHERE runs.id BETWEEN ? AND ? {among} ORDER BY runs.id, metric
     """

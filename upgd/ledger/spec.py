@@ -88,20 +88,11 @@ class RunSpec:
 
     @cached_property
     def name(self) -> str:
-        """The alias that the hyperparameters match, if any; else the method.
-
-        >>> RunSpec("digits", "adamw", {"weight_decay": 0}).name
-        'adam'
-        """
+        """The alias that the hyperparameters match, such as "sgd"; else the method."""
         return display_name(self.method, self.hyper)
 
     def is_called(self, name: str) -> bool:
-        """Whether a method's name means this run: that of its row does, an alias may.
-
-        >>> spec = RunSpec("digits", "sgdw", {"weight_decay": 0.1})
-        >>> spec.is_called("SGDW"), spec.is_called("sgd")
-        (True, False)
-        """
+        """Whether a name is that of the method, or an alias that the hyperparameters match."""
         return proper_name(name) in (self.method, self.name)
 
     @cached_property
@@ -113,11 +104,7 @@ class RunSpec:
         return hashlib.sha256(self._json.encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """The canonical JSON: ASCII, sorted keys, no spaces.
-
-        >>> RunSpec("digits", "theirs", {"lr": 0.1}).to_json()[:40]
-        '{"hyper":{"lr":0.1},"method":"theirs","o'
-        """
+        """The canonical JSON: ASCII, sorted keys, no spaces."""
         return self._json
 
     @classmethod

@@ -304,10 +304,9 @@ def _need(specs: Sequence[RunSpec], options: Options) -> memory.Need:
 
 def _in_bytes(count: float) -> str:
     """A number of bytes, such as "12.3 MB"."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / 1e3:.1f} kB"
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    unit, name = next((one for one in units if count >= one[0]), units[-1])
+    return f"{count / unit:.1f} {name}"
 
 
 def _steps_per_second(run: EagerRun | BatchedRun, steps: int, device: str) -> float:

@@ -159,7 +159,7 @@ def _settled(
     kept: dict[str, Sequence[Candidate]] = {}
     dropped: dict[str, Sequence[Candidate]] = {}
     for method, mine in sets.items():
-        ranking: Ranking = sweep.ranking(runs[method], method, mine, steps)
+        ranking = sweep.ranking(runs[method], method, mine, steps)
         count = len(mine) if steps == sweep.steps else -(-len(mine) // eta)
         kept[method] = ranking.complete[:count]
         dropped[method] = (*ranking.complete[count:], *ranking.incomplete)
