@@ -152,7 +152,7 @@ def kept_checkpoints(study: Path) -> dict[str, Path]:
 
 
 def checkpoint_path(study: Path, key: str) -> Path:
-    """Where a run's checkpoint lies, if it has one."""
+    """The file of a run's checkpoint, which may not exist."""
     return checkpoints(study) / f"{key}.npz"
 
 

@@ -1,4 +1,4 @@
-"""Whether a folder lies on a disk that other machines share.
+"""Whether a folder is on a disk that other machines share.
 
 SQLite's write-ahead log keeps its index in shared memory. Processes of two machines do not
 share memory, so on a network disk they would corrupt the ledger.

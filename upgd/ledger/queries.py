@@ -135,7 +135,7 @@ def each_row(
     series: bool = False,
     metrics: Collection[str] | None = None,
 ) -> Iterator[tuple[Row, list[Cells]]]:
-    """All runs with their series, page by page, so that no reader holds up writers.
+    """All runs with their series, page by page, so that readers do not block writers.
 
     Results, and series of these metrics (by default all), are read where asked for. Raises
     DamagedError if there are fewer runs than were added, or more.

@@ -187,7 +187,7 @@ MIGRATIONS: list[tuple[Step, ...]] = [
         )
         """,
     ),
-    # How many times in a row the run was begun and nothing was heard of it again; since when.
+    # The number of attempts in a row without a sign, and when the first of them started.
     ("ALTER TABLE runs ADD COLUMN silent INTEGER NOT NULL DEFAULT 0",),
     ("ALTER TABLE runs ADD COLUMN silent_since REAL",),
     # Checksums, and how many runs there are: rows that are lost have none to be wrong.

@@ -81,7 +81,7 @@ class Reporter(Protocol):
         """Report a note for the user."""
 
     def finish(self, results: Sequence[tuple[RunSpec, Result]]) -> None:
-        """Keep the results of runs; their checkpoints are not needed any more."""
+        """Keep the results of runs; their checkpoints can be removed."""
 
 
 class Execution:
@@ -117,7 +117,7 @@ class Execution:
                 raise
             [why, *_] = str(error).splitlines() or [type(error).__name__]
             raise StudyError(
-                f"{self.options.device} has failed ({why}); 'upgd resume' goes on from the last "
+                f"{self.options.device} has failed ({why}); 'upgd resume' continues from the last "
                 "checkpoints"
             ) from error
 

@@ -46,7 +46,7 @@ def use(what: str | os.PathLike[str]) -> None:
     A file is loaded once, and again when it has changed. Its folder can be imported from.
 
     Raises:
-        ExtensionError: There is no such thing, it raises something, or it registers nothing.
+        ExtensionError: It does not exist, raises an error, or registers nothing.
     """
     path = Path(what)
     if path.suffix == ".py" or path.exists():

@@ -154,7 +154,7 @@ class _Hand:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
 

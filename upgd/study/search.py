@@ -66,7 +66,7 @@ class Axis:
 
     @property
     def threshold(self) -> float:
-        """Below lies 0; where there is one other value, each has half of the scale."""
+        """Places below stand for 0; with one other value, each has half of the scale."""
         if not self.zero:
             return self.low
         return self.low if self.low < self.high else self.low / math.sqrt(DECADE)

@@ -81,7 +81,7 @@ class Ranking:
     incomplete: tuple[Candidate, ...]  # the others, in the order of their hyperparameters
     # How many further sets there are in shorter runs alone, as halving leaves them.
     dropped: int = 0
-    requested: str = ""  # the name by which somebody asked for them, if so
+    requested: str = ""  # the name that the user gave, if any
 
     @property
     def name(self) -> str:
