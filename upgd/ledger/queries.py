@@ -187,16 +187,16 @@ def as_run(database: Database, row: Row) -> Run:
     _refuse(database, row.result_fault())
     key, spec, *_, state, attempts, error = row.run
     try:
-        result = _result(*row.result[1:-1]) if row.result else None
+        result = _result(row.result[1:-1]) if row.result else None
         return Run(RunSpec.from_json(spec), key, state, attempts, error, result)
     except (ValueError, TypeError, AttributeError) as wrong:  # an older version has no checksums
         raise damaged(database.path, f"run {key!r} cannot be read ({wrong})") from wrong
 
 
-def _result(engine: str, device: str, dtype: str, versions: str, host: str, *rest: Any) -> Result:
-    *times, summary, diverged_at = rest
-    facts = (json.loads(versions), json.loads(host), *times, from_summary(summary))
-    return Result(engine, device, dtype, *facts, diverged_at=diverged_at)
+def _result(cells: Cells) -> Result:
+    engine, device, dtype, versions, host, started, finished, wall, summary, diverged_at = cells
+    facts, times = (json.loads(versions), json.loads(host)), (started, finished, wall)
+    return Result(engine, device, dtype, *facts, *times, from_summary(summary), {}, diverged_at)
 
 
 def series_faults(
