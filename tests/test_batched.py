@@ -162,7 +162,7 @@ def begin(
     assert seen == [50, 100]
 
 
-SAID = "{} runs continue in another stack than before, where sums may be rounded otherwise"
+SAID = "{} runs continue in another stack than before, where sums may be rounded differently"
 FOUR = [RunSpec(PROBLEM, m, {}, s, 200, OPTIONS) for m in ("upgd", "s-ewc") for s in (0, 1)]
 
 

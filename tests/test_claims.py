@@ -455,7 +455,7 @@ def test_a_run_that_measures_as_much_is_not_run_again(
         if state == "failed":
             ledger.fail(claim, "why", retry=False)
         elif state == "diverged":
-            ledger.diverge(claim, 7, Result("eager"))
+            ledger.finish(claim, Result("eager", diverged_at=7))
         else:
             ledger.finish(claim, Result("eager"))
         wanted = [spec(0, stride=10), spec(1, stride=10)]
@@ -474,7 +474,7 @@ def test_which_runs_diverged_is_kept(tmp_path: Path) -> None:
         for claim in ledger.claim("me", 60, limit=len(runs)):
             result = Result("eager", "cpu", series={"accuracy": Series(np.zeros(9), 5_000)})
             if claim.spec.method == "sgdw" or claim.spec.seed == 1:
-                ledger.diverge(claim, 45_000, result)
+                ledger.finish(claim, dataclasses.replace(result, diverged_at=45_000))
             else:
                 ledger.finish(claim, result)
         found = collect(ledger, experiment)

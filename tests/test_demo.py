@@ -47,7 +47,7 @@ def fabricate(study: Path, levels: dict[str, tuple[float, float]], seeds: int = 
             series = {"accuracy": Series(curve, demo_module.TASK_LENGTH)}
             result = Result("eager", summary={"accuracy": float(curve.mean())}, series=series)
             if np.isnan(last):
-                ledger.diverge(claim, 7, Result("eager"))
+                ledger.finish(claim, Result("eager", diverged_at=7))
             else:
                 ledger.finish(claim, result)
 

@@ -117,7 +117,7 @@ def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_pat
         options = {"checkpoint_seconds": 0.0, "silence": 4.0, "clock": clock}
         tally = driven(tmp_path / "pool", specs, watched, **options)
     assert results(tmp_path / "pool") == expected
-    for words in ("killed (SIGKILL); its 4", "its worker gave no sign of life for 4 s; its 4"):
+    for words in ("killed (SIGKILL); its 4", "its worker sent nothing for 4 s; its 4"):
         assert sum(words in note for note in tally.notes) == 1, tally.notes
     assert [len(job.saved) for _, job in watched.jobs] == [0, 0, 4, 4]
 

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ def test_ends_other_than_done(tmp_path: Path) -> None:
         first, second, third, fourth = ledger.claim("me", 60, limit=9)
         ledger.fail(first, "out of memory \ud800", retry=False)
         ledger.fail(second, "flaky", retry=True)
-        ledger.diverge(third, 7, result_of(third.spec))
-        ledger.release(fourth)
+        ledger.finish(third, replace(result_of(third.spec), diverged_at=7))
+        ledger.release([fourth])
         states = [(run.state, run.error) for run in ledger.runs()]
         assert states == [
             ("failed", "out of memory ?"),
@@ -111,13 +112,17 @@ def test_ends_other_than_done(tmp_path: Path) -> None:
         for claim in (first, second, third, fourth, again[0]):
             for act in (
                 lambda c: ledger.finish(c, result_of(c.spec)),
-                lambda c: ledger.diverge(c, 1, result_of(c.spec)),
                 lambda c: ledger.fail(c, "late", retry=True),
-                ledger.release,
-                ledger.heartbeat,
             ):
                 with pytest.raises(LeaseLostError):
                     act(claim)
+        before = list(ledger.runs())
+        late = [first, second, third, fourth, again[0]]
+        assert ledger.settle((c, result_of(c.spec)) for c in late) == late
+        ledger.release(late)
+        ledger.hear(late)
+        assert list(ledger.runs()) == before
+        assert [lease.token for lease in ledger.leases()] == [again[1].token]
     check(tmp_path)
 
 
@@ -211,15 +216,15 @@ def test_expired_lease_is_taken_over_and_the_old_owner_rejected(tmp_path: Path) 
         one.add(specs(2))
         [old] = one.claim("one", 10)
         clock.time += 9
-        one.heartbeat(old)
+        assert one.renew("one", 10) == 1
         clock.time += 9
         assert [c.spec.seed for c in other.claim("other", 10, limit=9)] == [1]
         clock.time += 1
         [new] = other.claim("other", 10, limit=9, where={"seed": 0})
         assert (new.spec, new.attempt) == (old.spec, 2)
         assert new.token > old.token
-        with pytest.raises(LeaseLostError, match="held by other"):
-            one.heartbeat(old)
+        assert one.renew("one", 100) == 0
+        one.hear([old])
         with pytest.raises(LeaseLostError, match="held by other"):
             one.finish(old, result_of(old.spec))
         assert one.get(old.spec.key).result is None
@@ -239,14 +244,14 @@ def test_a_run_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
             [claim] = ledger.claim("me", 10, where={"seed": 0})
             assert claim.attempt == attempt
             clock.time += 5
-            ledger.heartbeat(claim)  # alive, but nothing is kept of it
+            ledger.renew("me", 10)  # alive, but without a checkpoint
             clock.time += 100
         [other] = ledger.claim("me", 10, limit=2)  # gives up the first and takes the second
         assert other.spec.seed == 1
         run = ledger.get(claim.spec.key)
         assert (run.state, run.attempts) == ("failed", 5)
         assert run.error is not None
-        assert "5 attempts that ended without a word" in run.error
+        assert "5 attempts without a result or checkpoint" in run.error
         assert "upgd resume --retry" in run.error
         with pytest.raises(LeaseLostError, match="already failed"):
             ledger.finish(claim, result_of(claim.spec))
@@ -285,9 +290,9 @@ def test_a_run_that_is_heard_of_is_not_given_up(tmp_path: Path, sign: str) -> No
             [claim] = ledger.claim("me", 10)
             if attempt % 5 == 0:  # four times nothing, then a sign of life
                 if sign == "checkpoint":
-                    ledger.heartbeat(claim, progress=True)
+                    ledger.hear([claim])
                 elif sign == "release":
-                    ledger.release(claim)
+                    ledger.release([claim])
                 else:
                     ledger.fail(claim, "flaky", retry=True)
             if sign == "checkpoint" and attempt % 2:
@@ -302,7 +307,7 @@ def test_late_owner_may_finish_while_nobody_else_came(tmp_path: Path) -> None:
         ledger.add(specs(1))
         [claim] = ledger.claim("me", 10)
         clock.time += 100
-        ledger.heartbeat(claim)
+        ledger.renew("me", 10)
         assert ledger.leases()[0].expires == clock.time + 10
         clock.time += 100
         ledger.finish(claim, result_of(claim.spec))
@@ -374,7 +379,7 @@ def test_threads_may_share_a_ledger(tmp_path: Path) -> None:
 
         def work(owner: str) -> None:
             while claims := ledger.claim(owner, 60):
-                ledger.heartbeat(claims[0])
+                ledger.renew(owner, 60)
                 ledger.finish(claims[0], result_of(claims[0].spec))
                 seen.append(claims[0].spec.seed)
 

@@ -9,6 +9,7 @@ import random
 import signal
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +97,19 @@ def work(folder: Path) -> None:
         ledger.add(specs(4))
         while claims := ledger.claim("me", 60):
             [claim] = claims
-            ledger.heartbeat(claim)
+            ledger.renew("me", 60)
+            ledger.hear([claim])
             save_checkpoint(folder / "run.npz", {"w": np.arange(3)}, {"key": claim.spec.key})
             if claim.spec.seed == 0:
                 ledger.finish(claim, result_of(claim.spec))
             elif claim.spec.seed == 1 and claim.attempt == 1:
                 ledger.fail(claim, "flaky", retry=True)
             elif claim.spec.seed == 2 and claim.attempt == 1:
-                ledger.release(claim)
+                ledger.release([claim])
             elif claim.spec.seed == 3:
                 ledger.fail(claim, "hopeless", retry=False)
             else:
-                ledger.diverge(claim, 7, result_of(claim.spec))
+                ledger.settle([(claim, replace(result_of(claim.spec), diverged_at=7))])
         ledger.export_csv(folder / "runs.csv")
 
 
@@ -129,7 +131,17 @@ def test_crash_around_every_durable_write(
     expected = outcome(tmp_path / "whole")
     assert [row[1] for row in expected] == ["done", "diverged", "diverged", "failed"]
     kinds = {name.split(":")[0] for name in names}
-    assert kinds >= {"migrate", "add", "claim", "heartbeat", "finish", "diverge", "fail", "release"}
+    assert kinds >= {
+        "migrate",
+        "add",
+        "claim",
+        "renew",
+        "hear",
+        "finish",
+        "settle",
+        "fail",
+        "release",
+    }
     for number, name in enumerate(names):
         folder = tmp_path / str(number)
         if how == "exit":

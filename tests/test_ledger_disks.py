@@ -30,7 +30,6 @@ from upgd.ledger import (
     LedgerError,
     StudyError,
     load_checkpoint,
-    load_checkpoint_or_none,
     save_checkpoint,
     write_atomically,
 )
@@ -252,25 +251,26 @@ def test_checkpoints_round_trip_and_notice_damage(
         save_checkpoint(path, arrays, meta)
         assert path.read_bytes() == whole
         path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
-        assert load_checkpoint_or_none(path) is None
         with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
             load_checkpoint(path)
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
-    assert load_checkpoint_or_none(path) is None
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load_checkpoint(path)
     np.savez(path, w=np.ones(3))
-    assert load_checkpoint_or_none(path) is None
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load_checkpoint(path)
     np.savez(path, **{"__meta__": np.array([{}], dtype=object)})
-    assert load_checkpoint_or_none(path) is None
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load_checkpoint(path)
     save_checkpoint(path, {"file": np.ones(3), "w": np.zeros(1000)}, {})
     flipped = bytearray(path.read_bytes())
     flipped[len(flipped) // 2] ^= 1
     path.write_bytes(flipped)
-    assert load_checkpoint_or_none(path) is None
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load_checkpoint(path)
     for arrays in ({"w": np.array([{}], dtype=object)}, {"__meta__": np.ones(1)}):
         with pytest.raises(ValueError, match="array"):
             save_checkpoint(path, arrays, {})

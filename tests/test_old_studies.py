@@ -173,7 +173,7 @@ def test_resume_goes_on_from_the_checkpoint(study: Path, engine: str, seed: int)
     with Ledger.open(study) as ledger:
         for claim in ledger.claim("me", 60, limit=99):
             if claim.spec.seed in (0, 9, seed) and "hidden" in claim.spec.options:  # short ones
-                ledger.release(claim)
+                ledger.release([claim])
             else:
                 ledger.fail(claim, "not in this test", retry=False)
         [run] = [run for run in ledger.runs() if run.spec.seed == seed]

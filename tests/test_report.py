@@ -31,7 +31,7 @@ def fill(folder: Path, specs: list[RunSpec], accuracy: Any = None, order: Any = 
             spec = claim.spec
             level = accuracy(spec) if accuracy else 0.5
             if level is None:
-                ledger.diverge(claim, 3, Result("eager"))
+                ledger.finish(claim, Result("eager", diverged_at=3))
                 continue
             values = np.full(4, level) + np.arange(4) / 100 + spec.seed / 1000
             series = {"accuracy": Series(values, 10), "loss": Series(1 - values[:3], 20)}

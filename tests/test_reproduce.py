@@ -205,7 +205,7 @@ def finished(study: Path, *specs: RunSpec, diverged_at: int | None = None) -> No
         ledger.add(specs)
         for claim in ledger.claim("me", 60, limit=len(specs)):
             if diverged_at is not None:
-                ledger.diverge(claim, diverged_at, Result("eager"))
+                ledger.finish(claim, Result("eager", diverged_at=diverged_at))
             else:
                 series = {"accuracy": Series(np.zeros(claim.spec.steps // 50), 50)}
                 ledger.finish(claim, Result("eager", series=series))

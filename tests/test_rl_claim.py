@@ -263,7 +263,9 @@ def test_what_a_study_has_of_agents(tmp_path: Path) -> None:
             series = {"return": Series(RISING, 20480)}
             if claim.spec.name == "adam" and claim.spec.seed == 1:
                 series = {"return": Series(RISING[:74], 20480)}
-                ledger.diverge(claim, 74 * 20480, Result("ppo-cpu", series=series, wall=1.0))
+                ledger.finish(
+                    claim, Result("ppo-cpu", series=series, wall=1.0, diverged_at=74 * 20480)
+                )
             else:
                 ledger.finish(claim, Result("ppo-cpu", series=series, wall=1.0))
         results = collect(ledger, experiment)

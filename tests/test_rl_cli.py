@@ -237,7 +237,7 @@ def test_agents_are_not_begun_anew_by_another_simulator(
         with monkeypatch.context() as patched:
             here = {**versions(OF_AGENTS), "mujoco": "9.9"}
             patched.setattr(runner, "versions", lambda *_: here)
-            with pytest.raises(StudyError, match=r"2 runs have been begun with mujoco .* 9\.9:"):
+            with pytest.raises(StudyError, match=r"2 runs have been started with mujoco .* 9\.9:"):
                 work(ledger, workers=0)
         assert all(path.read_bytes() == content for path, content in before.items())
         assert work(ledger, workers=0).done == 2

@@ -298,7 +298,7 @@ def test_sensitivity_is_the_best_over_the_rest(tmp_path: Path) -> None:
             ledger.add([spec])
             [claim] = ledger.claim("me", 60)
             if lr == 0.3:
-                ledger.diverge(claim, 3, Result("eager"))
+                ledger.finish(claim, Result("eager", diverged_at=3))
             else:
                 ledger.finish(claim, Result("eager", summary={"accuracy": lr * sigma}))
         (ranking,) = best_sets(ledger)

@@ -31,7 +31,7 @@ def work(
     for claim in ledger.claim("me", 60, most, where={"key": [spec.key for spec in specs]}):
         found = value(claim.spec)
         if found is None:
-            ledger.diverge(claim, 1, Result("eager"))
+            ledger.finish(claim, Result("eager", diverged_at=1))
         elif math.isnan(found):
             ledger.fail(claim, "broken", retry=False)
         else:

@@ -43,7 +43,7 @@ def study(tmp_path: Path) -> Path:
         ledger.add([*specs("upgd", 6), *specs("sgd", 2)])
         claims = ledger.claim("me", 1e6, limit=5)
         ledger.finish(claims[0], Result("eager", wall=4.0, summary={"accuracy": 0.5}))
-        ledger.diverge(claims[1], 10, Result("eager", wall=0.1))
+        ledger.finish(claims[1], Result("eager", wall=0.1, diverged_at=10))
         ledger.fail(claims[2], "[bold]out of\x1b memory[/bold]\nand more", retry=False)
     checkpoint(tmp_path, claims[3].spec, 400, 8.0)
     return tmp_path

@@ -1,10 +1,10 @@
 """The durable record of a study: specifications, results, checkpoints.
 
-A :class:`RunSpec` says what a run is, a :class:`Ledger` keeps which runs there are and what they
-gave, and :func:`save_checkpoint` keeps a run that is under way. Nothing here runs anything.
+A :class:`RunSpec` specifies a run, a :class:`Ledger` keeps runs and their results, and
+:func:`save_checkpoint` keeps a run that is under way. Nothing here executes runs.
 """
 
-from upgd.ledger.checkpoints import load_checkpoint, load_checkpoint_or_none, save_checkpoint
+from upgd.ledger.checkpoints import load_checkpoint, save_checkpoint
 from upgd.ledger.errors import CheckpointError, LeaseLostError, LedgerError, SpecError, StudyError
 from upgd.ledger.files import remove_partial, write_atomically
 from upgd.ledger.ledger import Ledger
@@ -28,7 +28,6 @@ __all__ = [
     "SpecError",
     "StudyError",
     "load_checkpoint",
-    "load_checkpoint_or_none",
     "owner_name",
     "remove_partial",
     "save_checkpoint",

@@ -1,7 +1,7 @@
 """One form for every run: the method's own name, all hyperparameters, no option without effect.
 
-So the same run has the same key, whoever writes it down and however much of it. What is not in the
-registries stays as it is: a ledger with somebody else's methods can be read everywhere.
+The same run has the same key, however much of it is written out. What is not in the registries
+stays as it is: a ledger with other people's methods can be read everywhere.
 """
 
 from __future__ import annotations
@@ -15,24 +15,18 @@ from upgd.optim.registry import METHODS, scalars
 from upgd.streams.problems import PROBLEMS, Problem
 
 Scalar = str | int | float | bool | None
-NO_LAYERS = "none"
-"""What the option ``hidden`` is called for a network from inputs to outputs."""
+NO_LAYERS = "none"  # what the option ``hidden`` is called for a network from inputs to outputs
 KINDS = {"ppo/": "upgd.rl.study"}
 """By the prefix of a problem's name, the module whose ``KIND`` its runs are
 (:mod:`upgd.study.kinds`), imported when such a run is met; all others are learners."""
 
 
 class Usual(NamedTuple):
-    """What runs of a problem do unless they are told otherwise.
+    """The defaults of a problem's runs."""
 
-    Attributes:
-        options: Those that can be left out, with the values that they then have.
-        hyper: Defaults of hyperparameters, before those of the method.
-        sources: Of code that is not part of upgd, by what it is; empty texts for upgd's own.
-    """
-
-    options: Mapping[str, Scalar]
-    hyper: Mapping[str, float] = {}
+    options: Mapping[str, Scalar]  # those that can be left out, with the values that they then have
+    hyper: Mapping[str, float] = {}  # defaults of hyperparameters, before those of the method
+    # Of code that is not part of upgd, by what it is; empty texts for upgd's own.
     sources: Mapping[str, str] = {}
 
 
@@ -57,13 +51,9 @@ def canonical(
     """
     usual = usual_of(problem, options)
     sources = {} if usual is None else dict(usual.sources)
-    left, filled = dict(options), dict(hyper)
-    if usual is not None:
-        left = {
-            name: value
-            for name, value in options.items()
-            if name not in usual.options or usual.options[name] != value
-        }
+    known = {} if usual is None else usual.options
+    left = {n: value for n, value in options.items() if n not in known or known[n] != value}
+    filled = dict(hyper)
     name = proper_name(method)
     row = METHODS.get(row_name(name))
     if row is not None:
@@ -75,7 +65,7 @@ def canonical(
 
 
 def usual_of(problem: str, options: Mapping[str, Scalar]) -> Usual | None:
-    """What runs of a problem with these options do unless told otherwise; None if it is unknown."""
+    """The defaults of a problem's runs with these options; None for an unknown problem."""
     for prefix, module in KINDS.items():
         if problem.startswith(prefix):
             found: Usual = importlib.import_module(module).KIND.usual(problem, options)
@@ -121,12 +111,7 @@ def proper_name(name: str) -> str:
 
 
 def row_name(name: str) -> str:
-    """The name of the registry's row that a proper name stands for.
-
-    Example:
-        >>> row_name("sgd"), row_name("sgdw"), row_name("Theirs")
-        ('sgdw', 'sgdw', 'Theirs')
-    """
+    """The name of the registry's row that a proper name stands for: "sgdw" for "sgd"."""
     if name in METHODS:
         return name
     return next((row.name for row in METHODS.values() if name in row.aliases), name)

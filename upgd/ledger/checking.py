@@ -1,8 +1,7 @@
-"""Whether a study is as it was written: ``upgd check``."""
+"""Finds damage in a study: ``upgd check``."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,34 +11,24 @@ from upgd.ledger.checkpoints import load_checkpoint
 from upgd.ledger.database import Database
 from upgd.ledger.errors import CheckpointError, DamagedError, SpecError
 from upgd.ledger.ledger import NAME
-from upgd.ledger.queries import PAGE, Cells, Row, as_run, pages, series_faults
-from upgd.ledger.schema import SERIES, is_key_of
+from upgd.ledger.queries import Cells, Row, as_run, each_row, series_faults
+from upgd.ledger.schema import is_key_of
 from upgd.ledger.spec import RunSpec
 
-MOST = 20
-"""Lines of what SQLite finds in one file."""
+MOST = 20  # lines of what SQLite finds in one file
 HELD = "SELECT leases.key, state FROM leases LEFT JOIN runs ON runs.key = leases.key"
 
 
 @dataclass
 class Findings:
-    """What was looked at, and what is damaged.
+    """What was checked, and what is damaged."""
 
-    Attributes:
-        ledger: What is damaged in the ledger, a line each.
-        checkpoints: By file, what is wrong with it.
-        runs: How many could be read.
-        series: How many could be read.
-        kept: Checkpoints there are.
-        has_checksums: Not before a ledger of an older version is upgraded.
-    """
-
-    ledger: list[str] = field(default_factory=list)
-    checkpoints: dict[Path, str] = field(default_factory=dict)
-    runs: int = 0
-    series: int = 0
-    kept: int = 0
-    has_checksums: bool = True
+    ledger: list[str] = field(default_factory=list)  # what is damaged in the ledger, a line each
+    checkpoints: dict[Path, str] = field(default_factory=dict)  # by file, what is wrong with it
+    runs: int = 0  # how many could be read
+    series: int = 0  # how many could be read
+    kept: int = 0  # checkpoints there are
+    has_checksums: bool = True  # not before a ledger of an older version is upgraded
 
     @property
     def lines(self) -> list[str]:
@@ -48,11 +37,9 @@ class Findings:
 
 
 def check_study(folder: Path) -> Findings:
-    """Read all of a study and hold it against its checksums; nothing is written.
+    """Compare all of a study with its checksums, without writing.
 
-    Raises:
-        LedgerError: There is no study, or its ledger cannot be opened for another reason than
-            damage.
+    Raises LedgerError if the ledger cannot be opened for another reason than damage.
     """
     found = Findings()
     try:
@@ -91,41 +78,22 @@ def _structure(database: Database, found: Findings, keys: set[str]) -> Iterator[
 
 def _runs(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
     """What does not match its checksum, or cannot be read."""
-    names = ", ".join(f"series.{name}" for name in SERIES)
-    query = f"""
-        SELECT {names} FROM runs NOT INDEXED JOIN series ON series.key = runs.key
-        WHERE runs.id BETWEEN ? AND ? ORDER BY runs.id, metric
-    """
-
-    def read(db: sqlite3.Connection, first: int, last: int) -> dict[str, list[Cells]]:
-        by_key: dict[str, list[Cells]] = {}
-        for cells in db.execute(query, (first, last)):
-            by_key.setdefault(cells[0], []).append(cells)
-        return by_key
-
-    for rows, series in pages(database, more=read, size=PAGE // 5):
-        for row in rows:
-            found.runs += 1
-            if row.key in keys:
-                yield f"run {row.key} is there twice"
-            keys.add(row.key)
-            mine = (series or {}).get(row.key, [])
-            found.series += len(mine)
-            yield from run_faults(database, row, mine)
-    keys.update(former_keys(database))
-
-
-def former_keys(database: Database) -> set[str]:
-    """Keys under which runs were known before; a checkpoint of one may have been left behind."""
-    with database.read() as db:
+    for row, series in each_row(database, results=True, series=True):
+        found.runs += 1
+        found.series += len(series)
+        if row.key in keys:
+            yield f"run {row.key} is there twice"
+        keys.add(row.key)
+        yield from _run_faults(database, row, series)
+    with database.read() as db:  # a checkpoint with a former key may have been left behind
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        rows = db.execute("SELECT key FROM former") if "former" in tables else ()
-        return {key for (key,) in rows}
+        if "former" in tables:
+            keys.update(key for (key,) in db.execute("SELECT key FROM former"))
 
 
-def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
+def _run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
     """All that is wrong with a run, its result and its series."""
-    if fault := row.fault() or spec_fault(row):
+    if fault := row.fault() or _spec_fault(row):
         yield fault
     if fault := row.result_fault():
         yield fault
@@ -138,8 +106,8 @@ def run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[st
     yield from series_faults(row, series)
 
 
-def spec_fault(row: Row) -> str | None:
-    """What is wrong with a run's specification, if something is."""
+def _spec_fault(row: Row) -> str | None:
+    """What is wrong with a run's specification, or None."""
     key, text = row.run[:2]
     if not is_key_of(key, text):
         return f"run {key} has the specification of another run"
@@ -162,7 +130,7 @@ def _checkpoints(folder: Path, keys: set[str], found: Findings) -> None:
         try:
             _, facts = load_checkpoint(path)
         except CheckpointError:
-            found.checkpoints[path] = f"checkpoint {path.name} cannot be read; its run starts over"
+            found.checkpoints[path] = f"checkpoint {path.name} cannot be read; its run restarts"
             continue
         stack = facts.get("stack")
         of = stack.get("run") if isinstance(stack, dict) else None

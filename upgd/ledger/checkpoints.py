@@ -6,7 +6,8 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,9 +18,7 @@ from upgd.ledger import crash_points as crash
 from upgd.ledger.errors import CheckpointError, StudyError
 from upgd.ledger.files import cannot_write, replace_file
 
-META = "__meta__"
-FORMAT = "upgd-checkpoint"
-VERSION = 1
+META, FORMAT, VERSION = "__meta__", "upgd-checkpoint", 1
 
 Checkpoint = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
@@ -29,16 +28,11 @@ def save_checkpoint(
 ) -> None:
     """Save arrays and facts about them as one ``.npz``, atomically and without pickle.
 
-    The same content gives the same bytes. ``numpy.load`` reads the file too.
-
-    Args:
-        path: The file; its folder must exist.
-        arrays: Arrays of numbers, booleans or text by name.
-        meta: What JSON can hold.
+    The same content has the same bytes. ``numpy.load`` reads the file too.
 
     Raises:
-        StudyError: If the file cannot be written.
-        ValueError: If an array holds Python objects, a name is taken, or `meta` is not JSON.
+        StudyError: The file cannot be written.
+        ValueError: An array holds Python objects, a name is taken, or `meta` is not JSON.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,22 +44,14 @@ def save_checkpoint(
         replace_file(Path(path), _writer(arrays, meta))
 
 
-def save_packed(path: str | os.PathLike[str], content: bytes) -> None:
-    """Save what :func:`pack_checkpoint` packed, as :func:`save_checkpoint` would.
-
-    Raises:
-        StudyError: If the file cannot be written.
-    """
+def save_packed(path: Path, content: bytes) -> None:
+    """Save what :func:`pack_checkpoint` packed, as :func:`save_checkpoint` would."""
     with cannot_write(path):
-        replace_file(Path(path), content)
+        replace_file(path, content)
 
 
 def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
-    """The bytes that :func:`save_checkpoint` would write.
-
-    >>> unpack_checkpoint(pack_checkpoint({"w": np.arange(3)}, {"step": 7}))
-    ({'w': array([0, 1, 2])}, {'step': 7})
-    """
+    """The bytes that :func:`save_checkpoint` would write."""
     file = io.BytesIO()
     _writer(arrays, meta)(file)
     return file.getvalue()
@@ -74,7 +60,7 @@ def pack_checkpoint(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any])
 def _writer(
     arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
 ) -> Callable[[BinaryIO], None]:
-    """Writes a checkpoint to an open file; what cannot be in one is refused at once."""
+    """A function that writes a checkpoint to an open file; raises ValueError for bad content."""
     for name, array in arrays.items():
         if not name or name == META:
             raise ValueError(f"an array of a checkpoint cannot be called {name!r}")
@@ -101,56 +87,33 @@ def _writer(
     return write
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read the arrays and facts that :func:`save_checkpoint` wrote.
-
-    Raises:
-        CheckpointError: If there is no such file, or it is truncated, damaged or foreign.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}")
-    try:
-        return _read(path)
-    except Exception as error:  # a damaged archive can fail in any layer
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint of upgd ({error}); "
-            "remove it and the run starts anew"
-        ) from error
-
-
-def unpack_checkpoint(content: bytes) -> Checkpoint:
-    """Read the arrays and facts that :func:`pack_checkpoint` packed.
-
-    Raises:
-        CheckpointError: If they are truncated, damaged or foreign.
-    """
-    try:
-        return _read(io.BytesIO(content))
-    except Exception as error:
-        raise CheckpointError(f"these bytes are no checkpoint of upgd ({error})") from error
+def load_checkpoint(content: str | os.PathLike[str] | bytes) -> Checkpoint:
+    """Read arrays and facts from a file or from packed bytes; CheckpointError if damaged."""
+    with _open(content) as archive:
+        head = _head(archive)
+        return {name: _member(archive, name) for name in head["names"]}, head["meta"]
 
 
 def checkpoint_facts(content: bytes | Path) -> dict[str, Any]:
-    """The facts of a checkpoint alone, packed or in a file; the arrays are not looked at.
+    """The facts of a checkpoint alone; the arrays are not read. Raises CheckpointError."""
+    with _open(content) as archive:
+        facts: dict[str, Any] = _head(archive)["meta"]
+        return facts
 
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
+
+@contextmanager
+def _open(content: str | os.PathLike[str] | bytes) -> Iterator[zipfile.ZipFile]:
+    file = io.BytesIO(content) if isinstance(content, bytes) else Path(content)
+    if isinstance(file, Path) and not file.is_file():
+        raise CheckpointError(f"there is no checkpoint at {file}")
     try:
-        file = content if isinstance(content, Path) else io.BytesIO(content)
         with zipfile.ZipFile(file) as archive:
-            facts: dict[str, Any] = _head(archive)["meta"]
-            return facts
-    except Exception as error:
-        what = content if isinstance(content, Path) else "these bytes"
-        raise CheckpointError(f"no checkpoint of upgd: {what} ({error})") from error
-
-
-def _read(file: Path | io.BytesIO) -> Checkpoint:
-    with zipfile.ZipFile(file) as archive:
-        head = _head(archive)
-        return {name: _member(archive, name) for name in head["names"]}, head["meta"]
+            yield archive
+    except Exception as error:  # a damaged archive can fail in any layer
+        what = file if isinstance(file, Path) else "a packed checkpoint"
+        raise CheckpointError(
+            f"{what} is damaged or not a checkpoint of upgd ({error}); remove it to restart the run"
+        ) from error
 
 
 def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
@@ -160,14 +123,6 @@ def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
     if head["version"] != VERSION:
         raise ValueError(f"its version is {head['version']}, this upgd reads {VERSION}")
     return head
-
-
-def load_checkpoint_or_none(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Read a checkpoint, or return None where there is none that can be trusted."""
-    try:
-        return load_checkpoint(path)
-    except CheckpointError:
-        return None
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
@@ -181,11 +136,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 
 # ------------------------------------------------------------------------ of a study
 def checkpoints(study: Path) -> Path:
-    """The folder with the checkpoints of a study; made if it is missing.
-
-    Raises:
-        StudyError: It cannot be made.
-    """
+    """The folder with the checkpoints of a study; made if it is missing."""
     folder = study / "checkpoints"
     try:
         folder.mkdir(exist_ok=True)
@@ -196,12 +147,12 @@ def checkpoints(study: Path) -> Path:
 
 
 def kept_checkpoints(study: Path) -> dict[str, Path]:
-    """All that there are, by the keys of their runs."""
+    """All checkpoints by the keys of their runs."""
     return {path.stem: path for path in checkpoints(study).glob("*.npz")}
 
 
 def checkpoint_path(study: Path, key: str) -> Path:
-    """Where a run's checkpoint lies, if it has one."""
+    """The file of a run's checkpoint, which may not exist."""
     return checkpoints(study) / f"{key}.npz"
 
 

@@ -1,9 +1,8 @@
-"""The SQLite file under a ledger: opened with care, written in whole transactions.
+"""The SQLite file of a ledger.
 
-Durability. A commit appends to the write-ahead log. ``synchronous=NORMAL`` would already survive
-``kill -9``, because the system keeps what a dead process wrote; only ``FULL``, which syncs the
-log at each commit, also survives a power cut. Commits are few (a claim and a finish per run, a
-heartbeat now and then), so the ledger takes FULL and a finished run is finished.
+Durability: a commit appends to the write-ahead log. ``synchronous=NORMAL`` would survive
+``kill -9``; only ``FULL``, which syncs the log at each commit, also survives a power cut. Commits
+are few, so the ledger uses FULL.
 """
 
 from __future__ import annotations
@@ -42,14 +41,12 @@ class Database:
     Args:
         path: The file.
         create: Whether to make it where there is none.
-        exclusive: Keep other processes out and do without the write-ahead log, which makes
-            network disks safe.
-        read_only: Write nothing at all, so that a read-only folder can be read. A ledger of an
-            older version is copied to memory and upgraded there.
+        exclusive: Keep other processes out, without a write-ahead log: safe on network disks.
+        read_only: Write nothing. A ledger of an older version is copied to memory and upgraded.
         as_it_is: Read only, without upgrading anything.
 
     Raises:
-        LedgerError: If the file cannot be opened, is no ledger, or is one of a newer version.
+        LedgerError: The file cannot be opened, is not a ledger, or is one of a newer version.
     """
 
     def __init__(
@@ -62,8 +59,7 @@ class Database:
     ) -> None:
         read_only = read_only or as_it_is
         self.path = path
-        self.checksums = True
-        """Whether rows have checksums; those of an older version have none while read only."""
+        self.checksums = True  # an older version has none while read only
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
@@ -114,7 +110,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to read; SQLite's errors become ours."""
+        """The connection, for reading; SQLite's errors become LedgerErrors."""
         with self._lock:
             try:
                 yield self._usable()
@@ -123,7 +119,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to read several times what was there at one moment."""
+        """The connection, for several reads of one state."""
         with self.read() as connection:
             if connection.in_transaction:
                 yield connection
@@ -136,7 +132,7 @@ class Database:
 
     @contextmanager
     def write(self, name: str) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for one transaction: all of it is on disk afterwards, or nothing.
+        """The connection, for one transaction, which is on disk afterwards or has no effect.
 
         It begins as a writer (BEGIN IMMEDIATE), so what it reads is still true when it commits.
         """
@@ -151,7 +147,7 @@ class Database:
                 crash.point(f"{name}: before commit")
                 connection.execute("COMMIT")
             except BaseException as error:
-                with suppress(sqlite3.Error):  # the first error is the one to tell
+                with suppress(sqlite3.Error):  # the first error is the one to raise
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                 if isinstance(error, ERRORS):
@@ -225,7 +221,7 @@ class Database:
         return connection
 
     def _check_identity(self) -> None:
-        """Raise where the file is not ours to write; a new one is."""
+        """Raise unless the file is new or a ledger of this version or an older one."""
         connection = self._usable()
         connection.execute("BEGIN")  # one snapshot: another process may be making the tables
         version = self._version()
@@ -243,9 +239,9 @@ class Database:
 
     def _configure(self, exclusive: bool) -> None:
         connection = self._usable()
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA fullfsync=ON")  # macOS: through the drive's cache
+        # fullfsync: on macOS, a sync goes through the drive's cache.
+        for setting in ("foreign_keys=ON", "synchronous=FULL", "fullfsync=ON"):
+            connection.execute(f"PRAGMA {setting}")
         if exclusive:
             connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         mode = "DELETE" if exclusive else "WAL"
@@ -264,7 +260,7 @@ class Database:
             connection.execute("COMMIT")
 
     def _migrate(self) -> None:
-        """Bring the tables up to date; also tells at once whether the ledger can be written."""
+        """Upgrade the tables; raises at once if the ledger cannot be written."""
         with self.write("migrate") as db:
             version = self._version()  # again: another process may have been faster
             upgrade(db, version)
@@ -276,7 +272,7 @@ class Database:
 
 
 def connect(target: str, uri: bool = False, seconds: float | None = None) -> sqlite3.Connection:
-    """A connection to a file; waits so many seconds where another process writes."""
+    """A connection to a file; waits up to `seconds` while another process writes."""
     connection = sqlite3.connect(
         target,
         timeout=BUSY_SECONDS if seconds is None else seconds,
@@ -289,7 +285,7 @@ def connect(target: str, uri: bool = False, seconds: float | None = None) -> sql
 
 
 def upgrade(db: sqlite3.Connection, version: int) -> None:
-    """Bring the tables of a ledger from this version up to date; version 0 has none."""
+    """Upgrade the tables of a ledger from this version; version 0 has none."""
     if version == 0:
         db.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
     for number, statements in enumerate(schema.MIGRATIONS[version:], version + 1):
@@ -303,7 +299,7 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
 
 
 def _upgraded_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """A ledger in memory, up to date; the one that it is copied from is closed."""
+    """An upgraded copy in memory; the original connection is closed."""
     copy = connect(":memory:")
     try:
         connection.backup(copy)
@@ -318,17 +314,13 @@ def _upgraded_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def copy_checkpoints(db: sqlite3.Connection, folder: Path) -> list[Path]:
-    """Copy the checkpoints of runs that have other keys now; returns those that can be removed.
+    """Copy the checkpoints of runs that have other keys now; return those that can be removed.
 
-    The originals stay until the keys are on disk: a process that is killed before has changed
-    nothing, and one that is killed later leaves files that nobody reads.
+    The originals stay until the keys are on disk, so that a kill before that changes nothing.
     """
-    query = """
-        SELECT former.key, run, state FROM former JOIN runs ON runs.key = run
-        ORDER BY former.rowid
-    """
+    query = "SELECT former.key, run, state FROM former JOIN runs ON runs.key = run"
     left: list[Path] = []
-    for old, new, state in db.execute(query).fetchall():
+    for old, new, state in db.execute(f"{query} ORDER BY former.rowid").fetchall():
         source, target = folder / f"{old}.npz", folder / f"{new}.npz"
         if not source.is_file():
             continue
@@ -339,13 +331,13 @@ def copy_checkpoints(db: sqlite3.Connection, folder: Path) -> list[Path]:
             arrays, facts = load_checkpoint(source)
             facts["stack"]["run"] = new
         except (CheckpointError, LookupError, TypeError):
-            continue  # the run starts over, as it would have
+            continue  # the run restarts
         save_checkpoint(target, arrays, facts)
     return left
 
 
 def _text(content: bytes) -> str:
-    """Text of a cell; what is not UTF-8 is kept too, for the checksum to notice."""
+    """Text of a cell; bytes that are not UTF-8 are kept, and the checksum does not match."""
     return content.decode("utf-8", "surrogateescape")
 
 
@@ -377,12 +369,7 @@ def _newer(path: Path, version: int) -> LedgerError:
 
 
 def explain(error: Exception, path: Path) -> LedgerError:
-    """One line for an error of SQLite: what, which file, and the way out.
-
-    >>> print(explain(sqlite3.OperationalError("database is locked"), Path("s/ledger.sqlite")))
-    ... # doctest: +ELLIPSIS
-    s...ledger.sqlite is in use by another process (database is locked); wait for it or end it
-    """
+    """One line for an error of SQLite: what, which file, and the way out."""
     text = " ".join(str(error).split())
     lower = text.lower()
     if "full" in lower or "disk i/o" in lower:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StudyError(Exception):
-    """A study cannot go on as asked; the message is one line for people."""
+    """A study cannot do what was asked; the message is one line for the user."""
 
 
 class SpecError(StudyError, ValueError):
@@ -16,11 +16,7 @@ class LedgerError(StudyError):
 
 
 class DamagedError(LedgerError):
-    """What the ledger holds is not what was written.
-
-    Attributes:
-        what: What is damaged, without where and the way out.
-    """
+    """The ledger does not match its checksums; `what` is the damage without the file."""
 
     def __init__(self, message: str, what: str = "") -> None:
         super().__init__(message)
@@ -28,7 +24,7 @@ class DamagedError(LedgerError):
 
 
 class LeaseLostError(LedgerError):
-    """The run of a claim is not the claimant's any more; its work must be dropped."""
+    """Another process has claimed the run, or it has ended; the work must be dropped."""
 
 
 class CheckpointError(StudyError):

@@ -25,12 +25,8 @@ def runs_csv(runs: Iterable[Run], target: Target) -> int:
 
     Hyperparameters, options and final metrics have a column each, called ``hyper.lr``,
     ``option.batch``, ``summary.accuracy``; a cell is empty where a run has no such value. Numbers
-    are written exactly. Methods are called as people call them; the last column, ``spec``, is the
-    whole specification as JSON.
-
-    Args:
-        runs: What to write.
-        target: A path, which is written atomically, or an open text file.
+    are written exactly. Methods have the names that people use; the last column, ``spec``, is the
+    whole specification as JSON. A path is written atomically.
     """
     rows = [_row(run) for run in runs]
     extra = {name for row in rows for name in row if "." in name}
@@ -45,11 +41,6 @@ def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None =
     """Write one row per run, metric and window, and return how many.
 
     Columns: key, problem, method, seed, metric, step (the last one of the window), value.
-
-    Args:
-        ledger: Where the series are.
-        target: A path, which is written atomically, or an open text file.
-        metrics: Only these; all of them by default.
     """
     count = 0
 

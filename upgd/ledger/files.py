@@ -17,33 +17,28 @@ from upgd.ledger import crash_points as crash
 from upgd.ledger.errors import StudyError
 from upgd.ledger.schema import APPLICATION_ID
 
-SUFFIX = ".partial"
-LEDGER = "ledger.sqlite"
-FIGURE_MARK = "Matplotlib"
-"""What is found near the beginning of figures."""
-_BEGINNING = 4096
+SUFFIX, LEDGER = ".partial", "ledger.sqlite"
+FIGURE_MARK = "Matplotlib"  # what is found near the beginning of figures
+Content = bytes | Callable[[BinaryIO], object]
 _LEDGERS = tuple(LEDGER + end for end in ("", "-wal", "-shm", "-journal"))
 _INSIDE = ("checkpoints", "workers")
 _EFFECTIVE = os.access in os.supports_effective_ids
 
 
-def write_atomically(
-    path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], object]
-) -> None:
+def write_atomically(path: str | os.PathLike[str], content: Content) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, whole.
 
-    The content goes to a temporary file in the same folder, to the disk, and then takes the
-    name; last the folder itself goes to the disk, where the system allows it. A link stays one:
-    the file that it leads to is replaced. Permissions stay those of the old file. What is no
-    regular file, such as a pipe or ``/dev/null``, is written to.
+    The content is written to a temporary file in the same folder and synced; the file is renamed,
+    and the folder synced, where the system allows it. A link stays one: its target is replaced.
+    Permissions stay those of the old file. What is not a regular file, such as a pipe or
+    ``/dev/null``, is written to.
 
     Args:
         path: The file to write or replace; its folder must exist.
         content: Bytes, or a function that writes them to an open file.
 
     Raises:
-        StudyError: If the file cannot be written, or belongs to a study; what was there before
-            still is.
+        StudyError: The file cannot be written, or belongs to a study; the old content stays.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,14 +58,9 @@ def write_atomically(
 
 
 def check_output(path: str | os.PathLike[str], make_folders: bool = False) -> None:
-    """Find out, before any work is done, whether :func:`write_atomically` can write a file.
+    """Raise StudyError, before any work is done, unless :func:`write_atomically` can write a file.
 
-    Args:
-        path: The file that will be written.
-        make_folders: Whether folders that are missing will be made.
-
-    Raises:
-        StudyError: It cannot be written there.
+    With `make_folders`, folders that are missing will be made.
     """
     with cannot_write(path):
         _check_foreign(path)
@@ -82,14 +72,7 @@ def check_output(path: str | os.PathLike[str], make_folders: bool = False) -> No
 
 
 def check_output_folder(folder: str | os.PathLike[str]) -> None:
-    """Find out, before any work is done, whether files can be written to a folder.
-
-    Args:
-        folder: A folder, which need not exist.
-
-    Raises:
-        StudyError: They cannot.
-    """
+    """Raise StudyError unless files can be written to a folder, which need not exist."""
     with cannot_write(folder):
         _check_foreign(folder)
         _check_writable(follow(folder), make_folders=True)
@@ -105,19 +88,11 @@ def _check_writable(folder: Path, make_folders: bool) -> None:
 
 
 def check_generated(path: str | os.PathLike[str], mark: str = FIGURE_MARK) -> None:
-    """Refuse to replace a file that upgd did not write.
-
-    Args:
-        path: A file that nobody named, which a command would write.
-        mark: What stands near the beginning of files that a command wrote.
-
-    Raises:
-        StudyError: There is a file without the mark.
-    """
+    """Raise StudyError if there is a file without the mark near its beginning that upgd writes."""
     with cannot_write(path):
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                found = mark.encode() in file.read(_BEGINNING)
+                found = mark.encode() in file.read(4096)
         else:
             found = not os.path.lexists(path)
     if not found:
@@ -137,7 +112,7 @@ def cannot_write(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _check_foreign(path: str | os.PathLike[str]) -> None:
-    """No file of a study is replaced by anything else: it would cost the study its runs."""
+    """Raise StudyError for a file of a study: replacing it would lose runs."""
     for place in (Path(os.path.abspath(path)), follow(path)):
         if place.name in _LEDGERS or _is_ledger(place):
             raise StudyError(f"cannot write {path}: it is a study's ledger; choose another name")
@@ -159,7 +134,7 @@ def _is_ledger(path: Path) -> bool:
     return head[:16] == b"SQLite format 3\0" and head[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 
-def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+def replace_file(path: Path, content: Content) -> None:
     """Write a regular file, whole or not at all."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
     crash.point("write: before file")
@@ -180,7 +155,7 @@ def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
     crash.point("write: after sync")
 
 
-def _fill(file: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None:
+def _fill(file: BinaryIO, content: Content) -> None:
     if isinstance(content, bytes):
         file.write(content)
     else:
@@ -188,12 +163,7 @@ def _fill(file: BinaryIO, content: bytes | Callable[[BinaryIO], object]) -> None
 
 
 def remove_partial(folder: str | os.PathLike[str], older_than: float = 3600.0) -> int:
-    """Remove what killed writers left in a folder, and return how many files that was.
-
-    Args:
-        folder: Where :func:`write_atomically` wrote.
-        older_than: Age in seconds from which a partial file has no writer any more.
-    """
+    """Remove partial files of killed writers, older than so many seconds; return how many."""
     removed = 0
     for file in Path(folder).glob(f".*{SUFFIX}"):
         with contextlib.suppress(OSError):  # another process may have been faster

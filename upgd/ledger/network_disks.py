@@ -1,4 +1,4 @@
-"""Whether a folder lies on a disk that other machines share.
+"""Whether a folder is on a disk that other machines share.
 
 SQLite's write-ahead log keeps its index in shared memory. Processes of two machines do not
 share memory, so on a network disk they would corrupt the ledger.
@@ -33,7 +33,10 @@ def network_filesystem(path: str | os.PathLike[str]) -> str | None:
     if sys.platform == "win32":
         return _windows(real)
     try:
-        mounts = _linux_mounts() if sys.platform == "linux" else _mount_command()
+        if sys.platform == "linux":
+            mounts = parse_mounts(Path("/proc/mounts").read_text(errors="surrogateescape"))
+        else:
+            mounts = _mount_command()
     except (OSError, subprocess.SubprocessError):
         return None
     kind = filesystem_of(real, mounts)
@@ -48,14 +51,9 @@ def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str | None:
     >>> filesystem_of("/homework", [("/", "ext4"), ("/home", "nfs4")])
     'ext4'
     """
-    pure = PurePosixPath(path)
-    places = [pure, *pure.parents]
-    best, found = -1, None
-    for where, kind in mounts:
-        mount = PurePosixPath(where)
-        if mount in places and len(mount.parts) >= best:
-            best, found = len(mount.parts), kind
-    return found
+    places = [PurePosixPath(path), *PurePosixPath(path).parents]
+    kinds = {PurePosixPath(where): kind for where, kind in mounts}  # the last of several
+    return next((kinds[place] for place in places if place in kinds), None)
 
 
 def parse_mounts(text: str) -> list[tuple[str, str]]:
@@ -64,16 +62,9 @@ def parse_mounts(text: str) -> list[tuple[str, str]]:
     >>> parse_mounts("server:/x /my\\040disk nfs4 rw 0 0")
     [('/my disk', 'nfs4')]
     """
-    rows = (line.split() for line in text.splitlines())
-    return [(_unescape(row[1]), row[2]) for row in rows if len(row) >= 3]
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
-
-
-def _linux_mounts() -> list[tuple[str, str]]:
-    return parse_mounts(Path("/proc/mounts").read_text(errors="surrogateescape"))
+    rows = [line.split() for line in text.splitlines()]
+    octal = re.compile(r"\\([0-7]{3})")
+    return [(octal.sub(lambda m: chr(int(m[1], 8)), r[1]), r[2]) for r in rows if len(r) >= 3]
 
 
 def _mount_command() -> list[tuple[str, str]]:

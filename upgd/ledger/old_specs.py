@@ -1,8 +1,7 @@
-"""Specifications of ledgers before version 5, brought to the canonical form of that version.
+"""Canonical specifications of the runs of ledgers before version 5.
 
-Those have runs under any of a method's names, with or without its defaults, and options that change
-nothing. What was left out had the defaults of then: the tables here are those, and stay as they are
-when the registries change.
+Those have any of a method's names, with or without its defaults, and options that change nothing.
+The tables here are the defaults of that time; they do not follow the registries.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def _methods() -> dict[str, Named]:
     return found
 
 
-METHODS = _methods()
-"""By name or alias in lower case, the row's name and all defaults."""
+METHODS = _methods()  # by name or alias in lower case, the row's name and all defaults
 
+# Task length, window and hidden units.
 PROBLEMS: dict[str, tuple[int | None, int, str | None]] = {
     "input-permuted-mnist": (5_000, 5_000, "300-150"),
     "label-permuted-emnist": (2_500, 2_500, "300-150"),
@@ -57,12 +56,10 @@ PROBLEMS: dict[str, tuple[int | None, int, str | None]] = {
     "input-permuted-digits": (2_500, 2_500, "300-150"),
     "label-permuted-digits": (2_500, 2_500, "300-150"),
 }
-"""Task length, window and hidden units."""
 
 PPO = "ppo/"
 PPO_HYPER = {"lr": 3e-4, "eps": 1e-5}
-PPO_ITERATIONS = 10
-"""In a window."""
+PPO_ITERATIONS = 10  # of a window
 PPO_OPTIONS: dict[str, Any] = {
     "steps": 2048,
     "epochs": 10,
@@ -84,10 +81,7 @@ PPO_OPTIONS: dict[str, Any] = {
 
 
 def canonical_json(text: str) -> str:
-    """The JSON of the same run in the form of version 5.
-
-    Raises:
-        ValueError: This is not the JSON of a run.
+    """The JSON of the same run in the form of version 5; raises ValueError for other JSON.
 
     Example:
         >>> old = '{"hyper":{"lr":1.0},"method":"SGD","options":{},"problem":"p","rules":2}'
@@ -100,9 +94,7 @@ def canonical_json(text: str) -> str:
         hyper, options = content["hyper"], content["options"]
         usual = _usual(problem, options)
         content["options"] = {
-            name: value
-            for name, value in options.items()
-            if name not in usual or usual[name] != value
+            n: value for n, value in options.items() if n not in usual or usual[n] != value
         }
         if method.lower() in METHODS:
             row, defaults = METHODS[method.lower()]

@@ -1,18 +1,18 @@
 """Which workers of a study are alive: each holds a lock on a file of its own.
 
-The system drops the lock when its process ends, however it ends. So the runs of a process that
-was killed are taken over at once. Where there are no such locks (Windows, some file systems),
-others wait for the leases to expire.
+The system drops the lock when the process ends, so that the runs of a killed process are taken over
+at once. Without such locks (Windows, some file systems) others wait for the leases to expire.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from upgd.ledger.errors import StudyError
 
 try:
     import fcntl
@@ -22,46 +22,33 @@ except ImportError:  # Windows
 SUFFIX = ".lock"
 
 
-@dataclass
-class Presence:
-    """How an owner leaves.
-
-    Attributes:
-        holds_runs: It could not give its runs back. Its file stays, unlocked, and the next process
-            frees them.
-    """
-
-    holds_runs: bool = False
-
-
 @contextmanager
-def present(folder: Path, owner: str) -> Iterator[Presence]:
-    """Be seen as alive by the processes of a study for as long as this lasts.
+def present(folder: Path, owner: str, release: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of an owner, so that other processes see that it is alive.
 
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp()) / "workers"
-    >>> with present(folder, "me"):
-    ...     list(departed(folder))
-    []
+    On an error `release` is called; if that fails too, the file stays, unlocked, and the next
+    process frees the owner's runs.
     """
-    descriptor, path = None, folder / (quote(owner, safe="") + SUFFIX)
+    descriptor, path, stays = None, folder / (quote(owner, safe="") + SUFFIX), False
     with suppress(OSError):
         descriptor = _lock(path)
-    presence = Presence()
     try:
-        yield presence
+        yield
+    except BaseException:
+        try:
+            release()
+        except StudyError:  # such as a full disk; the first error is the one to raise
+            stays = True
+        raise
     finally:
         if descriptor is not None:
-            if not presence.holds_runs:
+            if not stays:
                 path.unlink(missing_ok=True)
             os.close(descriptor)
 
 
 def departed(folder: Path) -> Iterator[str]:
-    """Owners that were present and did not take their leave: their processes are dead.
-
-    Each is told to one process only, and once: when its turn is over, it is forgotten.
-    """
+    """Owners whose processes are dead; each is reported to one process, and once."""
     if fcntl is None:
         return
     for path in sorted(folder.glob(f"*{SUFFIX}")):
@@ -77,7 +64,7 @@ def departed(folder: Path) -> Iterator[str]:
 
 
 def _lock(path: Path) -> int | None:
-    """Make a file and lock it; again, should it be taken for a dead one's in between."""
+    """Make a file and lock it; again if another process removes it in between."""
     if fcntl is None:
         return None
     path.parent.mkdir(exist_ok=True)

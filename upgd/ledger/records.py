@@ -1,4 +1,4 @@
-"""What goes into a ledger and comes out of it."""
+"""The records of a ledger: results, claims, leases, runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ STATES = ("pending", "running", "done", "failed", "diverged")
 
 @dataclass(frozen=True)
 class Series:
-    """A metric over time.
+    """A metric over time."""
 
-    Attributes:
-        values: One number per window, in order; kept as float32.
-        window: How many steps a window has.
-    """
-
-    values: ArrayLike
-    window: int = 1
+    values: ArrayLike  # one number per window, in order; kept as float32
+    window: int = 1  # how many steps a window has
 
     def __post_init__(self) -> None:
         if not 1 <= self.window < LIMIT:
@@ -39,53 +34,31 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave, and where.
+    """The result of a run, and where it was computed."""
 
-    Attributes:
-        engine: The engine that ran it.
-        device: Where it ran, such as ``"cpu"``.
-        dtype: The type of the weights.
-        versions: Libraries and their versions.
-        host: Facts about the machine.
-        started: When it began, in seconds since 1970.
-        finished: When it ended.
-        wall: Seconds of work, without interruptions.
-        summary: Final metrics by name. NaN and infinities are kept as NaN.
-        series: Metrics over time by name. Not filled in by :meth:`Ledger.runs`; read them with
-            :meth:`Ledger.series`.
-        diverged_at: The step at which the loss was not finite any more, if it came to that.
-    """
-
-    engine: str
-    device: str = "cpu"
-    dtype: str = "float32"
-    versions: Mapping[str, str] = field(default_factory=dict)
-    host: Mapping[str, Scalar] = field(default_factory=dict)
-    started: float = 0.0
-    finished: float = 0.0
-    wall: float = 0.0
+    engine: str  # the engine that ran it
+    device: str = "cpu"  # where it ran, such as ``"cpu"``
+    dtype: str = "float32"  # the type of the weights
+    versions: Mapping[str, str] = field(default_factory=dict)  # libraries and their versions
+    host: Mapping[str, Scalar] = field(default_factory=dict)  # facts about the machine
+    started: float = 0.0  # in seconds since 1970
+    finished: float = 0.0  # when it ended
+    wall: float = 0.0  # seconds of work, without interruptions
+    # Final metrics by name. NaN and infinities are kept as NaN.
     summary: Mapping[str, float] = field(default_factory=dict)
+    # Metrics over time by name; empty in :meth:`Ledger.runs`, read them by :meth:`Ledger.series`.
     series: Mapping[str, Series] = field(default_factory=dict)
-    diverged_at: int | None = None
+    diverged_at: int | None = None  # the step at which the loss was not finite, if it diverged
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to run one specification for a while.
+    """The right to run one specification for a while."""
 
-    Attributes:
-        spec: What to run.
-        token: Larger than that of any earlier claim; a result is accepted only with the latest.
-        owner: Who claimed it.
-        lease_seconds: How long each heartbeat keeps the claim.
-        attempt: How many times the run was begun, with this one.
-    """
-
-    spec: RunSpec
-    token: int
-    owner: str
-    lease_seconds: float
-    attempt: int = 1
+    spec: RunSpec  # what to run
+    token: int  # larger than that of any earlier claim; a result is accepted only with the latest
+    owner: str  # who claimed it
+    attempt: int = 1  # how many times the run was started, with this one
 
 
 @dataclass(frozen=True)
@@ -100,23 +73,14 @@ class Lease:
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the ledger.
+    """A row of the ledger."""
 
-    Attributes:
-        spec: What to run.
-        key: Its key.
-        state: One of pending, running, done, failed, diverged.
-        attempts: How many times it was begun.
-        error: Why it failed last, if it did.
-        result: What it gave, once it is done or diverged; without series.
-    """
-
-    spec: RunSpec
-    key: str
-    state: str
-    attempts: int
-    error: str | None
-    result: Result | None
+    spec: RunSpec  # what to run
+    key: str  # its key
+    state: str  # one of pending, running, done, failed, diverged
+    attempts: int  # how many times it was started
+    error: str | None  # why it failed last, if it did
+    result: Result | None  # once it is done or diverged; without series
 
 
 def owner_name() -> str:
@@ -125,11 +89,7 @@ def owner_name() -> str:
 
 
 def to_blob(values: ArrayLike) -> bytes:
-    """Pack numbers as little-endian float32, whatever the machine.
-
-    >>> to_blob([1.0, 2.0]).hex()
-    '0000803f00000040'
-    """
+    """Pack numbers as little-endian float32."""
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -143,30 +103,22 @@ def to_blob(values: ArrayLike) -> bytes:
 
 
 def from_blob(blob: bytes) -> NDArray[np.float32]:
-    """Unpack what :func:`to_blob` packed, as a new array.
-
-    >>> from_blob(to_blob([1.0, 2.0]))
-    array([1., 2.], dtype=float32)
-    """
+    """Unpack what :func:`to_blob` packed, as a new array."""
     if not isinstance(blob, bytes) or len(blob) % 4:
         raise LedgerError("a series in the ledger is damaged; restore it from a copy")
     return np.frombuffer(blob, "<f4").astype(np.float32)
 
 
 def to_text(mapping: Mapping[str, Any]) -> str:
-    """Facts or metrics as JSON that every reader takes: a number that is not finite is null.
+    """Facts or metrics as standard JSON: a number that is not finite is null.
 
     >>> to_text({"loss": float("nan"), "accuracy": np.float32(0.5)})
     '{"accuracy": 0.5, "loss": null}'
     """
-    plain = {
-        str(name): value.item() if isinstance(value, np.generic) else value
-        for name, value in mapping.items()
-    }
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in plain.items()
-    }
+    finite = {}
+    for name, value in mapping.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        finite[str(name)] = None if isinstance(plain, float) and not math.isfinite(plain) else plain
     try:
         return json.dumps(finite, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""Mend a damaged study: ``upgd check --repair``.
+"""Repair a damaged study: ``upgd check --repair``.
 
-What matches its checksums is taken over into new tables, which then replace the old ones in one
-transaction. A run whose result is damaged waits to be computed again; one whose specification is
-damaged is lost, since nothing else says what it was.
+What matches its checksums is copied into new tables, which then replace the old ones in one
+transaction. A run whose result is damaged is pending again; one whose specification is damaged is
+lost.
 """
 
 from __future__ import annotations
@@ -27,29 +27,22 @@ from upgd.ledger.ledger import NAME
 from upgd.ledger.queries import OVER, Cells, Row, series_faults
 from upgd.ledger.spec import RunSpec
 
-SECONDS = 5.0
-"""To wait for processes that work on the study."""
-FAR = 1_000_000
-"""Rows that are looked for, one by one, behind a damaged page."""
+SECONDS = 5.0  # to wait for processes that work on the study
+FAR = 1_000_000  # rows that are looked for, one by one, behind a damaged page
 
 
 @dataclass
 class Repair:
-    """What became of a study.
+    """What a repair changed."""
 
-    Attributes:
-        copy: The ledger as it was.
-        again: Runs that wait to be computed again.
-        lost: Runs of which there is no specification any more; None if their number is lost too.
-    """
-
-    copy: Path | None = None
-    again: int = 0
+    copy: Path | None = None  # the ledger as it was
+    again: int = 0  # runs that wait to be computed again
+    # Runs whose specification is lost; None if their number is lost too.
     lost: int | None = 0
 
 
 def repair_study(folder: Path, findings: Findings) -> Repair:
-    """Mend a study that no process works on; damaged checkpoints are renamed.
+    """Repair a study that no process works on; damaged checkpoints are renamed.
 
     Raises:
         LedgerError: Another process works on it, or nothing of it can be read.
@@ -105,7 +98,7 @@ def _copy_aside(path: Path) -> Path:
 
 
 def _salvage(old: sqlite3.Connection, new: sqlite3.Connection) -> Repair:
-    """Take over what is sound."""
+    """Copy what matches its checksums."""
     repair = Repair()
     have = {name for _, name, *_ in old.execute("PRAGMA table_info(runs)")}
     checksums = "checksum" in have

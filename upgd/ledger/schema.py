@@ -1,7 +1,7 @@
-"""The tables of a ledger, as the list of steps that made them what they are.
+"""The tables of a ledger, as a list of migrations.
 
-A ledger's ``user_version`` says how many of the steps it has seen. A step that has been
-released is never edited: a change to the tables is a new step at the end.
+A ledger's ``user_version`` is the number of migrations that it has seen. A released migration is
+never edited: a change to the tables is a new one at the end.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from upgd.ledger.old_specs import canonical_json
 
 APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLite databases
 
+# The cells that checksums cover, in order; ``contents`` has the checksums of series by metric.
 RUN = ("key", "spec", "rules", "problem", "method", "seed", "steps", "state", "attempts", "error")
-"""The cells of a run that its checksum covers, in order."""
 RESULT = (
     *("key", "engine", "device", "dtype", "versions", "host", "started", "finished", "wall"),
     *("summary", "diverged_at", "contents"),
 )
-"""Those of a result; ``contents`` has the checksums of its series by metric, as JSON."""
 SERIES = ("key", "metric", "window", "data")
-"""Those of a series."""
 Cells = tuple[Any, ...]
 
 
 def _add_checksums(db: sqlite3.Connection) -> None:
-    """Compute checksums of what is there; a specification that has lost its key gets none."""
+    """Compute all checksums; a run whose key does not match its specification has none."""
     runs = db.execute(f"SELECT {', '.join(RUN)} FROM runs").fetchall()
     sums = [(checksum("run", *row) if is_key_of(row[0], row[1]) else "", row[0]) for row in runs]
     db.executemany("UPDATE runs SET checksum = ? WHERE key = ?", sums)
@@ -56,10 +54,10 @@ def key_of(spec: str) -> str:
 
 
 def canonicalise(db: sqlite3.Connection) -> None:
-    """Bring all runs to their canonical specifications and keys; those that become one are merged.
+    """Give all runs their canonical specifications and keys; those that become equal are merged.
 
     Of several, one with a result stays, a finished one first, else the one that got furthest. Rows
-    that do not match their checksums are left as they are: they stay damaged.
+    that do not match their checksums are not changed: they stay damaged.
     """
     db.execute("PRAGMA defer_foreign_keys=ON")
     query = f"SELECT {', '.join(RUN)}, checksum FROM runs ORDER BY id"
@@ -189,7 +187,7 @@ MIGRATIONS: list[tuple[Step, ...]] = [
         )
         """,
     ),
-    # How many times in a row the run was begun and nothing was heard of it again; since when.
+    # The number of attempts in a row without a sign, and when the first of them started.
     ("ALTER TABLE runs ADD COLUMN silent INTEGER NOT NULL DEFAULT 0",),
     ("ALTER TABLE runs ADD COLUMN silent_since REAL",),
     # Checksums, and how many runs there are: rows that are lost have none to be wrong.
@@ -212,11 +210,6 @@ MIGRATIONS: list[tuple[Step, ...]] = [
     ),
 ]
 
-CHECKSUMS = 4
-"""The version from which on there are checksums; older ones have them once they are upgraded."""
-
-CANONICAL = 5
-"""The version from which on specifications are canonical; older ones are read from a copy."""
-
-READABLE = 1
-"""The oldest version whose results can be read as they are, without bringing it up to date."""
+CHECKSUMS = 4  # the first version with checksums
+CANONICAL = 5  # the first version with canonical specifications; older ones are read from a copy
+READABLE = 1  # the oldest version whose results can be read without an upgrade

@@ -1,4 +1,4 @@
-"""What a run is: everything that determines its result, and a key made of it."""
+"""The specification of a run: everything that determines its result, and its key."""
 
 from __future__ import annotations
 
@@ -18,38 +18,24 @@ from upgd.ledger.errors import SpecError
 RULES_VERSION = 2
 """The version of the update rules and of the randomness; raised whenever results change."""
 
-Scalar: TypeAlias = str | int | float | bool | None
-"""What JSON can hold without nesting."""
+Scalar: TypeAlias = str | int | float | bool | None  # what JSON can hold without nesting
 
 LIMIT = 2**63  # what SQLite's integers hold
-SOURCES = ("method", "problem", "network")
-"""Of what a run may have code that is not part of upgd."""
-MEASURING = frozenset({"stride", "held_out"})
-"""Options that change what is measured and nothing else."""
+SOURCES = ("method", "problem", "network")  # what may be code that is not part of upgd
+MEASURING = frozenset({"stride", "held_out"})  # options that change only what is measured
 
 
 @dataclass(frozen=True, eq=False)
 class RunSpec:
-    """One run: the same specification gives the same result on the same engine and device.
+    """One run: the same specification has the same result on the same engine and device.
 
-    Values are brought to one form: hyperparameters are floats sorted by name, -0.0 is 0.0, and an
-    option that is a whole number is an int. A method of the registry has its own name there and all
-    of its hyperparameters, and a problem's options that change nothing are left out
-    (:mod:`upgd.ledger.canonical`). Specifications are equal where their JSON is.
-
-    Attributes:
-        problem: Name of the stream, such as ``"input-permuted-mnist"``.
-        method: Name of the method, such as ``"upgd"``, or an alias.
-        hyper: The method's hyperparameters, or some of them; ``betas`` may be given as a pair.
-        seed: From 0 to 2⁶³ - 1.
-        steps: How many samples (or batches) the learner sees; at least 1.
-        options: Anything else that changes the result, such as the batch size.
-        rules: The rules and randomness that the run was specified for.
-        sources: Digests of the method, problem or network where they are not part of upgd: those of
-            the registries; what is given counts for names that are not registered here.
+    Values have one form: hyperparameters are floats sorted by name, -0.0 is 0.0, and an option that
+    is a whole number is an int. A method of the registry has its own name and all of its
+    hyperparameters, and options that change nothing are left out (:mod:`upgd.ledger.canonical`).
+    Specifications are equal where their JSON is.
 
     Raises:
-        SpecError: If a value has the wrong type or is out of its range.
+        SpecError: A value has the wrong type or is out of its range.
 
     >>> spec = RunSpec("digits", "SGD", {"lr": 1}, seed=3, steps=500)
     >>> print(spec.label())
@@ -60,13 +46,17 @@ class RunSpec:
     True
     """
 
-    problem: str
-    method: str
+    problem: str  # name of the stream, such as ``"input-permuted-mnist"``
+    method: str  # name of the method, such as ``"upgd"``, or an alias
+    # The method's hyperparameters, or some of them; ``betas`` may be given as a pair.
     hyper: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-    steps: int = 1
+    seed: int = 0  # from 0 to 2⁶³ - 1
+    steps: int = 1  # how many samples (or batches) the learner sees; at least 1
+    # Anything else that changes the result, such as the batch size.
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    rules: int = RULES_VERSION
+    rules: int = RULES_VERSION  # the rules and randomness that the run was specified for
+    # Digests of a method, problem or network that is not part of upgd, where registered; given
+    # ones are kept for names that are not.
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,49 +88,31 @@ class RunSpec:
 
     @cached_property
     def name(self) -> str:
-        """What people call the method: an alias where the hyperparameters are what it means.
-
-        >>> RunSpec("digits", "adamw", {"weight_decay": 0}).name
-        'adam'
-        """
+        """The alias that the hyperparameters match, such as "sgd"; else the method."""
         return display_name(self.method, self.hyper)
 
     def is_called(self, name: str) -> bool:
-        """Whether a method's name means this run: that of its row does, an alias may.
-
-        >>> spec = RunSpec("digits", "sgdw", {"weight_decay": 0.1})
-        >>> spec.is_called("SGDW"), spec.is_called("sgd")
-        (True, False)
-        """
+        """Whether a name is that of the method, or an alias that the hyperparameters match."""
         return proper_name(name) in (self.method, self.name)
 
     @cached_property
     def key(self) -> str:
-        """32 hexadecimal digits: SHA-256 of the JSON, which holds the version of the rules.
+        """32 hexadecimal digits: SHA-256 of the JSON, which is the same on every platform.
 
-        JSON writes a float as the shortest decimal that reads back as the same double. Each
-        double has exactly one, on every platform, so the text is as exact as ``float.hex`` and
-        people can read it.
+        JSON writes a float as the shortest decimal that reads back as the same double.
         """
         return hashlib.sha256(self._json.encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """The canonical JSON: ASCII, sorted keys, no spaces.
-
-        >>> RunSpec("digits", "theirs", {"lr": 0.1}).to_json()[:40]
-        '{"hyper":{"lr":0.1},"method":"theirs","o'
-        """
+        """The canonical JSON: ASCII, sorted keys, no spaces."""
         return self._json
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Read what :meth:`to_json` wrote.
-
-        The run stays the one that was written, whatever the registries say by now: nothing is
-        filled in.
+        """Read what :meth:`to_json` wrote, without filling in defaults.
 
         Raises:
-            SpecError: If the text is not JSON, or not the JSON of a run.
+            SpecError: The text is not JSON, or not the JSON of a run.
 
         >>> RunSpec.from_json('{"problem": "digits", "methd": "sgd"}')
         Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What a result may depend on besides its specification."""
+"""Versions and facts that a result may depend on besides its specification."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ import torch
 
 import upgd
 
-OF_AGENTS = ("gymnasium", "mujoco")
-"""Packages that runs of reinforcement learning depend on."""
+OF_AGENTS = ("gymnasium", "mujoco")  # packages that runs of reinforcement learning depend on
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """What must be the same for a continued run to be the uninterrupted one.
+    """Versions that must be the same for a continued run to have the same result.
 
-    Args:
-        packages: Further ones that a run depends on; of those that are not installed, nothing.
-
-    Example:
-        >>> sorted(versions())
-        ['numpy', 'python', 'torch', 'upgd']
+    Of further `packages`, those that are installed.
     """
     found = {
         "upgd": upgd.__version__,
@@ -60,18 +54,18 @@ def commit() -> str:
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    return _said([*command, "--exclude=*"])
+    return _output_of([*command, "--exclude=*"])
 
 
 @functools.cache
 def processor() -> str:
     """What kind of CPU this is."""
-    names = [line for line in _said(["lscpu"]).splitlines() if line.startswith("Model name:")]
+    names = [line for line in _output_of(["lscpu"]).splitlines() if line.startswith("Model name:")]
     return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
-def _said(command: list[str]) -> str:
-    """What a program prints; nothing if it is not there or fails."""
+def _output_of(command: list[str]) -> str:
+    """What a program prints; nothing if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,8 +1,7 @@
 """What executions of all kinds share: from checkpoints to results.
 
-An :class:`Execution` advances some runs together. It does not know who keeps its checkpoints and
-results: it hands them to a :class:`Reporter`, and its :class:`Recorder` decides when a checkpoint
-is due and makes results.
+An :class:`Execution` advances some runs together and passes their checkpoints and results to a
+:class:`Reporter`; its :class:`Recorder` decides when a checkpoint is due and makes results.
 """
 
 from __future__ import annotations
@@ -27,42 +26,31 @@ from upgd.streams import DataError
 from upgd.study.options import Options
 
 CHECKPOINT_SHARE = 0.02
-LONGEST_LOSS = 60.0
-"""After a kill, at most so many seconds of work are done again."""
-FIRST_CHECKPOINT = 1.0
-"""Seconds until the first one of an attempt, which tells the ledger that it makes progress."""
+LONGEST_LOSS = 60.0  # after a kill, at most so many seconds of work are done again
+FIRST_CHECKPOINT = 1.0  # seconds; it shows the ledger that an attempt makes progress
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far runs are.
+    """How far runs are."""
 
-    Attributes:
-        spec: One of them.
-        step: Where it stands.
-        rate: Steps per second of all of them together.
-        latest: Its last metrics.
-        others: Runs that advance together with this one.
-        share: The rate's share of what the device's memory allows, where that is known.
-    """
-
-    spec: RunSpec
-    step: int
-    rate: float
-    latest: Mapping[str, float]
-    others: tuple[RunSpec, ...] = ()
+    spec: RunSpec  # one of them
+    step: int  # where it stands
+    rate: float  # steps per second of all of them together
+    latest: Mapping[str, float]  # its last metrics
+    others: tuple[RunSpec, ...] = ()  # runs that advance together with this one
+    # The rate's share of what the device's memory allows, where that is known.
     share: float | None = None
 
 
 @dataclass
 class Tally:
-    """How many runs ended in which way, and what there is to say about it."""
+    """How many runs ended in which way, with errors and notes for the user."""
 
     done: int = 0
     diverged: int = 0
     failed: int = 0
-    failed_earlier: int = 0
-    """Runs that had failed before and were not tried again."""
+    failed_earlier: int = 0  # runs that had failed before and were not tried again
     lost: int = 0
     errors: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -74,7 +62,7 @@ class Tally:
 
 
 class Reporter(Protocol):
-    """Where an execution gets checkpoints from and leaves what it has."""
+    """Where an execution gets checkpoints from, and where it reports to."""
 
     def load(self, spec: RunSpec) -> Checkpoint | None:
         """A run's checkpoint, if there is one that can be read."""
@@ -83,27 +71,19 @@ class Reporter(Protocol):
         """Keep a run's checkpoint."""
 
     def alive(self) -> None:
-        """All runs are being worked on; checkpoints before this call are complete.
-
-        Raises:
-            KeyboardInterrupt: The work shall stop.
-        """
+        """Report that the runs advance; raises KeyboardInterrupt if the work shall stop."""
 
     def wants_progress(self) -> bool:
-        """Whether it is time to report how far the runs are.
-
-        Raises:
-            KeyboardInterrupt: The work shall stop.
-        """
+        """Whether it is time to report how far the runs are; raises as :meth:`alive`."""
 
     def progress(self, progress: Progress) -> None:
         """Report how far they are."""
 
     def note(self, text: str) -> None:
-        """Report something that the user should know."""
+        """Report a note for the user."""
 
     def finish(self, results: Sequence[tuple[RunSpec, Result]]) -> None:
-        """Keep the results of runs; their checkpoints are not needed any more."""
+        """Keep the results of runs; their checkpoints can be removed."""
 
 
 class Execution:
@@ -125,15 +105,11 @@ class Execution:
         raise NotImplementedError
 
     def save(self) -> None:
-        """Keep a checkpoint of every run, unless they stand in the middle of a step."""
+        """Keep a checkpoint of every run, unless they are in the middle of a step."""
         raise NotImplementedError
 
     def execute(self) -> None:
-        """From the beginning to the end.
-
-        Raises:
-            StudyError: The device no longer serves this process, which is not the runs' fault.
-        """
+        """From the beginning to the end; StudyError if the device has failed, not the runs."""
         try:
             self.begin()
             self.learn()
@@ -143,7 +119,7 @@ class Execution:
                 raise
             [why, *_] = str(error).splitlines() or [type(error).__name__]
             raise StudyError(
-                f"{self.options.device} has failed ({why}); 'upgd resume' goes on from the last "
+                f"{self.options.device} has failed ({why}); 'upgd resume' continues from the last "
                 "checkpoints"
             ) from error
 
@@ -158,14 +134,8 @@ def is_environment_error(error: Exception) -> bool:
 class Recorder:
     """Saves the checkpoints of runs that advance together when they are due; makes results.
 
-    Args:
-        reporter: Who keeps them.
-        engine: What executes the runs, as results name it.
-        device: Where, as results name it.
-        pauses: The least and the most seconds from one checkpoint to the next; between them, so
-            that they cost 2% of the time.
-        pause: Those seconds, if they are given.
-        packages: What the runs depend on besides numpy and torch.
+    Results name `engine` and `device`, and depend on `packages`. From one checkpoint to the next
+    there are `pause` seconds; by default between the two `pauses`, so that they take 2% of time.
     """
 
     def __init__(
@@ -181,7 +151,7 @@ class Recorder:
         self._pauses, self._pause = pauses, pause
         self._started, self._worked = time.time(), 0.0
         self._cost, self._saved_once = 0.0, False
-        commit()  # that of the code which runs, not of what lies there at the end
+        commit()  # is cached: that of the code which runs, even if files change meanwhile
         self.start()
 
     # ------------------------------------------------------------------------- checkpoints
@@ -210,11 +180,7 @@ class Recorder:
         self._since = self._saved = time.monotonic()
 
     def tend(self, save: Callable[[], None]) -> None:
-        """Call `save` when a checkpoint is due, and report that the runs are alive.
-
-        Raises:
-            KeyboardInterrupt: The work shall stop.
-        """
+        """Call `save` when a checkpoint is due, and :meth:`Reporter.alive`."""
         now = time.monotonic()
         if now - self._saved >= self._until_next():
             save()
@@ -245,16 +211,9 @@ class Recorder:
         diverged_at: int | None = None,
         **host: Scalar,
     ) -> Result:
-        """The result of a run.
+        """The result of a run from means over windows by metric.
 
-        Args:
-            steps: How many it took.
-            values: Means over windows by metric.
-            window: Samples per window.
-            task_length: Samples per task, if there are tasks.
-            offline: Held-out accuracies, one per task.
-            diverged_at: The step at which its loss was not finite, if it came to that.
-            host: Further facts about where it ran.
+        `window` and `task_length` are in samples; `offline` has held-out accuracies, one per task.
         """
         series = {name: Series(value, window) for name, value in values.items()}
         if offline:

@@ -1,4 +1,4 @@
-"""Users' definitions: loaded when the user names them, and carried to other processes."""
+"""Users' definitions: loaded by file or entry point, and sent to other processes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS
 from upgd.streams import PROBLEMS
 
-GROUP = "upgd.lab"
-"""The group of entry points that :func:`use` finds."""
+GROUP = "upgd.lab"  # the group of entry points that :func:`use` finds
 
-Names = dict[tuple[str, str], str]
-"""The source of each definition, by its kind and name."""
+Names = dict[tuple[str, str], str]  # the source of each definition, by its kind and name
 
 
 class ExtensionError(ValueError):
@@ -33,19 +31,13 @@ class ExtensionError(ValueError):
 
 @dataclass
 class _Loaded:
-    """A file or entry point that was loaded.
+    """A file or entry point that was loaded."""
 
-    Attributes:
-        content: Digest of a file's bytes; empty for an entry point.
-        defines: What it registered.
-    """
-
-    content: str
-    defines: Names = field(default_factory=dict)
+    content: str  # digest of a file's bytes; empty for an entry point
+    defines: Names = field(default_factory=dict)  # what it registered
 
 
-_LOADED: dict[str, _Loaded] = {}
-"""By resolved path, or by an entry point's name."""
+_LOADED: dict[str, _Loaded] = {}  # by resolved path, or by an entry point's name
 
 
 def use(what: str | os.PathLike[str]) -> None:
@@ -54,7 +46,7 @@ def use(what: str | os.PathLike[str]) -> None:
     A file is loaded once, and again when it has changed. Its folder can be imported from.
 
     Raises:
-        ExtensionError: There is no such thing, it raises something, or it registers nothing.
+        ExtensionError: It does not exist, raises an error, or registers nothing.
     """
     path = Path(what)
     if path.suffix == ".py" or path.exists():
@@ -103,7 +95,7 @@ def _use_entry_point(name: str) -> None:
 
 @contextlib.contextmanager
 def _loading(name: str, content: str) -> Iterator[None]:
-    """Note what is registered meanwhile."""
+    """Record what is registered meanwhile."""
     before = _objects()
     yield
     after = _objects()
@@ -147,15 +139,11 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 # ---------------------------------------------------------------------------- registries
-_REGISTRIES: dict[str, dict[str, Any]] = {
-    "method": METHODS,
-    "problem": PROBLEMS,
-    "network": NETWORKS,
-}
+_REGISTRIES: dict[str, Any] = {"method": METHODS, "problem": PROBLEMS, "network": NETWORKS}
 
 
 def _objects() -> dict[tuple[str, str], Any]:
-    """All definitions of the user's: those that have a source."""
+    """All definitions of the user: those with a source."""
     return {
         (kind, name): value
         for kind, registry in _REGISTRIES.items()
@@ -171,24 +159,14 @@ def _users() -> Names:
 # ------------------------------------------------------------------------ other processes
 @dataclass(frozen=True)
 class Carried:
-    """What another process needs in order to know the same definitions; can be pickled.
+    """What another process needs in order to know the same definitions; can be pickled."""
 
-    Attributes:
-        used: Files and entry points, in the order in which they were loaded.
-        sources: The source of every definition.
-        pickled: Definitions that are in no file.
-    """
-
-    used: tuple[str, ...] = ()
-    sources: tuple[tuple[tuple[str, str], str], ...] = ()
-    pickled: bytes = b""
+    used: tuple[str, ...] = ()  # files and entry points, in the order in which they were loaded
+    sources: tuple[tuple[tuple[str, str], str], ...] = ()  # the source of every definition
+    pickled: bytes = b""  # definitions that are in no file
 
     def load(self) -> None:
-        """Register the same here.
-
-        Raises:
-            ExtensionError: A file cannot be loaded, or defines something else by now.
-        """
+        """Register the same here; ExtensionError if a file has changed or cannot be loaded."""
         for what in self.used:
             use(what)
         for kind, value in pickle.loads(self.pickled) if self.pickled else ():
@@ -197,17 +175,13 @@ class Carried:
         for key, source in self.sources:
             if here.get(key) != source:
                 raise ExtensionError(
-                    f"{' '.join(key)} is another one than when the work was given out: "
-                    f"{' or '.join(self.used) or 'its code'} has changed; start again"
+                    f"{' '.join(key)} has changed since the work started: "
+                    f"{' or '.join(self.used) or 'its code'} is different; start again"
                 )
 
 
 def carried() -> Carried:
-    """The definitions that are registered now, for another process.
-
-    Raises:
-        ExtensionError: Some are in no file, and cannot be pickled.
-    """
+    """The registered definitions, for another process; ExtensionError if one cannot be sent."""
     objects, sources = _objects(), _users()
     filed = {k: s for loaded in _LOADED.values() for k, s in loaded.defines.items()}
     loose = [(key, value) for key, value in objects.items() if filed.get(key) != sources[key]]

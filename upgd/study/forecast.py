@@ -1,7 +1,7 @@
-"""How long runs will take, how much memory and how much disk, before any of them begins.
+"""How much time, memory and disk runs will take.
 
-The pace is that of runs in the ledger that the same engine did on the same device, where there are
-any of the same problem and options; else some of the runs are begun and timed for a second or two.
+The pace is that of runs in the ledger with the same engine, device, problem and options, if there
+are any; else some of the runs are started and timed for a second or two.
 """
 
 from __future__ import annotations
@@ -22,35 +22,21 @@ from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.text import clock, count, short
 
-SAMPLE = 64
-"""Runs that are written to a ledger to see how much room they take."""
+SAMPLE = 64  # runs that are written to a ledger to see how much room they take
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that runs take.
+    """Bytes that runs take."""
 
-    Attributes:
-        runs: How many run at a time.
-        stack: Bytes of memory for them together, at most.
-        ledger: Bytes on disk for the results of one.
-        checkpoint: Bytes on disk for one under way, at most.
-    """
-
-    runs: int
-    stack: int
-    ledger: int
-    checkpoint: int
+    runs: int  # how many run at a time
+    stack: int  # bytes of memory for them together, at most
+    ledger: int  # bytes on disk for the results of one
+    checkpoint: int  # bytes on disk for one under way, at most
 
 
 def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pace:
-    """How fast these runs will be.
-
-    Args:
-        specs: What is to be run, all of one kind; at least one.
-        runs: What the ledger has.
-        options: How they will be executed.
-    """
+    """How fast runs of one kind will be; `runs` are those of the ledger."""
     kind, device = kind_of(specs[0].problem), options.device
     group = kind.group(specs[0], options)
     if group is not None:
@@ -61,13 +47,7 @@ def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pac
 
 
 def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Options) -> list[str]:
-    """How long runs will take here, for people.
-
-    Args:
-        left: What is to be run.
-        known: What ledgers have.
-        options: How they will be executed.
-    """
+    """Lines that say how long runs will take here; `known` are runs of ledgers."""
     lines, seconds, known = [], 0.0, list(known)
     alike: dict[tuple[str, Scalar], list[RunSpec]] = {}
     for spec in left:
@@ -77,8 +57,8 @@ def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Optio
         steps = sum(spec.steps for spec in some)
         seconds += steps / found.rate
         runs = count(len(some), kind_of(problem).noun)
-        told = f"{short(steps)} learner-steps at {short(found.rate)} per second"
-        lines.append(f"  {problem}: {runs}, {told} ({found.source})")
+        work = f"{short(steps)} learner-steps at {short(found.rate)} per second"
+        lines.append(f"  {problem}: {runs}, {work} ({found.source})")
     if left:
         alone = "" if any(kind_of(p).local_only for p, _ in alike) else " in one process"
         lines.append(f"time: about {clock(seconds)}{alone}")
@@ -118,11 +98,9 @@ def ledger_bytes(spec: RunSpec, windows: int, metrics: int) -> int:
 
 
 def _size(ledger: Ledger) -> int:
-    """The size of a ledger's file and of its log, as it will be once that is written back."""
+    """The size of a ledger's file once its log is written back."""
     with ledger._database.read() as db:
-        pages, size = (
-            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
-        )
+        [pages], [size] = (db.execute(f"PRAGMA page_{x}").fetchone() for x in ("count", "size"))
     return int(pages) * int(size)
 
 

@@ -1,8 +1,7 @@
 """Kinds of runs: learners on streams, and agents of reinforcement learning.
 
-A :class:`Kind` says how runs of its problems are checked, grouped and executed; the runner, the
-ledger and the reports treat all kinds alike. A problem's name tells its kind: ``ppo/Hopper-v5`` is
-an agent's.
+A :class:`Kind` says how runs of its problems are checked, grouped and executed. A problem's name
+determines its kind: ``ppo/Hopper-v5`` is an agent's.
 """
 
 from __future__ import annotations
@@ -42,21 +41,13 @@ class Room:
 
 @dataclass
 class Group:
-    """Pending runs that can be executed together.
+    """Pending runs that can be executed together."""
 
-    Attributes:
-        key: What they have in common.
-        engine: What executes them, for :meth:`Kind.execution`.
-        specs: The runs, oldest first.
-        total: How many there were before some were taken.
-        begun: Whether they are those of one stack under way, of which the size matters.
-    """
-
-    key: Any
-    engine: str
-    specs: deque[RunSpec]
-    total: int = 0
-    begun: bool = False
+    key: Any  # what they have in common
+    engine: str  # what executes them, for :meth:`Kind.execution`
+    specs: deque[RunSpec]  # the runs, oldest first
+    total: int = 0  # how many there were before some were taken
+    begun: bool = False  # whether they are a stack that has started, of which the size matters
 
     def first(self, count: int) -> list[RunSpec]:
         """The oldest ones."""
@@ -69,37 +60,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Pace:
-    """Steps per second of runs together, and where that is known from."""
+    """Steps per second of all runs together, and how that is known."""
 
     rate: float
     source: str
 
 
 class Kind:
-    """What there is to know about a kind of runs.
+    """A kind of runs."""
 
-    Attributes:
-        noun: What one of its runs is called.
-        unit: What a step is called.
-        local_only: Why its runs cannot be spread over workers, if they cannot.
-        lock_step: Whether runs that are executed together must stand at one step.
-        packages: What its results depend on besides numpy and torch.
-        diverged_counts: Whether what a diverged run gave before is a result that figures show.
-    """
-
-    noun = "run"
-    unit = "samples"
-    local_only = ""
-    lock_step = True
-    packages: tuple[str, ...] = ()
-    diverged_counts = False
+    noun, unit = "run", "samples"  # what a run and a step are called
+    local_only = ""  # why its runs cannot be spread over workers, if they cannot
+    lock_step = True  # whether runs that are executed together must stand at one step
+    packages: tuple[str, ...] = ()  # what its results depend on besides numpy and torch
+    diverged_counts = False  # whether figures show a diverged run up to its divergence
 
     def check(self, spec: RunSpec, options: Options) -> None:
-        """Find mistakes before anything is run.
-
-        Raises:
-            SpecError: The run cannot be executed, or would measure nothing.
-        """
+        """Raise SpecError if a run cannot be executed, or would measure nothing."""
         raise NotImplementedError
 
     def dataset(self, problem: str) -> str | None:
@@ -107,13 +84,13 @@ class Kind:
         return None
 
     def check_data(self, problem: str, data_dir: str | os.PathLike[str] | None) -> None:
-        """Find missing data, or a missing simulator, before anything is run."""
+        """Raise if data or a simulator are missing."""
         raise NotImplementedError
 
     def group(self, spec: RunSpec, options: Options) -> tuple[str, Any] | None:
-        """The engine that executes a run, and what runs have in common that can be together.
+        """The engine of a run, and a key that runs share which can be executed together.
 
-        None if `options` leave the run to another engine.
+        None if the engine that `options` name cannot execute it.
         """
         raise NotImplementedError
 
@@ -122,29 +99,29 @@ class Kind:
         return ""
 
     def stack(self, facts: Mapping[str, Any]) -> str | None:
-        """From a checkpoint's facts: which stack the run must stay in, if the stack matters."""
+        """From a checkpoint's facts: the stack that the run must stay in, if it matters."""
         return None
 
     def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
-        """How many runs of a group go together, and why not more where memory is the reason."""
+        """How many runs of a group to execute together, and why not more if memory is limited."""
         raise NotImplementedError
 
     def engine_name(self, spec: RunSpec, engine: str, device: str) -> str:
-        """What results call the engine."""
+        """The engine's name in results."""
         raise NotImplementedError
 
     def execution(
         self, specs: Sequence[RunSpec], engine: str, options: Options, reporter: Reporter
     ) -> Execution:
-        """Executes runs of one group."""
+        """The execution of runs of one group."""
         raise NotImplementedError
 
     def measure_pace(self, specs: Sequence[RunSpec], options: Options) -> Pace:
-        """Begin some runs and time them."""
+        """Start some runs and time them."""
         raise NotImplementedError
 
     def usual(self, problem: str, options: Mapping[str, Scalar]) -> Usual:
-        """What its runs do unless they are told otherwise."""
+        """The defaults of a problem's runs with these options."""
         raise NotImplementedError
 
 

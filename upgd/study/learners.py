@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,15 +30,10 @@ from upgd.study.kinds import Group, Kind, Pace, Room
 from upgd.study.options import Options
 from upgd.study.prepare import plan, prepare
 
-EAGER = "eager"
-BATCHED = "batched"
-"""Engines; results name the kind of stack after the latter: ``batched-dense``."""
-PER_CORE = 8
-"""Runs of a stack on the CPU, for each core: enough that fast ones make up for slow ones."""
-MOST_ON_CUDA = 400
-"""Runs of a stack on a GPU: more would take more time without a gain."""
-SECONDS = 1.5
-"""For which a pace is measured."""
+EAGER, BATCHED = "eager", "batched"  # results name the kind of stack too: "batched-dense"
+PER_CORE = 8  # runs of a stack on the CPU, for each core: enough to balance fast and slow ones
+MOST_ON_CUDA = 400  # runs of a stack on a GPU: more would take more time without a gain
+SECONDS = 1.5  # to measure a pace
 
 
 class Learners(Kind):
@@ -61,14 +57,11 @@ class Learners(Kind):
             check(dataset, data_dir)
 
     def group(self, spec: RunSpec, options: Options) -> tuple[str, Any] | None:
-        key = None
         if options.engine != EAGER:
-            try:
+            with suppress(SpecError):  # the eager engine reports it
                 key = stack_key(spec, options.device)
-            except SpecError:
-                key = None  # the eager engine says what is wrong with it
-        if key is not None:
-            return BATCHED, key
+                if key is not None:
+                    return BATCHED, key
         return None if options.engine == BATCHED else (EAGER, spec.key)
 
     def why_alone(self, spec: RunSpec, options: Options) -> str:
@@ -91,12 +84,12 @@ class Learners(Kind):
         except Exception as error:
             if is_environment_error(error):
                 raise
-            return 1, ""  # it will fail, and say why
+            return 1, ""  # the run will fail with this error
         fitting = need.fitting(room.free)
         if fitting >= len(specs):
             return most, ""
-        each, data = _in_bytes(max(need.each)), _in_bytes(need.shared + need.most_inputs)
-        free = _in_bytes(room.free)
+        sizes = (max(need.each), need.shared + need.most_inputs, room.free)
+        each, data, free = map(_in_bytes, sizes)
         return fitting, f" (each takes up to {each}, the data {data}; {free} are free)"
 
     def engine_name(self, spec: RunSpec, engine: str, device: str) -> str:
@@ -128,15 +121,13 @@ class EagerExecution(Execution):
     """One run on the eager engine."""
 
     run: EagerRun | None = None
+    _between_steps = True
+    _diverged_at: int | None = None
 
     def __init__(self, reporter: Reporter, spec: RunSpec, options: Options) -> None:
-        self.reporter, self.spec, self.options = reporter, spec, options
-        self.specs = [spec]
-        pauses = (5.0, LONGEST_LOSS / 2)
-        pause = options.checkpoint_seconds
+        self.reporter, self.spec, self.options, self.specs = reporter, spec, options, [spec]
+        pauses, pause = (5.0, LONGEST_LOSS / 2), options.checkpoint_seconds
         self.recorder = Recorder(reporter, EAGER, options.device, pauses, pause)
-        self._between_steps = True
-        self._diverged_at: int | None = None
 
     def begin(self) -> None:
         self.run = self._make()
@@ -187,10 +178,8 @@ class EagerExecution(Execution):
         assert self.run is not None
         run = self.run
         values = {name: run.meter.series(name) for name in run.meter.closed}
-        length = run.stream.task_length
-        result = self.recorder.result(
-            run.step, values, run.setting.window, length, run.offline, self._diverged_at
-        )
+        window, length, end = run.setting.window, run.stream.task_length, self._diverged_at
+        result = self.recorder.result(run.step, values, window, length, run.offline, end)
         self.reporter.finish([(self.spec, result)])
 
 
@@ -198,16 +187,17 @@ class EagerExecution(Execution):
 class StackExecution(Execution):
     """Runs in lock step on the batched engine; see :mod:`upgd.engine.batched`.
 
-    Runs whose checkpoints do not all stand at one step restart.
+    Runs whose checkpoints are not all at one step restart.
     """
+
+    run: BatchedRun | None = None
+    _between_steps = True
 
     def __init__(self, reporter: Reporter, specs: Sequence[RunSpec], options: Options) -> None:
         self.reporter, self.specs, self.options = reporter, specs, options
-        self.run: BatchedRun | None = None
         engine = KIND.engine_name(specs[0], BATCHED, options.device)
         device, pause = device_name(options.device), options.checkpoint_seconds
         self.recorder = Recorder(reporter, engine, device, (10.0, LONGEST_LOSS), pause)
-        self._between_steps = True
 
     def begin(self) -> None:
         self.run = _make_stack(self.specs, self.options)
@@ -244,8 +234,8 @@ class StackExecution(Execution):
                 took = max(time.monotonic() - before, 1e-6)
                 rate = (run.step - first) * len(specs) / took
                 share = run.share_of_roofline(rate)
-                told = Progress(specs[0], run.step, rate, latest, specs[1:], share)
-                self.reporter.progress(told)
+                progress = Progress(specs[0], run.step, rate, latest, specs[1:], share)
+                self.reporter.progress(progress)
             if run.step < run.steps:
                 self.recorder.tend(self.save)
 
@@ -258,22 +248,14 @@ class StackExecution(Execution):
 
     def finish(self) -> None:
         assert self.run is not None
-        ends = [self.run.diverged_at(i) for i in range(len(self.specs))]
-        results = [self._result(i, end) for i, end in enumerate(ends)]
-        self.reporter.finish(list(zip(self.specs, results, strict=True)))
+        results = [(spec, self._result(self.run, i)) for i, spec in enumerate(self.specs)]
+        self.reporter.finish(results)
 
-    def _result(self, number: int, diverged_at: int | None) -> Result:
-        assert self.run is not None
-        run = self.run
-        return self.recorder.result(
-            run.step if diverged_at is None else diverged_at,
-            run.series(number),
-            run.window,
-            run.problem.task_length,
-            run.offline[number],
-            diverged_at,
-            runs_in_stack=len(self.specs),
-        )
+    def _result(self, run: BatchedRun, number: int) -> Result:
+        end, length = run.diverged_at(number), run.problem.task_length
+        steps, values = run.step if end is None else end, run.series(number)
+        given = (steps, values, run.window, length, run.offline[number], end)
+        return self.recorder.result(*given, runs_in_stack=len(self.specs))
 
 
 def _make_stack(specs: Sequence[RunSpec], options: Options) -> BatchedRun:
@@ -285,22 +267,18 @@ def _make_stack(specs: Sequence[RunSpec], options: Options) -> BatchedRun:
 
 
 def together(specs: Sequence[RunSpec]) -> str:
-    """Identifies a general stack: in another one PyTorch may order sums in another way."""
+    """Identifies a general stack: in another one PyTorch may order sums differently."""
     return hashlib.sha256("\n".join(spec.key for spec in specs).encode()).hexdigest()[:16]
 
 
 def device_name(device: str) -> str:
-    """What results of stacks call a device: the model of a GPU, since bits depend on it."""
+    """A device's name in results of stacks: the model of a GPU, since bits depend on it."""
     on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_name(device) if on_gpu else device
 
 
 def stack_key(spec: RunSpec, device: str) -> Any:
-    """What runs of one stack have in common; None if this one cannot be in any.
-
-    Raises:
-        SpecError: The specification does not fit its problem or method.
-    """
+    """What runs of one stack have in common; None if this one cannot be in any."""
     problem, setting = plan(spec)
     try:
         kind = kind_of(problem, setting, device)
@@ -318,7 +296,7 @@ def at_a_time(device: str, threads: int | None = None) -> int:
 
 
 def spread(specs: Sequence[RunSpec], count: int) -> list[RunSpec]:
-    """So many of the runs, taken evenly, so that each method is there by its share."""
+    """`count` of the runs, taken evenly, so that each method has its share."""
     if len(specs) <= count:
         return list(specs)
     return [specs[i * len(specs) // count] for i in range(count)]
@@ -331,19 +309,14 @@ def _need(specs: Sequence[RunSpec], options: Options) -> memory.Need:
 
 
 def _in_bytes(count: float) -> str:
-    """A number of bytes, short.
-
-    >>> _in_bytes(12_345_678), _in_bytes(1_600_000_000)
-    ('12.3 MB', '1.6 GB')
-    """
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / 1e3:.1f} kB"
+    """A number of bytes, such as "12.3 MB"."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    unit, name = next((one for one in units if count >= one[0]), units[-1])
+    return f"{count / unit:.1f} {name}"
 
 
 def _steps_per_second(run: EagerRun | BatchedRun, steps: int, device: str) -> float:
-    """After a warm-up that does not count, of the last of longer and longer pieces."""
+    """The pace of the last of longer and longer pieces, after a warm-up."""
     run.advance(min(10, max(1, steps // 2)))  # compiles
     piece, best = 10, 0.0
     until = time.monotonic() + SECONDS

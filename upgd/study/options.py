@@ -16,32 +16,20 @@ ENGINES = ("auto", "batched", "eager")
 
 @dataclass(frozen=True)
 class Options:
-    """How runs are executed. None of this is part of a run's specification.
+    """How runs are executed. None of this is part of a run's specification."""
 
-    Attributes:
-        device: Where learners run: ``"cpu"``, ``"cuda"``.
-        engine: ``"auto"`` (many runs at once where possible), ``"batched"`` (only runs that can
-            share a stack) or ``"eager"`` (one at a time).
-        data_dir: Where data are looked for first.
-        checkpoint_seconds: Seconds from one checkpoint to the next; by default they cost 2% of
-            the time at most.
-        on: Where workers are: ``"local"``, ``"ray"`` or the address of a Ray cluster.
-        workers: Worker processes. By default this process does the work, and processes are
-            started for runs that have to go one at a time.
-        extensions: The user's definitions that workers must load
-            (:class:`upgd.study.extensions.Carried`).
-
-    Raises:
-        ValueError: An option has a value that it cannot have.
-        ImportError: Ray is not installed.
-    """
-
-    device: str = "cpu"
+    device: str = "cpu"  # where learners run: ``"cpu"``, ``"cuda"``
+    # ``"auto"`` (many runs at once where possible), ``"batched"`` (only runs that can share a
+    # stack) or ``"eager"`` (one at a time).
     engine: str = "auto"
-    data_dir: str | os.PathLike[str] | None = None
+    data_dir: str | os.PathLike[str] | None = None  # where data are looked for first
+    # Seconds from one checkpoint to the next; by default they cost 2% of the time at most.
     checkpoint_seconds: float | None = None
-    on: str = "local"
+    on: str = "local"  # where workers are: ``"local"``, ``"ray"`` or the address of a Ray cluster
+    # Worker processes. By default this process does the work, and processes are started for runs
+    # that have to go one at a time.
     workers: int | None = None
+    # The user's definitions that workers must load (:class:`upgd.study.extensions.Carried`).
     extensions: Any = None
 
     def __post_init__(self) -> None:
@@ -65,18 +53,7 @@ class Options:
 
 
 def check_device(device: str) -> None:
-    """Raise unless learners can run on `device`.
-
-    Raises:
-        SpecError: There is no such device here.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("gpu")
-        Traceback (most recent call last):
-        upgd.ledger.errors.SpecError: cannot run on device 'gpu'; 'cpu' always works, 'cuda' where \
-PyTorch finds a GPU
-    """
+    """Raise SpecError unless learners can run on `device`."""
     try:
         kind = torch.device(device).type
         torch.zeros(1, device=device).cpu()

@@ -1,4 +1,4 @@
-"""What is left to do in a study, in groups that can be executed together."""
+"""The runs that are left to do in a study, in groups that can be executed together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ from upgd.text import count
 
 
 class Pending:
-    """The runs to do, as the ledger had them when it was last read.
+    """The runs of a kind that are left to do, as of the last time the ledger was read.
 
     Reading takes time in proportion to the runs, taking does not: the ledger is read again only
-    when everything that it listed was taken. Others may take runs too, so a claim decides.
-
-    Args:
-        ledger: The study's.
-        where: Restricts which runs are taken; see :meth:`Ledger.claim`.
-        kind: Of the runs; others are left out.
-        options: How they will be executed.
+    when all listed runs were taken. Others may take runs too, so a claim decides.
     """
 
     def __init__(
@@ -56,10 +50,8 @@ class Pending:
             if found is None:
                 continue
             engine, key = found
-            before = None
-            if spec.key in kept:
-                before = self._stack_of(kept[spec.key], engine)
-            if spec.key in suspects:  # so that it does not take others along
+            before = self._stack_of(kept[spec.key], engine) if spec.key in kept else None
+            if spec.key in suspects:  # alone, so that it does not kill others
                 key = (spec.key, key)
             key = (key, before)
             group = groups.setdefault(key, Group(key, engine, deque(), begun=before is not None))
@@ -78,7 +70,7 @@ class Pending:
         return list(self._groups)
 
     def _stack_of(self, path: Path, engine: str) -> str | None:
-        """Which runs a run was together with, if it can continue with them."""
+        """The stack that a checkpoint is of, if its run can continue in it."""
         with suppress(LookupError, TypeError, ValueError, AttributeError, CheckpointError):
             facts = checkpoint_facts(path)
             if continues(facts, engine, self._options.device):
@@ -133,35 +125,23 @@ def _named(specs: list[RunSpec]) -> str:
 
 
 def continues(facts: Mapping[str, Any], engine: str, device: str) -> bool:
-    """Whether a checkpoint is by the same engine on the same type of device.
-
-    Which stack a worker elsewhere would use is not known here, so that names are not compared.
-    """
+    """Whether a checkpoint is by the same engine, of any stack, on the same type of device."""
     stack = facts["stack"]
     same_device = (stack["device"] == "cpu") == (torch.device(device).type == "cpu")
     return same_device and str(stack["engine"]).partition("-")[0] == engine
 
 
 def restarts(
-    ledger: Ledger,
-    where: Mapping[str, Any] | None,
-    kind: Kind,
-    options: Options,
-    here: bool = True,
+    ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options, here: bool = True
 ) -> list[str]:
-    """Says which runs restart, since their checkpoints are by another engine or device.
+    """Notes on runs that restart, since their checkpoints are by another engine or device.
 
-    Args:
-        ledger: The study's.
-        where: Restricts which runs are taken.
-        kind: Of the runs.
-        options: How they will be executed.
-        here: Whether this process will; the devices of other machines are not known.
+    `here` says whether this process executes them; other machines' devices are not known.
     """
     kept = kept_checkpoints(ledger.path.parent)
     found = Counter[tuple[str, str]]()
     for spec in ledger.claimable(where) if kept else ():
-        with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # no use
+        with suppress(LookupError, TypeError, ValueError, CheckpointError, SpecError):  # unreadable
             facts = checkpoint_facts(kept[spec.key])
             group = kind.group(spec, options)
             if group is None:

@@ -1,4 +1,4 @@
-"""Pools of workers: what the runner asks of them; this process, and processes of this machine."""
+"""Pools of workers: the protocol; this process, and processes of this machine."""
 
 from __future__ import annotations
 
@@ -22,34 +22,29 @@ from upgd.study.options import Options
 from upgd.study.worker import Alive, Died, Ended, Event, EventReporter, Job, Ready, Worker, do_job
 
 STOP, OVER = "stop", "over"
-REAPING = 60.0
-"""Seconds to learn how a process ended whose pipe is closed: it is dead, or about to be."""
+REAPING = 60.0  # seconds to wait for the exit code of a process whose pipe is closed
 
 
 class Pool(Protocol):
-    """Workers that do jobs. One that dies is replaced, and its number is not used again.
+    """Workers that do jobs. One that dies is replaced, and its number is not used again."""
 
-    Attributes:
-        shares_files: Whether workers can read the study's folder.
-    """
-
-    shares_files: bool
+    shares_files: bool  # whether workers can read the study's folder
 
     @property
     def workers(self) -> int:
         """How many there are, once all have started."""
 
     def roll_call(self) -> None:
-        """Let every idle worker report again that it is ready; the others are replaced."""
+        """Let every idle worker report again that it is ready; replace the others."""
 
     def start(self, worker: int, job: Job) -> None:
-        """Give a worker that is idle a job."""
+        """Give an idle worker a job."""
 
     def stop(self, worker: int) -> None:
         """Let a worker save its runs and end its job."""
 
     def kill(self, worker: int) -> None:
-        """End a worker, whatever it does; it reports nothing more."""
+        """Kill a worker; it reports nothing more."""
 
     def events(self, timeout: float) -> list[tuple[int, Event]]:
         """What workers reported, or nothing after `timeout` seconds.
@@ -70,7 +65,7 @@ class Roll:
         self._busy: set[int] = set()
 
     def note(self, worker: int, event: Event) -> None:
-        """Take in what a worker reported."""
+        """Update by a worker's event."""
         if isinstance(event, Ready):
             self._ready[worker] = event
         elif isinstance(event, Ended):
@@ -79,20 +74,20 @@ class Roll:
             self.strike(worker)
 
     def start(self, worker: int) -> None:
-        """Marks a worker busy."""
+        """Mark a worker busy."""
         self._busy.add(worker)
 
     def strike(self, worker: int) -> None:
-        """Marks a worker dead."""
+        """Mark a worker dead."""
         self._ready.pop(worker, None)
         self._busy.discard(worker)
 
     def busy(self) -> list[int]:
-        """Those with a job."""
+        """Workers with a job."""
         return sorted(self._busy)
 
     def ready(self) -> list[tuple[int, Ready]]:
-        """Those without, and what they reported when they started."""
+        """Workers without a job, and what they reported when they started."""
         return [(w, event) for w, event in self._ready.items() if w not in self._busy]
 
 
@@ -106,15 +101,11 @@ def make_pool(options: Options, count: int) -> Pool:
 
 
 class ThisProcess:
-    """A pool of one worker: this process does each job while :meth:`events` waits for it.
+    """A pool of one worker: this process does each job inside :meth:`events`.
 
-    Args:
-        device: Where it works.
-        reports: Whether progress is wanted; reading metrics waits for the device.
-
-    Attributes:
-        on_event: Called with each event as it occurs; returned are only first and last ones.
-        stopping: Whether the job shall save its runs and end.
+    `on_event` is called with each event as it occurs; only the first and the last are returned.
+    `stopping` says whether the job shall save its runs and end. Without `reports` there are no
+    reports of progress: reading metrics waits for the device.
     """
 
     workers = 1
@@ -134,7 +125,7 @@ class ThisProcess:
         self._job = job
 
     def stop(self, worker: int) -> None:
-        """Nothing to do: a job sees by itself that it shall stop."""
+        """Do nothing: the job polls `stopping`."""
 
     def kill(self, worker: int) -> None:
         raise RuntimeError("this process cannot be replaced")
@@ -150,14 +141,11 @@ class ThisProcess:
         return [*found, (0, replace(ended, room=Room.here(self._device)))]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class _Hand:
-    """A worker's process, with a thread that listens to it and one that talks to it.
-
-    A frozen worker blocks neither the runner's thread nor the other workers.
-    """
+    """A worker's process with two threads for its pipe, so that a frozen worker blocks nobody."""
 
     def __init__(self, process: Any, pipe: Connection, tell: Callable[[Event], None]) -> None:
         self.process, self._pipe, self._tell = process, pipe, tell
@@ -166,12 +154,12 @@ class _Hand:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
 
     def _talk(self) -> None:
-        with suppress(OSError):  # it has died, which will be noticed
+        with suppress(OSError):  # it has died, which _listen reports
             while (message := self.outbox.get()) != OVER:
                 self._pipe.send(message)
 
@@ -186,15 +174,10 @@ class _Hand:
 
 
 class LocalPool:
-    """Processes of this machine, each with its share of the cores.
+    """`count` processes of this machine, each with its share of the cores.
 
-    They ignore SIGINT and SIGTERM: the runner handles these, and tells them to save. When the
-    runner dies they end.
-
-    Args:
-        count: How many.
-        device: Where they work.
-        at_start: Called in each before it begins.
+    They ignore SIGINT and SIGTERM: the runner handles these and stops them. They end when the
+    runner dies. `at_start` is called in each of them first.
     """
 
     shares_files = True
@@ -207,7 +190,7 @@ class LocalPool:
         self._context = _context()
         self._queue: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._hands: dict[int, _Hand] = {}
-        # Before multiprocessing ends its processes by SIGTERM, which these do not hear.
+        # Before multiprocessing ends its processes by SIGTERM, which these ignore.
         self._finish = Finalize(self, _end_all, (self._hands,), exitpriority=10)
         self._roll = Roll()
         self._next = 0
@@ -259,7 +242,7 @@ class LocalPool:
         arguments = (theirs, self._threads, self._device, self.workers, self._at_start)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         worker, self._next = self._next, self._next + 1
-        # Until it is registered, nobody would stop it.
+        # Before it is registered, nobody would stop it.
         with interrupts_blocked(), dies_with_parent(), _main_hidden():
             process.start()
             theirs.close()
@@ -292,10 +275,7 @@ def _end_all(hands: dict[int, _Hand]) -> None:
 
 
 def _context() -> Any:
-    """How processes are started; never by a fork of this one, which SQLite does not survive.
-
-    On Linux they are forks of a process that has imported everything and done nothing.
-    """
+    """How processes are started: never by a fork of this one, which SQLite does not survive."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -306,11 +286,6 @@ def _context() -> Any:
 
 
 def _how_it_ended(code: int | None) -> str:
-    """How a process ended, in words.
-
-    >>> _how_it_ended(-9), _how_it_ended(1)
-    ('its worker was killed (SIGKILL)', 'its worker ended with exit code 1')
-    """
     if code is not None and code < 0:
         with suppress(ValueError):
             return f"its worker was killed ({signal.Signals(-code).name})"
@@ -318,25 +293,21 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _serve(
-    runner: Connection,
-    threads: int,
-    device: str,
-    share: int,
-    at_start: Callable[[], None] | None,
+    runner: Connection, threads: int, device: str, share: int, at_start: Callable[[], None] | None
 ) -> None:
-    """What a worker's process does."""
+    """The main function of a worker's process."""
     ignore_interrupts()
     if at_start is not None:
         at_start()
     inside = Worker(threads, device, share)
     threading.Thread(target=_obey, args=(runner, inside), daemon=True).start()
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the runner is dead
         while True:
             runner.send(inside.events() or [Alive()])
 
 
 def _obey(runner: Connection, inside: Worker) -> None:
-    """Take jobs until the runner is gone, and then end at once."""
+    """Take jobs until the runner is dead, and then exit."""
     try:
         while True:
             message = runner.recv()

@@ -20,21 +20,18 @@ try:
 except ImportError as error:
     raise ImportError("Ray is not installed; pip install 'upgd[ray]'") from error
 
-SLOTS = 3
-"""Calls that an actor serves at a time: one that waits for events, a job's start, a stop."""
+SLOTS = 3  # calls that an actor serves at a time: one that waits for events, a job's start, a stop
 
 
 class RayPool:
     """Actors of a Ray cluster, which need upgd installed where they run.
 
-    Each does jobs as a process of :class:`~upgd.study.pools.LocalPool` does; Ray carries events.
-
     Args:
-        address: The cluster's (``ray://host:port``), or None to start one on this machine alone;
-            that one ends with the pool.
+        address: The cluster's (``ray://host:port``), or None to start one on this machine alone,
+            which ends with the pool.
         count: How many actors.
         device: Where they work; on CUDA each has a GPU of its own.
-        at_start: Called in each before it begins.
+        at_start: Called in each of them first.
     """
 
     shares_files = False
@@ -64,8 +61,9 @@ class RayPool:
             self._hire()
 
     def pids(self) -> list[int]:
-        """The processes of the actors, once all have begun."""
-        return [int(pid) for pid in ray.get([actor.pid.remote() for actor in self._all()])]
+        """The processes of the actors, once all have started."""
+        calls = [actor.pid.remote() for actor in self._actors.values()]
+        return [int(pid) for pid in ray.get(calls)]
 
     def roll_call(self) -> None:
         for worker in self._roll.busy():
@@ -89,7 +87,7 @@ class RayPool:
             return again
         calls = list(self._waiting)
         ready, _ = ray.wait(calls, num_returns=1, timeout=timeout)
-        if ready:  # all that there are by now
+        if ready:  # fetch all that have finished
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         found = [one for call in ready for one in self._fetch(call)]
         for worker, event in found:
@@ -97,25 +95,22 @@ class RayPool:
         return found
 
     def _fetch(self, call: Any) -> list[tuple[int, Event]]:
-        """What a worker told; it is listened to again, or replaced."""
+        """The events of a finished call; the worker is called again, or replaced if it died."""
         worker = self._waiting.pop(call)
         try:
-            told = ray.get(call)
+            events = ray.get(call)
         except RayError as error:
             self._forget(worker)
             self._hire()
-            return [(worker, Died(_told(error)))]
+            return [(worker, Died(_reason(error)))]
         self._listen(worker)
-        return [(worker, event) for event in told or [Alive()]]
+        return [(worker, event) for event in events or [Alive()]]
 
     def close(self) -> None:
         for worker in list(self._actors):
             ray.kill(self._forget(worker))
         if self._ours:
             ray.shutdown()
-
-    def _all(self) -> list[Any]:
-        return list(self._actors.values())
 
     def _hire(self) -> None:
         on_cuda = torch.device(self._device).type == "cuda"
@@ -141,7 +136,7 @@ class RayPool:
 
 
 class _Inside(Worker):
-    """What an actor is."""
+    """The class of an actor."""
 
     def __init__(
         self, threads: int, device: str, share: int, at_start: Callable[[], None] | None
@@ -173,7 +168,7 @@ def _connect(address: str | None, count: int) -> None:
         raise StudyError(f"cannot reach a Ray cluster {where}: {reason}") from error
 
 
-def _told(error: RayError) -> str:
+def _reason(error: RayError) -> str:
     """Why an actor died, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     about = next((line for line in lines if "unexpectedly" in line or "memory" in line), "")

@@ -1,11 +1,10 @@
 """The runner of a study: claims runs, gives them to workers as jobs, and writes what they report.
 
-One loop serves all cases: the worker may be this process, a process of this machine or an actor of
-a Ray cluster; the runs may be learners or agents. The runner claims runs that can be executed
-together and holds the claims as long as it works on them. A worker that dies, is silent for a while
-or makes no step is replaced, and its runs go to another one from their last checkpoints: at first
-together, then in halves, then one by one, so that in the end a run that kills its worker fails
-alone. Another runner, or this one started again, takes over what a dead one held.
+One loop serves all workers (this process, processes of this machine, actors of a Ray cluster) and
+all kinds of runs. The runner claims runs that can be executed together and holds the claims while
+it works on them. A worker that dies, is silent or makes no step is replaced, and another one
+continues its runs from their checkpoints: at first together, then in halves, then one by one, so
+that a run that kills its worker fails alone. Another runner takes over the runs of a dead one.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,14 @@ from upgd.study.pending import Pending, continues, restarts, survey
 from upgd.study.pools import Pool, ThisProcess, make_pool
 from upgd.study.worker import Advanced, Alive, Died, Ended, Event, Finished, Job, Kept, Noted, Ready
 
-SILENCE = 60.0
-"""Seconds without a sign of life after which a worker counts as dead."""
-STALL = 1800.0
-"""Seconds without a step after which it counts as stuck."""
-STARTING = 300.0
-"""Seconds for the first worker to start."""
-PATIENCE = 30.0
-"""Seconds for interrupted workers to save their runs."""
-TURN = 1.0
-"""Seconds between looks at the workers."""
-LOOK = 30.0
-"""Seconds between looks at the ledger for runs that others have given back."""
+SILENCE = 60.0  # seconds without a sign of life after which a worker counts as dead
+STALL = 1800.0  # seconds without a step after which it counts as stuck
+STARTING = 300.0  # seconds for the first worker to start
+PATIENCE = 30.0  # seconds for interrupted workers to save their runs
+TURN = 1.0  # seconds between looks at the workers
+LOOK = 30.0  # seconds between looks at the ledger for runs that others have given back
 WORTH_PROCESSES = 5_000
-"""Steps from which on runs that go one at a time are spread over processes by themselves."""
+"""Total steps from which runs that go one at a time are spread over processes by default."""
 Where = Mapping[str, Any]
 OnProgress = Callable[[Progress], None]
 OnNote = Callable[[str], None]
@@ -75,26 +69,24 @@ def run_pending(
     pool: Pool | None = None,
     **limits: Any,
 ) -> Tally:
-    """Run what is pending in a study until nothing is left; several processes may share a study.
+    """Run what is pending in a study; several processes may share a study.
 
-    Runs of processes that died are taken over. A run that goes wrong has failed and the next one
-    begins; what is wrong with the machine (its disk, its data, its device) ends the work. The
-    first interrupt (Ctrl-C) saves checkpoints, gives the runs back and is raised to the caller; a
-    second one does so at once.
+    Runs of dead processes are taken over. An error in a run fails that run; an error of the
+    environment (disk, data, device) is raised. The first interrupt (Ctrl-C) saves checkpoints,
+    releases the runs and is raised to the caller; a second one is raised at once.
 
     Args:
         ledger: The study's.
         options: How runs are executed.
         where: Restricts which runs are taken; see :meth:`Ledger.claim`.
         on_progress: Called with how far runs are.
-        on_note: Called with what the user should know; the tally's notes have the same.
+        on_note: Called with notes for the user, which the tally has too.
         pool: Workers, instead of those that `options` ask for; it stays open.
-        limits: ``retries``, ``silence``, ``stall``, ``lease_seconds`` and ``clock`` of
-            :class:`Runner`.
+        limits: ``retries``, ``silence``, ``stall``, ``lease_seconds``, ``clock`` of Runner.
 
     Raises:
         SpecError: There is no such device here.
-        StudyError: The study cannot be written, no worker can work, or runs have been begun with
+        StudyError: The study cannot be written, no worker can work, or runs were started with
             other versions.
     """
     options = options or Options()
@@ -108,9 +100,10 @@ def run_pending(
         for note in notes:
             if on_note is not None:
                 on_note(note)
-        for step in _steps(ledger, mine, kind, options, pool):
-            given = pool or step.make(on_progress is not None)
-            runner = Runner(ledger, given, kind, step.options, mine, on_progress, on_note, **limits)
+        for chosen, workers in _steps(ledger, mine, kind, options, pool):
+            here = ThisProcess(chosen.device, on_progress is not None)
+            given = pool or (make_pool(chosen, workers) if workers else here)
+            runner = Runner(ledger, given, kind, chosen, mine, on_progress, on_note, **limits)
             with closing(given) if pool is None else nullcontext():
                 runner.run()
             tally = tally + runner.tally
@@ -125,22 +118,17 @@ def run_specs(
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
 ) -> Tally:
-    """Add runs and do them all; wait for those that other processes do.
-
-    Raises:
-        StudyError: The chosen engine cannot do some of them.
-    """
+    """Add runs and execute them all; wait for those that other processes execute."""
     options = options or Options()
     ledger.add(specs)
-    keys = [spec.key for spec in specs]
-    mine, where = set(keys), {"key": keys}
-    tally = run_pending(ledger, options, where=where, on_progress=on_progress, on_note=on_note)
-    while any(lease.key in mine for lease in ledger.leases()):
+    mine = [spec.key for spec in specs]
+    where = {"key": mine}
+    run = partial(run_pending, where=where, on_progress=on_progress, on_note=on_note)
+    tally = run(ledger, options)
+    while not {lease.key for lease in ledger.leases()}.isdisjoint(mine):
         time.sleep(TURN)
         if next(ledger.claimable(where), None) is not None:
-            tally = tally + run_pending(
-                ledger, options, where=where, on_progress=on_progress, on_note=on_note
-            )
+            tally = tally + run(ledger, options)
     if ledger.unfinished(where):
         raise StudyError("; ".join(dict.fromkeys(tally.refused)) or "some runs are left pending")
     return tally
@@ -163,31 +151,18 @@ def _of_kind(ledger: Ledger, kind: Kind, where: Where | None) -> dict[str, Any]:
     return {**(where or {}), "problem": sorted(p for p in known if kind_of(p) is kind)}
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A part of the work, with the workers that do it."""
-
-    options: Options
-    workers: int = 0
-
-    def make(self, reports: bool) -> Pool:
-        if self.workers:
-            return make_pool(self.options, self.workers)
-        return ThisProcess(self.options.device, reports)
-
-
 def _steps(
     ledger: Ledger, where: Where, kind: Kind, options: Options, pool: Pool | None
-) -> list[_Step]:
-    """Who does the work: this process, or workers.
+) -> list[tuple[Options, int]]:
+    """The parts of the work, each with its number of worker processes; 0 for this process.
 
-    Where nothing is said, this process runs stacks and then processes those that go one at a time.
+    By default this process executes stacks, and then worker processes the runs that go alone.
     """
     if pool is not None or kind.local_only:
-        return [_Step(options)]
+        return [(options, 0)]
     if options.on != "local" or (options.workers or 0) > 1:
         workers = max(1, min(options.workers or 1, ledger.unfinished(where)))
-        return [_Step(replace(options, extensions=carried()), workers)]
+        return [(replace(options, extensions=carried()), workers)]
     if options.workers is None and options.engine == "auto" and options.device == "cpu":
         pending = Pending(ledger, where, kind, options)
         pending.read()
@@ -195,29 +170,18 @@ def _steps(
         workers = min(cores(), len(alone))
         if workers > 1 and sum(spec.steps for spec in alone) >= WORTH_PROCESSES:
             carrying = replace(options, extensions=carried())
-            return [_Step(replace(options, engine="batched")), _Step(carrying, workers)]
-    return [_Step(options)]
+            return [(replace(options, engine="batched"), 0), (carrying, workers)]
+    return [(options, 0)]
 
 
 # ---------------------------------------------------------------------------- a study's folder
 @contextmanager
 def at_work(ledger: Ledger, owner: str, where: Where | None) -> Iterator[None]:
-    """Be seen as alive by other processes; on an error, give back what is still held.
-
-    Raises:
-        StudyError: If runs have been begun with other versions.
-    """
+    """Show other processes that this one is alive; on an error, release its runs."""
     evict_departed(ledger)
     check_versions(ledger, where)
-    with present(ledger.path.parent / "workers", owner) as presence:
-        try:
-            yield
-        except BaseException:
-            try:
-                ledger.evict(owner)
-            except StudyError:  # such as a full disk; the first error is the one to raise
-                presence.holds_runs = True
-            raise
+    with present(ledger.path.parent / "workers", owner, lambda: ledger.evict(owner)):
+        yield
 
 
 def tidy(ledger: Ledger) -> None:
@@ -237,23 +201,16 @@ def evict_departed(ledger: Ledger) -> None:
 
 
 def check_versions(ledger: Ledger, where: Where | None = None) -> None:
-    """Make sure that runs continue with the versions that they began with.
+    """Raise StudyError if runs have checkpoints of other versions.
 
-    Runs restart where a checkpoint is of other versions, and then overwrite it: somebody who
-    upgraded in the middle of a study would lose work without a warning.
-
-    Args:
-        ledger: The study's.
-        where: Which runs, as for :meth:`Ledger.claim`.
-
-    Raises:
-        StudyError: If runs have checkpoints of other versions.
+    They would restart and overwrite their checkpoints: an upgrade in the middle of a study would
+    lose work without a warning.
     """
     made = Counter[tuple[tuple[str, str], ...]]()
     here: dict[str, str] = {}
     kept = kept_checkpoints(ledger.path.parent)
     for spec in ledger.claimable(where) if kept else ():
-        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or no use
+        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or unreadable
             stack = dict(checkpoint_facts(kept[spec.key])["stack"])
             here |= versions(kind_of(spec.problem).packages)
             made[tuple((n, v) for n, v in stack.items() if v != here.get(n, v))] += 1
@@ -263,32 +220,30 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
         then = ", ".join(f"{name} {version}" for name, version in others)
         now = ", ".join(f"{name} {here[name]}" for name, _ in others)
         raise StudyError(
-            f"{count} run{'s have' if count > 1 else ' has'} been begun with {then}, and here is "
+            f"{count} run{'s have' if count > 1 else ' has'} been started with {then}, and here is "
             f"{now}: continue with those versions, or remove {folder} to restart"
         )
 
 
 def settle(ledger: Ledger, results: Sequence[tuple[Claim, Result]], tally: Tally) -> None:
-    """Commit results in one transaction and count them; their checkpoints are removed after."""
+    """Commit results in one transaction, count them, and remove their checkpoints."""
     lost = {claim.spec.key for claim in ledger.settle(results)}
     for claim, result in results:
         key = claim.spec.key
         if key in lost:  # another process has it; its result will be the same
             tally.lost += 1
             continue
-        if result.diverged_at is None:
-            tally.done += 1
-        else:
-            tally.diverged += 1
+        tally.done += result.diverged_at is None
+        tally.diverged += result.diverged_at is not None
         forget(ledger.path.parent, key)
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether there was an interrupt; a second one is raised at once.
+    """Yields a function that says whether there was an interrupt; a second one is raised at once.
 
-    SIGTERM, by which schedulers end a job, counts as one. Outside the main thread, or where the
-    caller handles SIGINT, nothing changes.
+    SIGTERM, by which schedulers end a job, counts as one. Outside the main thread no signal is
+    handled, and SIGINT is not where the caller handles it.
     """
     seen = False
 
@@ -327,13 +282,10 @@ class _Hand:
     stepped: float = 0.0
     step: int = -1
     rate: float = 0.0
-    most: int | None = None
-    """Runs in its stacks, after more were too many for its memory."""
+    most: int | None = None  # runs in its stacks, after more were too many for its memory
     batch: _Batch | None = None
-    left: dict[str, Claim] = field(default_factory=dict)
-    """Runs of its job that have no result yet."""
-    kept: bool = False
-    """Whether its job has saved checkpoints, so that the attempt made progress."""
+    left: dict[str, Claim] = field(default_factory=dict)  # runs of its job that have no result yet
+    kept: bool = False  # whether its job has saved checkpoints, so that the attempt made progress
 
 
 class Runner:
@@ -346,12 +298,12 @@ class Runner:
         options: How they are executed.
         where: Restricts which runs are taken; see :meth:`Ledger.claim`.
         on_progress: Called with how far runs are, and the rate of all workers together.
-        on_note: Called with what the user should know.
+        on_note: Called with notes for the user.
         retries: How often a run is tried again without a checkpoint in between, after its worker
             died, hung or ran out of memory.
-        silence: Seconds without a sign of life after which a worker counts as dead.
+        silence: Seconds without a message after which a worker counts as dead.
         stall: Seconds without a step after which it counts as stuck.
-        lease_seconds: How long runs stay ours without a sign of life of this process.
+        lease_seconds: How long claims hold without a renewal by this process.
         clock: The time in seconds.
     """
 
@@ -382,7 +334,7 @@ class Runner:
         self.busy = 0
         self.again: deque[_Batch] = deque()
         self.held: dict[str, Claim] = {}
-        self.deaths: dict[str, int] = {}  # attempts in a row that made no progress, by run
+        self.deaths = Counter[str]()  # attempts in a row that made no progress, by run
         self.results: list[tuple[Claim, Result]] = []
         self.kept: dict[str, Claim] = {}
         self.rate, self.stillborn, self.unfit = 0.0, 0, 0
@@ -393,11 +345,11 @@ class Runner:
     def run(self) -> None:
         """Work until nothing is left, or until an interrupt."""
         with at_work(self.ledger, self.owner, self.where), _interrupts() as interrupted:
+            if isinstance(self.pool, ThisProcess):
+                self.pool.on_event, self.pool.stopping = self._take_at_once, interrupted
             here = isinstance(self.pool, ThisProcess)
             for note in restarts(self.ledger, self.where, self.kind, self.options, here):
                 self.say(note)
-            if isinstance(self.pool, ThisProcess):
-                self.pool.on_event, self.pool.stopping = self._take_at_once, interrupted
             self._loop(interrupted)
 
     def _loop(self, interrupted: Callable[[], bool]) -> None:
@@ -414,7 +366,7 @@ class Runner:
                 raise KeyboardInterrupt
 
     def _turn(self) -> None:
-        """Take in what workers report, write it down, and replace those that report nothing."""
+        """Handle the workers' events, write results, and replace workers that hang."""
         before = self.clock()
         for worker, event in self.pool.events(TURN):
             self._take(worker, event)
@@ -428,21 +380,21 @@ class Runner:
             self._watch(now)
 
     def _take_at_once(self, event: Event) -> None:
-        """Take in what this process reports in the middle of a job."""
+        """Handle an event of this process in the middle of a job."""
         self._take(0, event)
         if isinstance(event, Alive | Advanced):
             self._commit()
             self._renew(self.clock())
 
     def _look_again(self) -> bool:
-        """Whether there is more to do in the ledger than there was."""
+        """Read the ledger again; whether there is something to do."""
         evict_departed(self.ledger)
         self.pending.read()
         self.read = self.clock()
         return bool(self.pending)
 
     def _stop(self) -> None:
-        """Let all workers save and end their jobs, and give everything back."""
+        """Let all workers save and end their jobs, and release all runs."""
         self.stopping = True
         for worker, hand in self.hands.items():
             if hand.batch is not None:
@@ -450,16 +402,15 @@ class Runner:
         deadline = self.clock() + PATIENCE
         while self.busy and self.clock() < deadline:
             self._turn()
-        self.ledger.release_all(self.held.values())
+        self.ledger.release(self.held.values())
 
-    # ------------------------------------------------------------------------------- giving
+    # --------------------------------------------------------------------------------- jobs
     def _assign(self) -> None:
         """Give jobs to idle workers."""
         while self.idle:
             if not self.again and not self.pending:
-                if not self.busy or self.clock() - self.read < LOOK:
-                    return
-                if not self._look_again():  # others may have given runs back
+                early = self.clock() - self.read < LOOK
+                if not self.busy or early or not self._look_again():
                     return
             worker = self.idle[0]
             hand = self.hands[worker]
@@ -472,8 +423,7 @@ class Runner:
 
     def _claim(self, hand: _Hand) -> _Batch | None:
         """Claim runs that can share a stack; none if others were faster."""
-        group = self.pending.group()
-        if group is None:
+        if (group := self.pending.group()) is None:
             return None
         specs = group.take(self._size(group, hand))
         keys = [spec.key for spec in specs]
@@ -482,7 +432,7 @@ class Runner:
         return _Batch(claims, group.engine) if claims else None
 
     def _size(self, group: Group, hand: _Hand) -> int:
-        """As many as pay and fit, but so that every worker gets some."""
+        """As many runs as are worth it and fit, but so that every worker gets some."""
         size, why = self.kind.size(group, self.options, hand.room)
         size = min(size, hand.most or size)
         if why and len(group.specs) > size and group.key not in self.said:
@@ -510,16 +460,14 @@ class Runner:
         before = facts[specs[0].key].get("run")
         if isinstance(before, dict) and before.get("together") not in (None, together(specs)):
             runs = "1 run continues" if len(specs) == 1 else f"{len(specs)} runs continue"
-            self.say(f"{runs} in another stack than before, where sums may be rounded otherwise")
-        found = {key: saved[key] for key in hand.left}
-        known = {key: content for key, content in found.items() if content is not None}
-        folder = (
-            checkpoints(self.ledger.path.parent) if isinstance(self.pool, ThisProcess) else None
-        )
+            self.say(f"{runs} in another stack than before, where sums may be rounded differently")
+        known = {key: content for key in hand.left if (content := saved[key]) is not None}
+        here = isinstance(self.pool, ThisProcess)
+        folder = checkpoints(self.ledger.path.parent) if here else None
         self.pool.start(worker, Job(specs, first.engine, self.options, known, folder))
 
     def _facts(self, content: bytes | Path | None, engine: str) -> Mapping[str, Any]:
-        """What a checkpoint says; nothing if there is none from which this engine can continue."""
+        """The facts of a checkpoint; empty if this engine cannot continue from it."""
         with suppress(CheckpointError, LookupError, TypeError):
             facts = {} if content is None else checkpoint_facts(content)
             if facts and continues(facts, engine, self.options.device):
@@ -535,17 +483,15 @@ class Runner:
         except FileNotFoundError:
             return None
 
-    # ------------------------------------------------------------------------------- taking
+    # ------------------------------------------------------------------------------- events
     def _take(self, worker: int, event: Event) -> None:
         if isinstance(event, Ready):
-            self._welcome(worker, event)
-            return
-        hand = self.hands.get(worker)
+            return self._welcome(worker, event)
         if isinstance(event, Died):
-            self._bury(worker, event.reason)
-            return
+            return self._bury(worker, event.reason)
+        hand = self.hands.get(worker)
         if hand is None:
-            return
+            return None
         hand.heard = self.clock()
         if isinstance(event, Advanced):
             self._advanced(hand, event)
@@ -577,10 +523,9 @@ class Runner:
             hand.step, hand.stepped = event.step, self.clock()
         self._pace(hand, event.rate)
         if self.on_progress is not None and hand.batch is not None:
-            first, *others = event.specs or [claim.spec for claim in hand.batch.claims]
-            latest, share = event.latest, event.share
-            told = Progress(first, event.step, self.rate, latest, tuple(others), share)
-            self.on_progress(told)
+            first, *rest = event.specs or [claim.spec for claim in hand.batch.claims]
+            others, share = tuple(rest), event.share
+            self.on_progress(Progress(first, event.step, self.rate, event.latest, others, share))
 
     def _pace(self, hand: _Hand, rate: float) -> None:
         self.rate += rate - hand.rate
@@ -610,9 +555,9 @@ class Runner:
         self.held.pop(claim.spec.key, None)
         self.deaths.pop(claim.spec.key, None)
 
-    # ------------------------------------------------------------------------------ trouble
+    # ----------------------------------------------------------------------------- failures
     def _free(self, hand: _Hand) -> _Batch:
-        """What a worker leaves undone; it has no job any more."""
+        """Mark a worker idle; return the runs that its job has not finished."""
         batch = hand.batch
         assert batch is not None
         left = [claim for key, claim in hand.left.items() if key in self.held]
@@ -622,7 +567,7 @@ class Runner:
         return _Batch(left, batch.engine)
 
     def _end(self, worker: int, hand: _Hand, event: Ended) -> None:
-        """A job is over."""
+        """Handle the end of a job."""
         left = self._free(hand)
         hand.room = event.room or hand.room
         if event.cause == "machine" and event.trouble:
@@ -640,13 +585,13 @@ class Runner:
             self._fail(left.claims[0], event.trouble)
 
     def _dismiss(self, worker: int, reason: str) -> None:
-        """Drop a worker that cannot work: its data are missing, its disk is full."""
+        """Stop using a worker whose data are missing or whose disk is full."""
         del self.hands[worker]
         self.unfit += 1
         if self.unfit >= self.pool.workers:
             raise StudyError(reason)
         self.since = self.clock()
-        self.say(f"a worker is left out: {reason}")
+        self.say(f"a worker is not used: {reason}")
 
     def _out_of_memory(self, hand: _Hand, left: _Batch) -> None:
         count = len(left.claims)
@@ -661,7 +606,7 @@ class Runner:
             self._again(left, 1)
 
     def _bury(self, worker: int, reason: str) -> None:
-        """Marks a worker dead; its runs are tried again, fewer at a time if it happens again."""
+        """Mark a worker dead; its runs are tried again, fewer at a time if it happens again."""
         hand = self.hands.pop(worker, None)
         if hand is None:
             self.stillborn += 1
@@ -682,17 +627,16 @@ class Runner:
         if many == 1 and tried > self.retries:
             self._fail(left.claims[0], f"{reason}, {tried} times without progress")
             return
-        runs = "its run continues from its checkpoint"
+        runs = "run continues from its checkpoint"
         if many > 1:
-            runs = f"its {many} runs continue from their checkpoints"
-        self.say(f"{reason}; {runs}")
+            runs = f"{many} runs continue from their checkpoints"
+        self.say(f"{reason}; its {runs}")
         self._again(left, many if tried >= self.retries else 2 if tried >= SUSPECT else 1)
 
     def _count(self, claim: Claim) -> int:
-        """Count an attempt that made no progress; returns how many there were in a row."""
-        key = claim.spec.key
-        self.deaths[key] = self.deaths.get(key, 0) + 1
-        return self.deaths[key]
+        """Count an attempt that made no progress; return how many there were in a row."""
+        self.deaths[claim.spec.key] += 1
+        return self.deaths[claim.spec.key]
 
     def _again(self, batch: _Batch, parts: int) -> None:
         """Try runs again, in so many parts."""
@@ -711,9 +655,9 @@ class Runner:
         """Replace workers that hang, and keep the claims."""
         for worker, hand in list(self.hands.items()):
             if hand.batch is None or isinstance(self.pool, ThisProcess):
-                continue  # an idle one that is frozen is found out by its next job
+                continue  # an idle worker that is frozen is found by its next job
             if now - hand.heard > self.silence:
-                self._replace(worker, f"its worker gave no sign of life for {self.silence:g} s")
+                self._replace(worker, f"its worker sent nothing for {self.silence:g} s")
             elif now - hand.stepped > self.stall:
                 self._replace(worker, f"its worker made no step for {self.stall:g} s")
         if not self.hands and not self.stopping and now - self.since > STARTING:
@@ -735,14 +679,14 @@ class Runner:
         self._bury(worker, reason)
 
     def say(self, note: str) -> None:
-        """Tell the user, and the tally."""
+        """Pass a note to the user and the tally."""
         self.tally.notes.append(note)
         if self.on_note is not None:
             self.on_note(note)
 
 
 def _stand(facts: Mapping[str, Any]) -> Any:
-    """Which engine a checkpoint is of and where it stands: the same for all runs of a job."""
+    """The engine and step of a checkpoint, which are the same for all runs of a job."""
     try:
         stack = {name: value for name, value in facts["stack"].items() if name != "run"}
         stack |= {"together": str(facts["run"].get("together"))}

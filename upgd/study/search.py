@@ -1,11 +1,11 @@
-"""Search beyond grids: Optuna proposes sets, the ledger remembers what they gave.
+"""Search beyond grids: Optuna proposes sets, the ledger has their results.
 
-There is no second database. Each time sets are proposed, a study of Optuna's is made anew in memory
-from the sets that the ledger has complete, and its sampler (TPE) is seeded by how many sets the
-ledger has. So proposals are a function of the ledger, and a search that was killed goes on.
+For each proposal an Optuna study is made in memory from the complete sets of the ledger, and its
+sampler (TPE) is seeded by the number of sets. So proposals are a function of the ledger, and a
+search that was killed continues.
 
 An axis goes from the least to the largest value of the grid on a logarithmic scale; decays β are
-searched as 1 - β. Where the grid has 0 besides, one more decade at the lower end stands for 0.
+searched as 1 - β. Where the grid has 0 too, one more decade at the lower end stands for 0.
 Proposals are rounded to three digits.
 """
 
@@ -18,24 +18,16 @@ from typing import Any
 
 from upgd.ledger.errors import StudyError
 from upgd.ledger.ledger import Ledger
-from upgd.study.selection import LARGER, Candidate, Family, Hyper, Ranking
+from upgd.study.selection import LARGER, Family, Hyper, Ranking
 from upgd.study.sweeps import OVER, Sweep
 
 DECADE = 10.0
-WORST = 1e300
-"""What Optuna is told where a loss is infinite."""
+WORST = 1e300  # stands for an infinite loss
 
 
 @dataclass(frozen=True)
 class Axis:
     """The values that one hyperparameter may take.
-
-    Attributes:
-        name: The hyperparameter.
-        low: The least value, on the scale that is searched.
-        high: The largest; a hyperparameter with one value is fixed.
-        zero: Whether 0 is among them, below `low`.
-        complement: Whether 1 - β is searched in place of β.
 
     Example:
         >>> axis = Axis.between("weight_decay", (0.0, 0.001, 0.1))
@@ -45,11 +37,11 @@ class Axis:
         0.99877
     """
 
-    name: str
-    low: float
-    high: float
-    zero: bool = False
-    complement: bool = False
+    name: str  # the hyperparameter
+    low: float  # the least value, on the scale that is searched
+    high: float  # the largest; a hyperparameter with one value is fixed
+    zero: bool = False  # whether 0 is among them, below `low`
+    complement: bool = False  # whether 1 - β is searched in place of β
 
     @classmethod
     def between(cls, name: str, values: Sequence[float]) -> Axis:
@@ -74,7 +66,7 @@ class Axis:
 
     @property
     def threshold(self) -> float:
-        """Below lies 0; where there is one other value, each has half of the scale."""
+        """Places below stand for 0; with one other value, each has half of the scale."""
         if not self.zero:
             return self.low
         return self.low if self.low < self.high else self.low / math.sqrt(DECADE)
@@ -87,7 +79,7 @@ class Axis:
         return _tidy(1 - short) if self.complement else short
 
     def place(self, value: float) -> float | None:
-        """Where on the scale a value lies; None if it does not."""
+        """Where a value is on the scale; None if it is not on it."""
         if self.zero and value == 0:
             return math.sqrt(self.start * self.threshold)
         x = _tidy(1 - value) if self.complement else value
@@ -95,21 +87,16 @@ class Axis:
 
 
 def _tidy(number: float) -> float:
-    """Without the last digits that 1 - β has by the way it is computed."""
+    """Without the rounding error of 1 - β."""
     return round(number, 12)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched of one method.
+    """What is searched of one method."""
 
-    Attributes:
-        axes: One per hyperparameter.
-        grid: The values of each on the grid.
-    """
-
-    axes: tuple[Axis, ...]
-    grid: Mapping[str, Sequence[float]]
+    axes: tuple[Axis, ...]  # one per hyperparameter
+    grid: Mapping[str, Sequence[float]]  # the values of each on the grid
 
     @classmethod
     def around(cls, grid: Mapping[str, Sequence[float]]) -> Space:
@@ -117,7 +104,7 @@ class Space:
         return cls(tuple(Axis.between(name, values) for name, values in grid.items()), grid)
 
     def places(self, hyper: Hyper) -> dict[str, float] | None:
-        """A set as parameters of a trial; None if it lies outside."""
+        """A set as parameters of a trial; None if it is outside."""
         found: dict[str, float] = {}
         values = dict(hyper)
         for axis in self.axes:
@@ -134,21 +121,21 @@ class Space:
         return all(value in self.grid.get(name, ()) for name, value in hyper)
 
     def searched(self, hypers: Iterable[Hyper]) -> list[Hyper]:
-        """The sets that lie in the space and are not the grid's."""
+        """The sets that are in the space and not on the grid."""
         return [one for one in hypers if self.places(one) is not None and not self.is_on_grid(one)]
 
 
 def next_sets(
     ledger: Ledger, sweep: Sweep, spaces: Mapping[str, Space], count: int, at_a_time: int
 ) -> dict[str, list[Hyper]]:
-    """By method, the sets to run next: those that were begun, else new ones; nothing at the end.
+    """By method, the sets to run next: those that have started, else new ones; empty at the end.
 
-    Sets that the ledger has for this problem and length tell where to search; those of the grid
-    and those outside of the space do not count as searched.
+    All sets that the ledger has for this problem and length guide the search; those of the grid and
+    those outside of the space do not count as searched.
 
     Args:
         ledger: The study's.
-        sweep: Problem, seeds, length and options; its sets are not looked at.
+        sweep: Problem, seeds, length and options; its sets are ignored.
         spaces: Where to search, by method.
         count: Sets per method.
         at_a_time: How many to propose before any of them has run.
@@ -164,7 +151,7 @@ def next_sets(
         begun = [
             one
             for one in searched
-            if not all(spec.key in over for spec in sweep.specs(sets={method: [one]}))
+            if any(spec.key not in over for spec in sweep.specs(sets={method: [one]}))
         ]
         if begun:
             found[method] = begun
@@ -177,11 +164,7 @@ def next_sets(
 
 
 def check(spaces: Mapping[str, Space]) -> None:
-    """Raise unless these can be searched.
-
-    Raises:
-        StudyError: Optuna is not installed, or a space has nothing to search.
-    """
+    """Raise StudyError if Optuna is not installed, or a space has nothing to search."""
     _optuna()
     for method, space in spaces.items():
         if all(axis.is_fixed for axis in space.axes):
@@ -198,16 +181,9 @@ def _optuna() -> Any:
 
 
 def propose(space: Space, ranking: Ranking, count: int, seed: int) -> list[Hyper]:
-    """So many sets that are worth trying, other than those of the ranking.
+    """`count` sets that are worth trying, other than those of the ranking; see :func:`check`.
 
-    Args:
-        space: Where they lie.
-        ranking: What is known: complete sets with their values, and incomplete ones.
-        count: How many.
-        seed: Determines the proposals, together with what is known.
-
-    Raises:
-        StudyError: Optuna is not installed, or the space has nothing to search.
+    The seed and the ranking determine the proposals.
     """
     check({ranking.family.method: space})
     study, distributions = _study(space, ranking, seed)
@@ -237,23 +213,13 @@ def _study(space: Space, ranking: Ranking, seed: int) -> tuple[Any, dict[str, An
     for one in ranking.complete:
         places = space.places(one.hyper)
         if places is not None:
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=places, distributions=distributions, value=_told(one)
-                )
-            )
+            value = one.value if math.isfinite(one.value) else WORST
+            make = optuna.trial.create_trial
+            study.add_trial(make(params=places, distributions=distributions, value=value))
     return study, distributions
 
 
-def _told(candidate: Candidate) -> float:
-    return candidate.value if math.isfinite(candidate.value) else WORST
-
-
 def _set(space: Space, params: Mapping[str, float]) -> Hyper:
-    values = {
-        axis.name: float(space.grid[axis.name][0])
-        if axis.is_fixed
-        else axis.value(params[axis.name])
-        for axis in space.axes
-    }
-    return tuple(sorted(values.items()))
+    fixed = {axis.name: float(space.grid[axis.name][0]) for axis in space.axes if axis.is_fixed}
+    values = {a.name: a.value(params[a.name]) for a in space.axes if not a.is_fixed}
+    return tuple(sorted((fixed | values).items()))

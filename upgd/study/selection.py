@@ -4,12 +4,11 @@ A run's value is the area under its curve: the mean over all its windows of the 
 of an agent's return, or of the loss where there is neither. A set's value is the mean over the
 seeds that were asked for. The largest accuracy or return wins, or the lowest loss.
 
-- A set counts only once it has all of these seeds. One that lacks a seed, because the run waits,
-  is under way or failed, is incomplete: it is never compared and cannot win.
-- A run that diverged has the worst value there is, such as accuracy 0 or an infinite loss. Sets
-  are ranked by how many seeds diverged first, and one with any cannot win.
-- Sets that are equal in both are ordered by their hyperparameters, so that the same ledger always
-  gives the same order.
+- A set that lacks one of these seeds, because the run is pending, running or failed, is
+  incomplete: it is not compared and cannot win.
+- A run that diverged has the worst value, such as accuracy 0 or an infinite loss. Sets are ranked
+  by the number of diverged seeds first, and one with any cannot win.
+- Sets that are equal in both are ordered by their hyperparameters, so that the order is unique.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ from upgd.ledger.records import Run
 from upgd.ledger.spec import SOURCES, RunSpec, Scalar
 from upgd.metrics import Interval, mean_interval
 
-LARGER = ("accuracy", "return")
-"""Metrics of which more is better, the first that is known first; else methods have a loss."""
-Hyper = tuple[tuple[str, float], ...]
-"""A set: names and values, sorted by name."""
+LARGER = ("accuracy", "return")  # metrics of which more is better; others have a loss
+Hyper = tuple[tuple[str, float], ...]  # a set: names and values, sorted by name
 
 
 class Family(NamedTuple):
@@ -52,19 +49,13 @@ class Family(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set and what its seeds gave.
+    """A set and the results of its seeds."""
 
-    Attributes:
-        hyper: The set.
-        values: By seed, the areas of those that are over; the worst value where one diverged.
-        diverged: The seeds that diverged.
-        missing: The seeds that were asked for and are not over.
-    """
-
-    hyper: Hyper
+    hyper: Hyper  # the set
+    # By seed, the areas of those that are over; the worst value where one diverged.
     values: Mapping[int, float]
-    diverged: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
+    diverged: tuple[int, ...] = ()  # the seeds that diverged
+    missing: tuple[int, ...] = ()  # the seeds that were asked for and are not over
 
     @property
     def value(self) -> float:
@@ -73,7 +64,7 @@ class Candidate:
 
     @property
     def interval(self) -> Interval:
-        """The mean over seeds with its 95% interval, which one seed does not have."""
+        """The mean over seeds with its 95% interval (NaN for one seed)."""
         if self.diverged or not self.values:
             return Interval(self.value, math.nan, math.nan)
         return mean_interval(list(self.values.values()))
@@ -81,31 +72,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The sets of a family in order.
+    """The sets of a family in order."""
 
-    Attributes:
-        family: What they have in common.
-        metric: ``"accuracy"``, ``"return"`` or ``"loss"``.
-        seeds: Those that each set must have.
-        complete: The sets that have them all, best first.
-        incomplete: The others, in the order of their hyperparameters.
-        dropped: How many further sets there are in shorter runs alone, as halving leaves them.
-        requested: The name by which somebody asked for them, if so.
-        code: Which of several codes of the method, such as ``@1a2b``; see :func:`codes`.
-    """
-
-    family: Family
-    metric: str
-    seeds: tuple[int, ...]
-    complete: tuple[Candidate, ...]
-    incomplete: tuple[Candidate, ...]
+    family: Family  # what they have in common
+    metric: str  # ``"accuracy"``, ``"return"`` or ``"loss"``
+    seeds: tuple[int, ...]  # those that each set must have
+    complete: tuple[Candidate, ...]  # the sets that have them all, best first
+    incomplete: tuple[Candidate, ...]  # the others, in the order of their hyperparameters
+    # How many further sets there are in shorter runs alone, as halving leaves them.
     dropped: int = 0
-    requested: str = ""
-    code: str = ""
+    requested: str = ""  # the name that the user gave, if any
+    code: str = ""  # which of several codes of the method, such as ``@1a2b``; see :func:`codes`
 
     @property
     def name(self) -> str:
-        """What people call the method: as they asked for it, else an alias that means all sets."""
+        """The method's name: as requested, else an alias that fits all sets, else its own."""
         every = (*self.complete, *self.incomplete)
         names = {display_name(self.family.method, dict(one.hyper)) for one in every}
         name = self.requested or (names.pop() if len(names) == 1 else self.family.method)
@@ -117,24 +98,17 @@ class Ranking:
         return next((one for one in self.complete if not one.diverged), None)
 
     def find(self, hyper: Mapping[str, float]) -> Candidate | None:
-        """The set with these values, whatever its other hyperparameters; the first there is."""
-        for one in (*self.complete, *self.incomplete):
-            if hyper.items() <= dict(one.hyper).items():
-                return one
-        return None
+        """The first set with these values, whatever its other hyperparameters."""
+        every = (*self.complete, *self.incomplete)
+        return next((one for one in every if hyper.items() <= dict(one.hyper).items()), None)
 
 
 def rankings(
-    runs: Iterable[Run],
-    seeds: Collection[int] | None = None,
-    sets: Collection[Hyper] | None = None,
+    runs: Iterable[Run], seeds: Collection[int] | None = None, sets: Collection[Hyper] | None = None
 ) -> dict[Family, Ranking]:
-    """Rank the sets of every family.
+    """Rank the sets of every family, or only these `sets`.
 
-    Args:
-        runs: As the ledger has them.
-        seeds: Those that each set must have; by default all that the family has.
-        sets: Only these.
+    Each set must have these `seeds`, by default all that the family has.
     """
     families: dict[Family, dict[Hyper, dict[int, Run]]] = {}
     for run in runs:
@@ -154,12 +128,8 @@ def best_sets(
 ) -> list[Ranking]:
     """The rankings of a study: per problem, method and options those of the longest runs.
 
-    Args:
-        ledger: The study's.
-        problem: Only this one.
-        methods: Only these: names of rows, or aliases, which mean the sets that bear them.
-        seeds: Those that each set must have; by default all that its family has.
-        steps: Runs of this length instead of the longest.
+    `methods` are names or aliases, which mean the sets that have these; each set must have the
+    `seeds`, by default all of its family; `steps` chooses another length.
     """
     runs = (
         run

@@ -2,13 +2,11 @@
 
 All sets of a method are run for a part of the steps, with all seeds. The best of them by the
 criterion of :mod:`upgd.study.selection`, one in `eta`, are run `eta` times as long, and so on up to
-the full length. A shorter run is the beginning of a longer one: it has the same stream, the same
-initial weights and the same noise.
+the full length. A shorter run has the stream, initial weights and noise of a longer one.
 
-A rung's runs are runs of their own in the ledger, so a longer one begins anew instead of going on
-from the shorter: it costs a share of 1/eta more at most, and every run in the ledger stays what
-its specification says. What comes next is a function of the sweep and of what the ledger holds.
-So a sweep that was killed goes on, and several processes may work on one.
+The runs of each rung are separate runs in the ledger: a longer one restarts instead of continuing
+the shorter one, which costs at most 1/eta more. What comes next is a function of the sweep and the
+ledger, so a sweep that was killed continues, and several processes may work on one.
 """
 
 from __future__ import annotations
@@ -21,20 +19,12 @@ from upgd.ledger.records import Run
 from upgd.ledger.spec import RunSpec, Scalar
 from upgd.study.selection import Candidate, Family, Hyper, Ranking, rankings
 
-OVER = ("done", "diverged", "failed")
-"""States in which nothing more comes of a run."""
+OVER = ("done", "diverged", "failed")  # states in which a run has ended
 
 
 @dataclass(frozen=True)
 class Sweep:
     """What is to be compared.
-
-    Attributes:
-        problem: On which problem.
-        sets: By a method's name or alias, its sets; what a set leaves out has its default.
-        seeds: Every set has all of them.
-        steps: The length of a full run.
-        options: As a run's.
 
     Example:
         >>> sweep = Sweep("digits", {"sgd": [{"lr": 0.1}, {"lr": 0.01}]}, (0, 1, 2), 100)
@@ -42,11 +32,12 @@ class Sweep:
         (6, 3)
     """
 
-    problem: str
+    problem: str  # on which problem
+    # By a method's name or alias, its sets; what a set leaves out has its default.
     sets: Mapping[str, Sequence[Mapping[str, float]]]
-    seeds: tuple[int, ...]
-    steps: int
-    options: Mapping[str, Scalar] = field(default_factory=dict)
+    seeds: tuple[int, ...]  # every set has all of them
+    steps: int  # the length of a full run
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # as a run's
 
     def specs(
         self, steps: int | None = None, sets: Mapping[str, Iterable[Hyper]] | None = None
@@ -62,7 +53,7 @@ class Sweep:
         return list(dict.fromkeys(every))
 
     def hypers(self) -> dict[str, list[Hyper]]:
-        """By method, its sets in the form in which the ledger has them."""
+        """By method, its sets in the ledger's form."""
         return {
             method: [tuple(RunSpec(self.problem, method, one).hyper.items()) for one in sets]
             for method, sets in self.sets.items()
@@ -76,7 +67,7 @@ class Sweep:
     def ranking(
         self, runs: Iterable[Run], method: str, sets: Sequence[Hyper], steps: int | None = None
     ) -> Ranking:
-        """The order of some sets of a method, as far as `runs` tell."""
+        """The ranking of some sets of a method by `runs`."""
         family = self.family(method, steps)
         mine = (run for run in runs if Family.of(run.spec) == family)
         found = rankings(mine, self.seeds, frozenset(sets)).get(family)
@@ -84,7 +75,7 @@ class Sweep:
 
 
 def read(ledger: Ledger, sweep: Sweep) -> dict[str, list[Run]]:
-    """By method, the runs of a sweep's problem that a ledger has, whatever they are called."""
+    """By method, the runs of a sweep's problem that a ledger has."""
     return {
         method: list(ledger.runs(problem=sweep.problem, method=sweep.family(method).method))
         for method in sweep.sets
@@ -94,28 +85,21 @@ def read(ledger: Ledger, sweep: Sweep) -> dict[str, list[Run]]:
 # ------------------------------------------------------------------- successive halving
 @dataclass(frozen=True)
 class Rung:
-    """Sets that are run for so many steps, and what became of them.
+    """Sets that are run for so many steps, and their results."""
 
-    Attributes:
-        steps: How many.
-        sets: By method, those that are run.
-        over: Whether all runs are; until then there is no order.
-        kept: By method, the sets that go on, best first; at full length all complete ones.
-        dropped: By method, the others, best first; last those that lack a seed.
-    """
-
-    steps: int
-    sets: Mapping[str, Sequence[Hyper]]
-    over: bool
+    steps: int  # how many
+    sets: Mapping[str, Sequence[Hyper]]  # by method, those that are run
+    over: bool  # whether all runs are; until then there is no order
+    # By method, the sets that continue, best first; at full length all complete ones.
     kept: Mapping[str, Sequence[Candidate]]
+    # By method, the others, best first; last those that lack a seed.
     dropped: Mapping[str, Sequence[Candidate]]
 
 
 def lengths(sets: int, steps: int, eta: int, window: int) -> list[int]:
-    """How many steps the rungs of a method with so many sets have, in whole windows but the last.
+    """The steps of the rungs of a method with so many sets: whole windows, except for the last.
 
-    There are as many rungs as leave one set or more at full length, and the first is no shorter
-    than a window.
+    At least one set is left at full length, and the first rung is not shorter than a window.
 
     Example:
         >>> lengths(sets=20, steps=100_000, eta=3, window=2_500)
@@ -144,14 +128,7 @@ def schedule(sweep: Sweep, eta: int, window: int) -> dict[int, dict[str, int]]:
 
 
 def rungs(ledger: Ledger, sweep: Sweep, eta: int, window: int) -> list[Rung]:
-    """The rungs as far as a ledger has come: the last is the one to work on, or the end.
-
-    Args:
-        ledger: The study's.
-        sweep: All sets, and the full length.
-        eta: One in so many goes on.
-        window: Samples per point, in steps.
-    """
+    """The rungs up to the one to work on, or all; one set in `eta` continues."""
     runs = read(ledger, sweep)
     states = {run.key: run.state for found in runs.values() for run in found}
     alive: dict[str, list[Hyper]] = sweep.hypers()
@@ -182,7 +159,7 @@ def _settled(
     kept: dict[str, Sequence[Candidate]] = {}
     dropped: dict[str, Sequence[Candidate]] = {}
     for method, mine in sets.items():
-        ranking: Ranking = sweep.ranking(runs[method], method, mine, steps)
+        ranking = sweep.ranking(runs[method], method, mine, steps)
         count = len(mine) if steps == sweep.steps else -(-len(mine) // eta)
         kept[method] = ranking.complete[:count]
         dropped[method] = (*ranking.complete[count:], *ranking.incomplete)

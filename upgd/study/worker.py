@@ -1,7 +1,7 @@
-"""What the runner and its workers say to each other, and how a worker does a job.
+"""The messages between the runner and its workers, and how a worker does a job.
 
 A *job* is one execution of some runs (:mod:`upgd.study.execution`). The worker reports by *events*;
-the runner alone writes to the study.
+only the runner writes to the study.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 
 import upgd
 from upgd.engine import memory
-from upgd.ledger.checkpoints import (
-    Checkpoint,
-    load_checkpoint,
-    pack_checkpoint,
-    save_checkpoint,
-    unpack_checkpoint,
-)
+from upgd.ledger.checkpoints import Checkpoint, load_checkpoint, pack_checkpoint, save_checkpoint
 from upgd.ledger.errors import CheckpointError, SpecError
 from upgd.ledger.records import Result
 from upgd.ledger.spec import RULES_VERSION, RunSpec
@@ -36,28 +30,20 @@ from upgd.study.execution import Execution, Progress, is_environment_error
 from upgd.study.kinds import Room, kind_of
 from upgd.study.options import Options, check_device
 
-BEAT = 2.0
-"""Seconds after which a worker that has nothing to report says that it is alive."""
-REPORT = 1.0
-"""Seconds from one report of progress to the next."""
+BEAT = 2.0  # seconds after which a worker without events reports that it is alive
+REPORT = 1.0  # seconds from one report of progress to the next
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs to execute together.
+    """Runs to execute together."""
 
-    Attributes:
-        specs: The runs, all of one kind.
-        engine: What executes them.
-        options: How.
-        saved: By key, their checkpoints: bytes, or files that the worker can read.
-        folder: Where to write checkpoints directly; by default they are sent as events.
-    """
-
-    specs: tuple[RunSpec, ...]
-    engine: str
-    options: Options
+    specs: tuple[RunSpec, ...]  # the runs, all of one kind
+    engine: str  # what executes them
+    options: Options  # how
+    # By key, their checkpoints: bytes, or files that the worker can read.
     saved: Mapping[str, bytes | Path]
+    # Where to write checkpoints directly; by default they are sent as events.
     folder: Path | None = None
 
 
@@ -71,7 +57,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Alive:
-    """A worker has nothing else to report."""
+    """A worker is alive and has nothing else to report."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +67,13 @@ class Advanced:
     step: int
     rate: float
     latest: Mapping[str, float]
-    specs: tuple[RunSpec, ...] = ()
-    """Those that the report is about, where it is not about all."""
+    specs: tuple[RunSpec, ...] = ()  # those that the report is about, where it is not about all
     share: float | None = None
 
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that the user should know."""
+    """A note for the user."""
 
     text: str
 
@@ -111,18 +96,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job is over; runs without a result are not done.
+    """A job is over; runs without a result are not done."""
 
-    Attributes:
-        trouble: Why, if something went wrong.
-        cause: Whether the runs are to blame, the memory, or the worker's machine; or that somebody
-            interrupted.
-        room: What the worker has now, where that may have changed.
-    """
-
-    trouble: str = ""
+    trouble: str = ""  # why, if something went wrong
     cause: Literal["run", "memory", "machine", "interrupt"] = "run"
-    room: Room | None = None
+    room: Room | None = None  # what the worker has now, where that may have changed
 
 
 @dataclass(frozen=True)
@@ -136,13 +114,9 @@ Event: TypeAlias = Ready | Alive | Advanced | Noted | Kept | Finished | Ended | 
 
 
 class EventReporter:
-    """Sends what an execution has; see :class:`upgd.study.execution.Reporter`.
+    """Sends what an execution reports as events; see :class:`upgd.study.execution.Reporter`.
 
-    Args:
-        job: What is executed.
-        send: Takes events.
-        stopping: Whether the work shall stop.
-        pause: Seconds from one report of progress to the next; None for no reports.
+    There are at least `pause` seconds between reports of progress; with None there are none.
     """
 
     def __init__(
@@ -158,8 +132,6 @@ class EventReporter:
     def load(self, spec: RunSpec) -> Checkpoint | None:
         content = self._job.saved.get(spec.key)
         try:
-            if isinstance(content, bytes):
-                return unpack_checkpoint(content)
             return None if content is None else load_checkpoint(content)
         except CheckpointError:
             return None
@@ -203,15 +175,12 @@ class EventReporter:
 class Worker:
     """Does one job at a time in a thread, and keeps events until they are fetched.
 
-    Args:
-        threads: How many its stacks use.
-        device: Where it will work; its memory is part of the room it reports.
-        share: How many workers share that memory.
+    Its stacks use `threads` threads; `share` workers share the memory of `device`.
     """
 
     def __init__(self, threads: int, device: str = "cpu", share: int = 1) -> None:
         gc.collect()
-        gc.freeze()  # what is imported stays; looking through it takes longer than a small job
+        gc.freeze()  # scanning what is imported takes longer than a small job
         os.environ["UPGD_THREADS"] = str(threads)
         torch.set_num_threads(threads)
         self._threads = threads
@@ -233,7 +202,7 @@ class Worker:
         self._stopping.set()
 
     def events(self, timeout: float = BEAT) -> list[Event]:
-        """Events, or none after `timeout` seconds; that is a sign of life too."""
+        """Events, or none after `timeout` seconds."""
         found: list[Event] = []
         with suppress(queue.Empty):
             found.append(self._events.get(timeout=timeout))
@@ -248,7 +217,7 @@ class Worker:
 
 
 def do_job(job: Job, reporter: EventReporter) -> Ended:
-    """Do a job; the last of its events is returned."""
+    """Do a job and return the last of its events."""
     execution: Execution | None = None
     try:
         try:
@@ -278,6 +247,6 @@ def do_job(job: Job, reporter: EventReporter) -> Ended:
 
 
 def _reason(error: Exception) -> str:
-    """Why a run failed: our own errors are written for people, others need their type."""
+    """Why a run failed; errors that are not ours need their type."""
     text = " ".join(str(error).split())
     return text if isinstance(error, SpecError) else f"{type(error).__name__}: {text}".rstrip(": ")
