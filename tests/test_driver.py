@@ -44,7 +44,7 @@ from upgd.ledger import Ledger, LedgerError, RunSpec, StudyError
 from upgd.study.execution import Tally
 from upgd.study.kinds import Room
 from upgd.study.options import Options
-from upgd.study.pools import LocalPool, _Hand
+from upgd.study.pools import LocalPool, _WorkerProcess
 from upgd.study.worker import Advanced, Died, Finished, Job, Ready
 
 EAGER = [
@@ -162,7 +162,7 @@ class Slow:
 def test_how_a_worker_ended_is_told_on_a_busy_machine() -> None:
     ours, theirs = multiprocessing.Pipe()
     told: list[Any] = []
-    _Hand(Slow(), ours, told.append)
+    _WorkerProcess(Slow(), ours, told.append)
     theirs.close()
     wait_for(lambda: told)
     assert told == [Died("its worker was killed (SIGKILL)")]

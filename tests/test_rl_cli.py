@@ -393,7 +393,7 @@ def test_the_command_that_is_told_gives_the_same_runs(
         for arm in seeds
         for seed in seeds[arm]
     ]
-    part = provenance.Part("cpu", "ppo-cpu", {}, len(ran), 1.0, "2001-09-09", "2001-09-09")
+    part = provenance.Portion("cpu", "ppo-cpu", {}, len(ran), 1.0, "2001-09-09", "2001-09-09")
     told = provenance.command(experiment, steps, seeds, [part])
     assert asked_for(told, monkeypatch) == {spec.key for spec in ran}
     assert told.startswith("upgd reproduce") == (seeds.keys() == arms.keys() and steps < 4_000_000)

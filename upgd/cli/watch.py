@@ -19,7 +19,7 @@ from typer import Option
 from upgd.cli import options as o
 from upgd.cli.app import command, out
 from upgd.ledger import Ledger
-from upgd.report.watching import Row, View, look
+from upgd.report.watching import MethodProgress, View, look
 from upgd.text import clock, count, printable, short
 
 LONGEST = 400  # characters of a note
@@ -75,7 +75,7 @@ def frame(view: View, study: Path) -> Group:
     return Group(table, *_notes(view, study))
 
 
-def _cells(row: Row, name: str) -> list[Any]:
+def _cells(row: MethodProgress, name: str) -> list[Any]:
     over = row.runs - row.to_do
     lost = [f"{row.counts[s]} {s}" for s in ("failed", "diverged") if row.counts.get(s)]
     left = "-" if row.seconds_left is None else clock(row.seconds_left)
@@ -105,7 +105,7 @@ def _notes(view: View, study: Path) -> Iterator[Text]:
 
 
 def _facts(view: View, study: Path) -> dict[str, Any]:
-    def facts(row: Row) -> dict[str, Any]:
+    def facts(row: MethodProgress) -> dict[str, Any]:
         return {
             "problem": row.problem, "method": row.method, "counts": row.counts,
             "steps": row.steps, "steps_done": row.done, "steps_per_second": row.pace,

@@ -62,7 +62,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Group:
+class MethodGroup:
     """Learners ``first … first + count - 1`` of a stack, all of one method.
 
     `noise` is whether any is perturbed, `reduce` how η is found (``"max"``, ``"row_norm"`` or
@@ -92,16 +92,16 @@ class Group:
         return () if self.features else self.row.states
 
 
-def in_groups(learners: Sequence[Learner]) -> tuple[list[int], list[Group]]:
+def in_groups(learners: Sequence[Learner]) -> tuple[list[int], list[MethodGroup]]:
     """An order that brings methods together, and the groups in it."""
     order = sorted(range(len(learners)), key=lambda i: learners[i].row.name)
-    groups: list[Group] = []
+    groups: list[MethodGroup] = []
     position = 0
     while position < len(order):
         row = learners[order[position]].row
         same = [i for i in order[position:] if learners[i].row is row]
         noise = any(learners[i].is_perturbed for i in same)
-        groups.append(Group(row, position, len(same), noise))
+        groups.append(MethodGroup(row, position, len(same), noise))
         position += len(same)
     return order, groups
 

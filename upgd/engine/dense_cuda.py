@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.engine.branches import Branches
-from upgd.engine.dense import COLUMNS, DenseStack, Group, Learner, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
@@ -91,7 +91,7 @@ def _driver_version() -> int:
     return found.value
 
 
-def scaling(group: Group) -> int:
+def scaling(group: MethodGroup) -> int:
     """What the utilities of a group's features are divided by, as kernels know it; 0 for none."""
     if not group.features:
         return 0

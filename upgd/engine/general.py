@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from upgd.engine.dense import COLUMNS, Group, Learner, Stack, tables
+from upgd.engine.dense import COLUMNS, Learner, MethodGroup, Stack, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
@@ -257,7 +257,7 @@ class GeneralStack(Stack):
         return F.cross_entropy(outputs, y, reduction="none")
 
     # --------------------------------------------------------------------------- update
-    def _update(self, group: Group, states: Tensor) -> None:
+    def _update(self, group: MethodGroup, states: Tensor) -> None:
         """The rules on tensors [R, P]; scalars [R, 1] are float64 until they meet a weight."""
         mine = slice(group.first, group.first + group.count)
         method = group.row.method
@@ -284,7 +284,7 @@ class GeneralStack(Stack):
             state.copy_(value)
         self.weights[mine] = weights
 
-    def _noise(self, group: Group) -> Tensor:
+    def _noise(self, group: MethodGroup) -> Tensor:
         """The perturbations [R, P] of this step, drawn for several steps at a time."""
         now = int(self.clock[0])
         first, block = self._drawn.get(group.first, (-1, None))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from upgd.engine import batched
-from upgd.engine.dense import COLUMNS, Group, Learner
+from upgd.engine.dense import COLUMNS, Learner, MethodGroup
 from upgd.engine.eager import Setting
 from upgd.engine.feed import has_table
 from upgd.engine.general import forward
@@ -135,7 +135,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 # ------------------------------------------------------------------------- parts of a run
 def _dense(layout: Layout, setting: Setting, on_cuda: bool) -> int:
     """Numbers of a dense learner."""
-    group = Group(Learner(setting.method, setting.hyper, setting.seed).row, 0, 1, noise=True)
+    group = MethodGroup(Learner(setting.method, setting.hyper, setting.seed).row, 0, 1, noise=True)
     kept = layout.size * (1 + len(group.states)) + (layout.units if group.features else 0)
     if not on_cuda:
         return kept

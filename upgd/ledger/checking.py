@@ -11,7 +11,7 @@ from upgd.ledger.checkpoints import load_checkpoint
 from upgd.ledger.database import Database
 from upgd.ledger.errors import CheckpointError, DamagedError, SpecError
 from upgd.ledger.ledger import NAME
-from upgd.ledger.queries import Cells, Row, as_run, each_row, series_faults
+from upgd.ledger.queries import Cells, StoredRow, as_run, each_row, series_faults
 from upgd.ledger.schema import is_key_of
 from upgd.ledger.spec import RunSpec
 
@@ -91,7 +91,7 @@ def _runs(database: Database, found: Findings, keys: set[str]) -> Iterator[str]:
             keys.update(key for (key,) in db.execute("SELECT key FROM former"))
 
 
-def _run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[str]:
+def _run_faults(database: Database, row: StoredRow, series: list[Cells]) -> Iterator[str]:
     """All that is wrong with a run, its result and its series."""
     if fault := row.fault() or _spec_fault(row):
         yield fault
@@ -106,7 +106,7 @@ def _run_faults(database: Database, row: Row, series: list[Cells]) -> Iterator[s
     yield from series_faults(row, series)
 
 
-def _spec_fault(row: Row) -> str | None:
+def _spec_fault(row: StoredRow) -> str | None:
     """What is wrong with a run's specification, or None."""
     key, text = row.run[:2]
     if not is_key_of(key, text):

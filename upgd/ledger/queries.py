@@ -29,7 +29,7 @@ OVER = ("done", "diverged")  # the states in which a run has a result
 Cells = tuple[Any, ...]
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """A run as the tables have it."""
 
     number: int  # runs are numbered in the order in which they were added
@@ -74,7 +74,7 @@ class Row(NamedTuple):
         return found
 
 
-class Kept(NamedTuple):
+class StoredSeries(NamedTuple):
     """A run's metric over time: one number per window of so many steps."""
 
     key: str
@@ -83,7 +83,7 @@ class Kept(NamedTuple):
     values: NDArray[np.float32]
 
 
-class Part(NamedTuple):
+class StateCount(NamedTuple):
     """Runs of one problem and method in one state: how many, and their steps in all.
 
     Here and below, methods have the names that people use (:attr:`RunSpec.name`).
@@ -120,13 +120,13 @@ def columns(database: Database, results: bool) -> str:
     return f"SELECT {', '.join(names)} FROM runs NOT INDEXED {join}"
 
 
-def as_row(cells: Cells) -> Row:
+def as_row(cells: Cells) -> StoredRow:
     """A row of :func:`columns`."""
     end = 1 + len(schema.RUN)
     run, rest = cells[1:end], cells[end + 1 :]
     if not rest or rest[0] is None:
-        return Row(cells[0], run, cells[end])
-    return Row(cells[0], run, cells[end], (run[0], *rest[:-1]), rest[-1])
+        return StoredRow(cells[0], run, cells[end])
+    return StoredRow(cells[0], run, cells[end], (run[0], *rest[:-1]), rest[-1])
 
 
 def each_row(
@@ -134,7 +134,7 @@ def each_row(
     results: bool = False,
     series: bool = False,
     metrics: Collection[str] | None = None,
-) -> Iterator[tuple[Row, list[Cells]]]:
+) -> Iterator[tuple[StoredRow, list[Cells]]]:
     """All runs with their series, page by page, so that readers do not block writers.
 
     Results, and series of these metrics (by default all), are read where asked for. Raises
@@ -182,7 +182,7 @@ def names(method: str, spec: str) -> tuple[str, str]:
         return method, method
 
 
-def as_run(database: Database, row: Row) -> Run:
+def as_run(database: Database, row: StoredRow) -> Run:
     """The run of a row; raises DamagedError if its result does not match its checksum."""
     _refuse(database, row.result_fault())
     key, spec, *_, state, attempts, error = row.run
@@ -200,7 +200,7 @@ def _result(cells: Cells) -> Result:
 
 
 def series_faults(
-    row: Row, series: list[Cells], metrics: Collection[str] | None = None
+    row: StoredRow, series: list[Cells], metrics: Collection[str] | None = None
 ) -> Iterator[str]:
     """What is wrong with the series of a run, of which these metrics were read."""
     contents = row.contents()
@@ -216,11 +216,11 @@ def series_faults(
 
 
 def _sound_series(
-    database: Database, row: Row, series: list[Cells], metrics: Collection[str] | None
-) -> Iterator[Kept]:
+    database: Database, row: StoredRow, series: list[Cells], metrics: Collection[str] | None
+) -> Iterator[StoredSeries]:
     _refuse(database, next(series_faults(row, series, metrics), None))
     for key, metric, window, data in series:
-        yield Kept(key, metric, window, from_blob(data))
+        yield StoredSeries(key, metric, window, from_blob(data))
 
 
 def _refuse(database: Database, fault: str | None) -> None:
@@ -285,7 +285,7 @@ class Reader:
 
     def each_series(
         self, metrics: Collection[str] | None = None, keys: Collection[str] | None = None
-    ) -> Iterator[Kept]:
+    ) -> Iterator[StoredSeries]:
         """Go through these metrics of these runs, by default all, in the order of the runs."""
         chosen = None if keys is None else frozenset(keys)
         database = self._database
@@ -311,7 +311,7 @@ class Reader:
         found = Counter(row.state for row in self._rows())
         return {state: found[state] for state in STATES}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StateCount]:
         """How many runs of each problem and method are in each state, and their steps."""
         found: dict[tuple[str, str, str], tuple[int, int]] = {}
         for row in self._rows():
@@ -319,7 +319,7 @@ class Reader:
             name = (problem, names(method, spec)[1], state)
             runs, total = found.get(name, (0, 0))
             found[name] = runs + 1, total + steps
-        return [Part(*name, *counted) for name, counted in found.items()]
+        return [StateCount(*name, *counted) for name, counted in found.items()]
 
     def under_way(self) -> list[UnderWay]:
         """The runs that were claimed and are not over, including those that nobody holds."""
@@ -362,12 +362,12 @@ class Reader:
             rows = db.execute("SELECT key, owner, token, expires FROM leases ORDER BY token")
             return [Lease(*row) for row in rows]
 
-    def _rows(self, results: bool = False) -> Iterator[Row]:
+    def _rows(self, results: bool = False) -> Iterator[StoredRow]:
         for row, _ in each_row(self._database, results):
             _refuse(self._database, row.fault())
             yield row
 
-    def _row(self, key: str) -> Row | None:
+    def _row(self, key: str) -> StoredRow | None:
         """The run that has this key, or had it before."""
         query = columns(self._database, results=True).replace(" NOT INDEXED", "")
         query += " WHERE runs.key = ?"
@@ -382,7 +382,7 @@ class Reader:
         _refuse(self._database, row.fault())
         return row
 
-    def _series(self, key: str, metric: str | None = None) -> list[Kept]:
+    def _series(self, key: str, metric: str | None = None) -> list[StoredSeries]:
         """The series of a run, or that of one metric, in the order of their names."""
         row = self._row(key)
         if row is None:

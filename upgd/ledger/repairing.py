@@ -24,7 +24,7 @@ from upgd.ledger.database import ERRORS, connect, copy_checkpoints, explain, upg
 from upgd.ledger.errors import DamagedError, SpecError
 from upgd.ledger.files import write_atomically
 from upgd.ledger.ledger import NAME
-from upgd.ledger.queries import OVER, Cells, Row, series_faults
+from upgd.ledger.queries import OVER, Cells, StoredRow, series_faults
 from upgd.ledger.spec import RunSpec
 
 SECONDS = 5.0  # to wait for processes that work on the study
@@ -116,7 +116,9 @@ def _salvage(old: sqlite3.Connection, new: sqlite3.Connection) -> Repair:
     known: set[str] = set()
     new.execute("BEGIN")
     for cells in _readable(old, "runs", (*schema.RUN, *more)):
-        row = _rightful(Row(cells[0], cells[1 : 1 + len(schema.RUN)], cells[-1] if more else None))
+        row = _rightful(
+            StoredRow(cells[0], cells[1 : 1 + len(schema.RUN)], cells[-1] if more else None)
+        )
         if row is None or row.key in known:
             continue
         known.add(row.key)
@@ -145,7 +147,7 @@ def _salvage(old: sqlite3.Connection, new: sqlite3.Connection) -> Repair:
     return repair
 
 
-def _rightful(row: Row) -> Row | None:
+def _rightful(row: StoredRow) -> StoredRow | None:
     """A run as its specification has it; None if that is lost."""
     key, text, *_ = row.run
     try:
@@ -159,7 +161,9 @@ def _rightful(row: Row) -> Row | None:
     return mended if key == spec.key or mended.fault() is None else None
 
 
-def _take_over(new: sqlite3.Connection, row: Row, series: list[Cells], repair: Repair) -> None:
+def _take_over(
+    new: sqlite3.Connection, row: StoredRow, series: list[Cells], repair: Repair
+) -> None:
     state = row.state
     sound = row.fault() is None
     if state in OVER or not sound:
@@ -180,7 +184,7 @@ def _take_over(new: sqlite3.Connection, row: Row, series: list[Cells], repair: R
             _insert(new, "series", schema.SERIES, one)
 
 
-def _is_whole(row: Row, series: list[Cells]) -> bool:
+def _is_whole(row: StoredRow, series: list[Cells]) -> bool:
     """Whether a result and all its series are as they were written."""
     known = row.result_checksum
     if known is not None and checksum("result", *row.result) != known:

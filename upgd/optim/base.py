@@ -50,7 +50,7 @@ class Common(TypedDict, total=False):
     nonfinite: Nonfinite | None
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """The batches of a step, and what must be unchanged for the next step to reuse them."""
 
     key: Any
@@ -375,7 +375,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     def _planned(self, members: list[Member], gated: bool) -> list[Batch]:
         """The batches for these parameters; reuses those of the last step if nothing changed."""
-        plan: Plan | None = self.__dict__.get("_plan")
+        plan: BatchPlan | None = self.__dict__.get("_plan")
         key = self._structure(members, gated)
         if plan is not None and plan.key == key:
             return plan.batches
@@ -383,7 +383,7 @@ class RuleOptimizer(StatefulOptimizer):
         self._ensure_state([m.param for m in members])
         self._describe_noise()
         batches = self._batches(members, gated)
-        self._plan = Plan(self._structure(members, gated), batches)
+        self._plan = BatchPlan(self._structure(members, gated), batches)
         return batches
 
     def _structure(self, members: list[Member], gated: bool) -> Any:

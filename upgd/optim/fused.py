@@ -62,7 +62,7 @@ def _missing(device: str) -> str:
 
 
 @dataclass
-class Part:
+class FusedPart:
     """Parameters that one launch updates."""
 
     method: Method
@@ -113,7 +113,7 @@ class Part:
 
 
 @dataclass
-class Plan:
+class FusedPlan:
     """What holds from step to step."""
 
     params: list[Tensor]  # all of the optimizer's
@@ -122,7 +122,7 @@ class Plan:
     owned: list[Any]  # the states and the tensors in them
     tensors: list[Tensor]  # those that the tables point to
     memory: list[Any]  # and where each of them is, with its shape and type
-    parts: list[Part]
+    parts: list[FusedPart]
     groups: list[dict[str, Any]]  # for each row of numbers, its parameter group
     clocks: list[dict[str, Tensor]]  # each has ``step`` and ``attempts``
     ages: list[int]  # for each row of numbers, its clock
@@ -138,7 +138,7 @@ class FusedStep:
 
     def __init__(self, opt: RuleOptimizer) -> None:
         self.opt = opt
-        self.plan: Plan | None = None
+        self.plan: FusedPlan | None = None
         self.backend: Any = None
 
     # --------------------------------------------------------------------- plan
@@ -170,7 +170,7 @@ class FusedStep:
                 checks.check_gradient(type(opt).__name__, group, m.place, m.group)
         self._run(plan, places)
 
-    def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> Plan | None:
+    def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> FusedPlan | None:
         opt, owner = self.opt, type(self.opt).__name__
         members = opt._members_with_gradient()
         if not members:
@@ -191,7 +191,7 @@ class FusedStep:
         opt._ensure_state([m.param for m in members])
         numbering = {id(p): i for i, p in enumerate(params)}
         clocks: dict[int, int] = {}
-        plan = Plan(params, options, kinds, [], [], [], [], [], [], [], members)
+        plan = FusedPlan(params, options, kinds, [], [], [], [], [], [], [], members)
         rows: dict[tuple[int, int], int] = {}
         sets: dict[Any, list[Member]] = defaultdict(list)
         for m in members:
@@ -234,7 +234,7 @@ class FusedStep:
         return plan
 
     # ---------------------------------------------------------------------- run
-    def _run(self, plan: Plan, places: list[Any]) -> None:
+    def _run(self, plan: FusedPlan, places: list[Any]) -> None:
         opt, backend = self.opt, self.backend
         mode = opt._nonfinite_mode(plan.members)
         curved = plan.parts[0].second
@@ -260,7 +260,7 @@ class FusedStep:
         for group in opt.param_groups:
             group["noise_step"] += 1
 
-    def _locate(self, plan: Plan, curved: bool) -> None:
+    def _locate(self, plan: FusedPlan, curved: bool) -> None:
         """Write down where weights, gradients and curvatures are."""
         plan.kept = []
         for part in plan.parts:
@@ -330,7 +330,7 @@ def _part(
     dtype: torch.dtype,
     numbers: list[int],
     rows: list[int],
-) -> Part:
+) -> FusedPart:
     table = np.zeros((len(members), flat.COLUMNS), np.int64)
     norms: list[tuple[int, int]] = []
     visitors = {}
@@ -351,7 +351,7 @@ def _part(
         if p.dtype != dtype or not p.is_contiguous():
             visitors[i] = torch.empty_like(p, dtype=dtype, memory_format=torch.contiguous_format)
     table_of_rows = np.array(norms, np.int32).reshape(-1, 2)
-    return Part(method, members, states, dtype, table, table_of_rows, visitors)
+    return FusedPart(method, members, states, dtype, table, table_of_rows, visitors)
 
 
 ELSEWHERE = -1.0
@@ -397,11 +397,11 @@ class _CpuPart:
 class _Cpu:
     """Kernels compiled by numba."""
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import cpu_flat
 
         self.launch: Callable[..., None] = cpu_flat.launch
-        self.parts: list[tuple[Part, _CpuPart]] = []
+        self.parts: list[tuple[FusedPart, _CpuPart]] = []
         for part in plan.parts:
             kernels = cpu_flat.kernels(part.method, part.real)
             quads = cpu_flat.quads(part.weights)
@@ -415,7 +415,7 @@ class _Cpu:
         self.ok = True
 
     def begin(
-        self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
+        self, opt: RuleOptimizer, plan: FusedPlan, moved: bool, scale: Any, found_inf: Any
     ) -> None:
         """This step's numbers."""
         ages = [int(clock["step"]) + 1 for clock in plan.clocks]
@@ -430,7 +430,7 @@ class _Cpu:
             row[flat.SIGN] = -1.0 if group["maximize"] else 1.0
             row[flat.FACTOR] = row[flat.SIGN] if scale is None else row[flat.SIGN] / float(scale)
 
-    def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+    def first_pass(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         """Find η, and whether all weights and derivatives are within their limit."""
         for part, mine in self.parts:
             by_row = part.reduction == "row_norm"
@@ -444,7 +444,7 @@ class _Cpu:
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)
 
-    def _find_eta(self, opt: RuleOptimizer, plan: Plan) -> None:
+    def _find_eta(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         shares = []
         trace = opt.method.phases[0].writes[0]
         for part, mine in self.parts:
@@ -470,11 +470,11 @@ class _Cpu:
     def reset(self) -> None:
         """Forget a first pass that no second one follows."""
 
-    def replay(self, opt: RuleOptimizer, plan: Plan) -> bool:
+    def replay(self, opt: RuleOptimizer, plan: FusedPlan) -> bool:
         """Nothing is recorded on the CPU."""
         return False
 
-    def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+    def second_pass(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         """Update."""
         for clock in plan.clocks:
             clock["attempts"].add_(1)
@@ -491,7 +491,7 @@ class _Cpu:
             )
 
 
-def items_of(part: Part, quads: int, dtype: Any) -> NDArray[Any]:
+def items_of(part: FusedPart, quads: int, dtype: Any) -> NDArray[Any]:
     """Pieces of `quads` quads of a part's tensors: tensor and first quad."""
     pieces = []
     for i, span in enumerate(part.table[:, flat.SPAN]):
@@ -500,7 +500,7 @@ def items_of(part: Part, quads: int, dtype: Any) -> NDArray[Any]:
     return np.ascontiguousarray(np.concatenate(pieces).astype(dtype))
 
 
-def _row_items(part: Part, weights: int) -> NDArray[np.int64]:
+def _row_items(part: FusedPart, weights: int) -> NDArray[np.int64]:
     """Rows in stretches of about `weights` weights: tensor, first row, last row."""
     found = []
     if len(part.rows):

@@ -17,13 +17,13 @@ from upgd.optim.batch import compute_dtype
 
 if TYPE_CHECKING:
     from upgd.optim.base import RuleOptimizer
-    from upgd.optim.fused import Part, Plan
+    from upgd.optim.fused import FusedPart, FusedPlan
 
 
 class CudaPart:
     """What the kernels of one part are launched with."""
 
-    def __init__(self, part: Part, plan: Plan, device: torch.device) -> None:
+    def __init__(self, part: FusedPart, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import triton_flat as kernels
         from upgd.kernels.triton_rules import compile_rules
         from upgd.optim.fused import items_of
@@ -64,7 +64,7 @@ class Cuda:
     more than the device needs to execute them.
     """
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import triton_flat
 
         self.device, self.kernels = device, triton_flat
@@ -93,7 +93,7 @@ class Cuda:
 
     # -------------------------------------------------------------------- tables
     def begin(
-        self, opt: RuleOptimizer, plan: Plan, moved: bool, scale: Any, found_inf: Any
+        self, opt: RuleOptimizer, plan: FusedPlan, moved: bool, scale: Any, found_inf: Any
     ) -> None:
         """Bring the tables up to date."""
         from upgd.optim.fused import ELSEWHERE, first_draw, number_values
@@ -159,7 +159,7 @@ class Cuda:
             self.stages = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in wanted]
 
     # -------------------------------------------------------------------- passes
-    def replay(self, opt: RuleOptimizer, plan: Plan) -> bool:
+    def replay(self, opt: RuleOptimizer, plan: FusedPlan) -> bool:
         """Perform both passes as recorded; False where the host has a say between them."""
         shards = opt._overrides("_combine") or opt._overrides("_combine_finite")
         if self.device.type != "cuda" or not self.compiled or self.capturing or shards:
@@ -175,7 +175,7 @@ class Cuda:
         self._finish(opt)
         return True
 
-    def first_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+    def first_pass(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         """Find η, and whether all weights and derivatives are within their limit."""
         with self._here():
             for part, mine in self.parts:
@@ -197,13 +197,13 @@ class Cuda:
         """Whether the step counts; waits for the device."""
         return bool(self.slots[1] == 0)
 
-    def second_pass(self, opt: RuleOptimizer, plan: Plan) -> None:
+    def second_pass(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         """Update and count."""
         with self._here():
             self._update(plan)
         self._finish(opt)
 
-    def _update(self, plan: Plan) -> None:
+    def _update(self, plan: FusedPlan) -> None:
         for i, (_, mine) in enumerate(self.parts):
             last = i == len(self.parts) - 1
             self.kernels.update_kernel[mine.grid](

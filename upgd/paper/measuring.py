@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from upgd.ledger.versions import all_versions
-from upgd.paper.provenance import Part, Provenance, day
+from upgd.paper.provenance import Portion, Provenance, day
 
 Say = Callable[[str], None]
 
@@ -73,5 +73,5 @@ def note(
     seconds = round(now - began, 1)
     runs = sum(map(len, seeds.values()))
     versions = all_versions(how.device)
-    part = Part(device, engine, versions, runs, seconds, day(began), day(now), dtype)
+    part = Portion(device, engine, versions, runs, seconds, day(began), day(now), dtype)
     return Provenance(name, how.command(name), steps, seeds, learner_steps, seconds, [part])

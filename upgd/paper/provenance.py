@@ -30,7 +30,7 @@ _SEEDS = ("seeds", "diverged")
 
 
 @dataclass(frozen=True)
-class Part:
+class Portion:
     """Runs with the same device, engine and versions."""
 
     device: str
@@ -59,7 +59,7 @@ class Provenance:
     seeds: Mapping[str, Sequence[int]]
     learner_steps: int  # steps of all runs
     seconds: float  # time of the work
-    parts: Sequence[Part]  # groups of runs, oldest first
+    parts: Sequence[Portion]  # groups of runs, oldest first
     problem: str = ""  # the problem, if it is a registered one
     options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs
     data: Mapping[str, Any] | None = None  # name, samples and checksum by split
@@ -103,7 +103,7 @@ def read(folder: Path) -> Provenance | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        content["parts"] = [Part(**part) for part in content["parts"]]
+        content["parts"] = [Portion(**part) for part in content["parts"]]
         for name in _SEEDS:
             content[name] = {arm: from_ranges(text) for arm, text in content[name].items()}
         return Provenance(**content)
@@ -153,7 +153,7 @@ def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Prove
 
 
 def command(
-    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Part]
+    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Portion]
 ) -> str:
     """The command that reproduces these results: the first figure that needs them, at their scale.
 
@@ -187,7 +187,7 @@ def _scale(steps: int, experiment: Experiment) -> str | None:
 
 
 def _of_agents(
-    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Part]
+    experiment: Experiment, steps: int, seeds: Mapping[str, Sequence[int]], parts: Sequence[Portion]
 ) -> list[str]:
     """Commands for some agents: one for all arms that have the same seeds."""
     alike: dict[str, list[str]] = {}
@@ -214,7 +214,7 @@ def _optimizer(arm: Arm) -> str:
     return called + "".join(own)
 
 
-def _where(parts: Sequence[Part]) -> list[str]:
+def _where(parts: Sequence[Portion]) -> list[str]:
     """Options for the device and engine of these runs."""
     device = [] if all(part.on_cpu for part in parts) else ["--device cuda"]
     eager = all(part.engine == "eager" for part in parts)
@@ -258,11 +258,11 @@ def _way(run: Run) -> str:
     return json.dumps([*facts, dict(result.versions), run.spec.rules], sort_keys=True)
 
 
-def _part(runs: Sequence[Run]) -> Part:
+def _part(runs: Sequence[Run]) -> Portion:
     results = [run.result for run in runs if run.result is not None]
     first = results[0]
     machine = first.host.get("machine")
-    return Part(
+    return Portion(
         f"{first.device} ({machine})" if first.device == CPU and machine else first.device,
         first.engine,
         dict(first.versions),
@@ -294,9 +294,9 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
 
 
-def _by_age(parts: Iterable[Part]) -> list[Part]:
+def _by_age(parts: Iterable[Portion]) -> list[Portion]:
     """Merge equal parts, oldest first."""
-    merged: dict[str, Part] = {}
+    merged: dict[str, Portion] = {}
     for part in parts:
         way = json.dumps(
             asdict(replace(part, runs=0, seconds=0.0, began="", ended="")), sort_keys=True

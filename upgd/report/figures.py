@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from upgd import metrics
 from upgd.caches import use_matplotlib_cache
 from upgd.ledger import Ledger, Run, StudyError, write_atomically
-from upgd.ledger.queries import Kept
+from upgd.ledger.queries import StoredSeries
 from upgd.report import tables
 from upgd.report.colours import LIGHT, style
 from upgd.text import count
@@ -70,9 +70,9 @@ def gather(
 
 def _curves(
     ledger: Ledger,
-    groups: dict[tables.Group, list[Run]],
+    groups: dict[tables.SettingKey, list[Run]],
     metric: str,
-    best: dict[tables.Group, int] | None,
+    best: dict[tables.SettingKey, int] | None,
 ) -> dict[str, Curve]:
     """By name, the curves of each group."""
     names = {}
@@ -81,7 +81,7 @@ def _curves(
             among = 1 if best is None else best[key]
             names[key] = f"{name}, best of {among}" if among > 1 else name
     where = {run.key: key for key in names for run in groups[key] if run.state == "done"}
-    found: dict[tables.Group, list[Kept]] = {}
+    found: dict[tables.SettingKey, list[StoredSeries]] = {}
     for series in ledger.each_series([metric], where):
         found.setdefault(where[series.key], []).append(series)
     curves = {}

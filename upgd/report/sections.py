@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.ledger import Ledger, Run
-from upgd.ledger.queries import Kept
+from upgd.ledger.queries import StoredSeries
 from upgd.report import tables, verdict
-from upgd.report.tables import Group
+from upgd.report.tables import SettingKey
 from upgd.streams import PROBLEMS
 from upgd.study.selection import LARGER
 from upgd.text import count
@@ -56,7 +56,7 @@ class Arm:
     """Runs that differ in their seed alone."""
 
     name: str
-    setting: Group  # what its runs have in common
+    setting: SettingKey  # what its runs have in common
     runs: Sequence[Run]
 
     def count(self, *states: str) -> int:
@@ -93,7 +93,7 @@ def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> lis
 def _section(
     ledger: Ledger, problem: str, steps: int, rules: int, runs: Sequence[Run], only: Collection[str]
 ) -> Section:
-    groups: dict[Group, list[Run]] = {key: [] for key in tables.group(runs)}
+    groups: dict[SettingKey, list[Run]] = {key: [] for key in tables.group(runs)}
     for run in runs:
         groups.setdefault(tables.setting(run.spec), []).append(run)
     names = tables.names(groups)
@@ -119,7 +119,7 @@ def _lines(
         for run in arm.runs
         if run.state == "done"
     }
-    kept: dict[str, dict[int, list[tuple[int, Kept]]]] = {}
+    kept: dict[str, dict[int, list[tuple[int, StoredSeries]]]] = {}
     for series in ledger.each_series(only or None, place):
         number, seed = place[series.key]
         if len(series.values):
@@ -131,7 +131,7 @@ def _lines(
     }
 
 
-def _line(found: Sequence[tuple[int, Kept]]) -> Line:
+def _line(found: Sequence[tuple[int, StoredSeries]]) -> Line:
     shortest = min(len(series.values) for _, series in found)
     ordered = sorted(found, key=lambda pair: pair[0])
     values = np.stack([series.values[:shortest] for _, series in ordered])

@@ -14,7 +14,7 @@ from upgd.ledger.spec import MEASURING
 from upgd.study.selection import LARGER, codes
 
 
-class Group(NamedTuple):
+class SettingKey(NamedTuple):
     """What the runs of a row have in common."""
 
     problem: str
@@ -43,22 +43,24 @@ def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None
     return runs
 
 
-def group(runs: Iterable[Run]) -> dict[Group, list[Run]]:
+def group(runs: Iterable[Run]) -> dict[SettingKey, list[Run]]:
     """Finished runs by group, in the order of first appearance."""
-    groups: dict[Group, list[Run]] = defaultdict(list)
+    groups: dict[SettingKey, list[Run]] = defaultdict(list)
     for run in runs:
         if run.result is not None:
             groups[setting(run.spec)].append(run)
     return dict(groups)
 
 
-def setting(spec: RunSpec) -> Group:
+def setting(spec: RunSpec) -> SettingKey:
     """The group of a run: everything but its seed."""
     hyper, options = tuple(spec.hyper.items()), tuple(spec.options.items())
-    return Group(spec.problem, spec.name, hyper, spec.steps, options, tuple(spec.sources.items()))
+    return SettingKey(
+        spec.problem, spec.name, hyper, spec.steps, options, tuple(spec.sources.items())
+    )
 
 
-def names(keys: Iterable[Group]) -> dict[Group, str]:
+def names(keys: Iterable[SettingKey]) -> dict[SettingKey, str]:
     """Names of groups: the method, and the settings in which its groups differ."""
     listed = list(keys)
     return dict(zip(listed, labels([key.row() for key in listed]), strict=True))
@@ -89,7 +91,7 @@ def summaries(runs: Iterable[Run], metric: str) -> list[float]:
     return [summary[metric] for summary in done if metric in summary]
 
 
-def rows(groups: dict[Group, list[Run]]) -> list[dict[str, Any]]:
+def rows(groups: dict[SettingKey, list[Run]]) -> list[dict[str, Any]]:
     """Mean, standard error and interquartile mean with its interval, a row per group."""
     found = []
     for key, runs in groups.items():
@@ -140,7 +142,7 @@ def varying(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in mine.items() if (family, k) in differ} for family, mine in both]
 
 
-def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
+def best_settings(groups: Mapping[SettingKey, list[Run]]) -> dict[SettingKey, int]:
     """The best setting of each method, length and options, with the number of settings compared.
 
     Options, such as a network without hidden layers, make another learner unless they only measure
@@ -148,7 +150,7 @@ def best_settings(groups: Mapping[Group, list[Run]]) -> dict[Group, int]:
     mean over the whole run, over seeds) of their accuracy or return, or of their loss where there
     is none; those without a diverged seed come first.
     """
-    families: dict[Group, dict[Group, tuple[int, float]]] = defaultdict(dict)
+    families: dict[SettingKey, dict[SettingKey, tuple[int, float]]] = defaultdict(dict)
     for key, runs in groups.items():
         done = [run for run in runs if run.state == "done"]
         metric = main_metric(done)

@@ -14,7 +14,7 @@ import numpy as np
 
 from upgd.ledger.errors import StudyError
 from upgd.ledger.ledger import Ledger
-from upgd.ledger.queries import Kept
+from upgd.ledger.queries import StoredSeries
 from upgd.ledger.records import Run
 from upgd.ledger.spec import RunSpec
 
@@ -45,7 +45,7 @@ def write_events(ledger: Ledger, folder: str | os.PathLike[str]) -> tuple[int, i
         ) from None
     runs = {run.key: run for run in ledger.runs() if run.result is not None}
     missing = {key: run for key, run in runs.items() if not (root / place(run.spec)).exists()}
-    series: dict[str, list[Kept]] = {}
+    series: dict[str, list[StoredSeries]] = {}
     written = 0
     try:
         for kept in ledger.each_series(keys=missing):
@@ -95,7 +95,7 @@ def _writer() -> Any:
     return SummaryWriter
 
 
-def _write(writer: Any, target: Path, run: Run, found: list[Kept]) -> int:
+def _write(writer: Any, target: Path, run: Run, found: list[StoredSeries]) -> int:
     """One run's events, whole or not at all."""
     assert run.result is not None
     started, took = run.result.started, max(0.0, run.result.finished - run.result.started)

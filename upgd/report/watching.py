@@ -20,7 +20,7 @@ FAILURES = 3
 
 
 @dataclass
-class Row:
+class MethodProgress:
     """The runs of one method.
 
     Attributes:
@@ -64,14 +64,14 @@ class View:
         failures: Some runs that failed, and why.
     """
 
-    rows: list[Row]
+    rows: list[MethodProgress]
     failures: list[tuple[RunSpec, str]]
 
     @property
-    def total(self) -> Row:
+    def total(self) -> MethodProgress:
         """All rows together."""
         states = {state for row in self.rows for state in row.counts}
-        return Row(
+        return MethodProgress(
             "",
             "all",
             {state: sum(row.counts.get(state, 0) for row in self.rows) for state in states},
@@ -83,9 +83,11 @@ class View:
 
 def look(ledger: Ledger) -> View:
     """A study as it is now."""
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], MethodProgress] = {}
     for part in ledger.parts():
-        row = rows.setdefault((part.problem, part.method), Row(part.problem, part.method))
+        row = rows.setdefault(
+            (part.problem, part.method), MethodProgress(part.problem, part.method)
+        )
         row.counts[part.state] = part.runs
         row.steps += part.steps
         if part.state not in ("pending", "running"):
@@ -95,7 +97,7 @@ def look(ledger: Ledger) -> View:
 
 
 def _add_progress(
-    rows: dict[tuple[str, str], Row],
+    rows: dict[tuple[str, str], MethodProgress],
     under_way: Iterable[UnderWay],
     paces: dict[tuple[str, str], float],
     folder: Path,

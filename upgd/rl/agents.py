@@ -18,12 +18,12 @@ from upgd.rl.network import Network
 from upgd.rl.ppo import Settings, StackedPPO
 from upgd.rl.rollouts import trajectory_shapes
 from upgd.rl.workers import (
-    Plan,
     Record,
     SharedArrays,
     State,
     StatesError,
     Workers,
+    WorkPlan,
     measured,
     what_is_wrong,
 )
@@ -107,7 +107,7 @@ class AgentGroup:
         self._shares = [tuple(range(first, agents, count)) for first in range(count)]
         rest = (self.settings, self.iterations, dtype, self._memory)
         plans = [
-            Plan(spaces, tuple(self.learners[i] for i in numbers), numbers, *rest)
+            WorkPlan(spaces, tuple(self.learners[i] for i in numbers), numbers, *rest)
             for numbers in self._shares
         ]
         self._workers = Workers(plans, processes=workers > 0)

@@ -23,7 +23,7 @@ ITERATIONS = 10  # of a window, unless an option says otherwise: 20 480 steps wi
 
 
 @dataclass(frozen=True)
-class Plan:
+class AgentPlan:
     """A specification's environment, PPO's settings, and window and steps in whole iterations."""
 
     environment: str
@@ -37,7 +37,7 @@ class Plan:
         return self.steps // self.settings.steps
 
 
-def plan(spec: RunSpec) -> Plan:
+def plan(spec: RunSpec) -> AgentPlan:
     """What a specification describes; raises :class:`SpecError` if it does not fit."""
     if not spec.problem.startswith(PREFIX):
         raise SpecError(f"{spec.problem} is no environment of reinforcement learning")
@@ -64,7 +64,7 @@ def plan(spec: RunSpec) -> Plan:
             f"{spec.steps} steps are less than one window of {window}, so nothing would be "
             "measured; give more --steps or a smaller --window"
         )
-    return Plan(spec.problem.removeprefix(PREFIX), settings, window, steps)
+    return AgentPlan(spec.problem.removeprefix(PREFIX), settings, window, steps)
 
 
 def agent(spec: RunSpec) -> Learner:

@@ -24,10 +24,10 @@ from upgd.ledger.versions import OF_AGENTS
 from upgd.rl.agents import AgentGroup
 from upgd.rl.collapse import collapse
 from upgd.rl.environments import make
-from upgd.rl.runs import PREFIX, Plan, agent, plan, usual
+from upgd.rl.runs import PREFIX, AgentPlan, agent, plan, usual
 from upgd.rl.workers import Record, State, StatesError, WorkerDiedError, what_is_wrong
 from upgd.study.execution import LONGEST_LOSS, Execution, Progress, Recorder, Reporter
-from upgd.study.kinds import Group, Kind, Pace, Room
+from upgd.study.kinds import Kind, Pace, Room, RunGroup
 from upgd.study.learners import device_name
 from upgd.study.options import Options
 
@@ -60,7 +60,7 @@ class Agents(Kind):
     def group(self, spec: RunSpec, options: Options) -> tuple[str, Any] | None:
         return ENGINE, (spec.problem, spec.steps, tuple(spec.options.items()))
 
-    def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
+    def size(self, group: RunGroup, options: Options, room: Room) -> tuple[int, str]:
         return len(group.specs), ""
 
     def engine_name(self, spec: RunSpec, engine: str, device: str) -> str:
@@ -86,7 +86,7 @@ class Agents(Kind):
 KIND = Agents()
 
 
-def _open(where: Plan, learners: list[Learner], options: Options) -> AgentGroup:
+def _open(where: AgentPlan, learners: list[Learner], options: Options) -> AgentGroup:
     place: Any = {"workers": options.workers, "device": options.device}
     return AgentGroup(where.environment, learners, where.settings, steps=where.steps, **place)
 
@@ -175,7 +175,7 @@ class AgentsExecution(Execution):
 
     def __init__(self, reporter: Reporter, specs: Sequence[RunSpec], options: Options) -> None:
         self.reporter, self.specs, self.options = reporter, specs, options
-        self.plan: Plan = plan(specs[0])
+        self.plan: AgentPlan = plan(specs[0])
         engine = KIND.engine_name(specs[0], ENGINE, options.device)
         self.recorder = Recorder(
             *(reporter, engine, device_name(options.device), (10.0, LONGEST_LOSS)),

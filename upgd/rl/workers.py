@@ -87,7 +87,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkPlan:
     """The configuration of a share: learners and their `numbers` in the group.
 
     `memory` is shared by processes for steps and policies, if agents do not learn in the share.
@@ -147,7 +147,7 @@ class SharedArrays:
 class Share:
     """Some agents of a group: their environments and, if they learn here, the whole agents."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WorkPlan) -> None:
         self.plan, settings, spaces = plan, plan.settings, plan.spaces
         self.network = Network(spaces.observations, spaces.actions, settings.hidden)
         self.actors: list[Actor] = []
@@ -246,7 +246,7 @@ def measured(settings: Settings, iteration: int) -> bool:
 class Workers:
     """The shares of a group: one in this process, or several in worker processes."""
 
-    def __init__(self, plans: Sequence[Plan], processes: bool) -> None:
+    def __init__(self, plans: Sequence[WorkPlan], processes: bool) -> None:
         self._share = None if processes else Share(plans[0])
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
@@ -328,7 +328,7 @@ def _one_thread() -> Iterator[None]:
         os.environ.update(old)
 
 
-def _serve(pipe: Any, plan: Plan) -> None:
+def _serve(pipe: Any, plan: WorkPlan) -> None:
     """The main loop of a worker: serves calls until its pipe is closed."""
     ignore_interrupts()  # the parent handles signals
     try:

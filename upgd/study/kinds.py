@@ -40,7 +40,7 @@ class Room:
 
 
 @dataclass
-class Group:
+class RunGroup:
     """Pending runs that can be executed together."""
 
     key: Any  # what they have in common
@@ -102,7 +102,7 @@ class Kind:
         """From a checkpoint's facts: the stack that the run must stay in, if it matters."""
         return None
 
-    def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
+    def size(self, group: RunGroup, options: Options, room: Room) -> tuple[int, str]:
         """How many runs of a group to execute together, and why not more if memory is limited."""
         raise NotImplementedError
 

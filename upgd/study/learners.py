@@ -26,7 +26,7 @@ from upgd.study.execution import (
     Reporter,
     is_environment_error,
 )
-from upgd.study.kinds import Group, Kind, Pace, Room
+from upgd.study.kinds import Kind, Pace, Room, RunGroup
 from upgd.study.options import Options
 from upgd.study.prepare import plan, prepare
 
@@ -74,7 +74,7 @@ class Learners(Kind):
         found: str | None = facts["run"].get("together")
         return found
 
-    def size(self, group: Group, options: Options, room: Room) -> tuple[int, str]:
+    def size(self, group: RunGroup, options: Options, room: Room) -> tuple[int, str]:
         if group.engine == EAGER:
             return 1, ""
         most = at_a_time(options.device, room.threads)

@@ -14,7 +14,7 @@ from upgd.ledger.checkpoints import checkpoint_facts, kept_checkpoints
 from upgd.ledger.errors import CheckpointError, SpecError
 from upgd.ledger.ledger import Ledger
 from upgd.ledger.spec import RunSpec
-from upgd.study.kinds import Group, Kind
+from upgd.study.kinds import Kind, RunGroup
 from upgd.study.learners import BATCHED, EAGER, device_name
 from upgd.study.options import Options
 from upgd.study.prepare import why_changed
@@ -32,7 +32,7 @@ class Pending:
         self, ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options
     ) -> None:
         self._ledger, self._where, self._kind, self._options = ledger, where, kind, options
-        self._groups: deque[Group] = deque()
+        self._groups: deque[RunGroup] = deque()
         self._changed: dict[Any, str] = {}
 
     def __bool__(self) -> bool:
@@ -40,7 +40,7 @@ class Pending:
 
     def read(self) -> None:
         """Read from the ledger what is left to do."""
-        groups: dict[Any, Group] = {}
+        groups: dict[Any, RunGroup] = {}
         suspects = self._ledger.suspects()
         kept = kept_checkpoints(self._ledger.path.parent)
         for spec in self._ledger.claimable(self._where):
@@ -54,18 +54,18 @@ class Pending:
             if spec.key in suspects:  # alone, so that it does not kill others
                 key = (spec.key, key)
             key = (key, before)
-            group = groups.setdefault(key, Group(key, engine, deque(), begun=before is not None))
+            group = groups.setdefault(key, RunGroup(key, engine, deque(), begun=before is not None))
             group.specs.append(spec)
             group.total += 1
         self._groups = deque(groups.values())
 
-    def group(self) -> Group | None:
+    def group(self) -> RunGroup | None:
         """The group of the oldest run that was not taken yet."""
         while self._groups and not self._groups[0].specs:
             self._groups.popleft()
         return self._groups[0] if self._groups else None
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RunGroup]:
         """All groups."""
         return list(self._groups)
 

@@ -144,7 +144,7 @@ class ThisProcess:
         """Do nothing."""
 
 
-class _Hand:
+class _WorkerProcess:
     """A worker's process with two threads for its pipe, so that a frozen worker blocks nobody."""
 
     def __init__(self, process: Any, pipe: Connection, tell: Callable[[Event], None]) -> None:
@@ -189,7 +189,7 @@ class LocalPool:
         self._threads = max(1, cores() // count)
         self._context = _context()
         self._queue: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
-        self._hands: dict[int, _Hand] = {}
+        self._hands: dict[int, _WorkerProcess] = {}
         # Before multiprocessing ends its processes by SIGTERM, which these ignore.
         self._finish = Finalize(self, _end_all, (self._hands,), exitpriority=10)
         self._roll = Roll()
@@ -246,7 +246,7 @@ class LocalPool:
         with interrupts_blocked(), dies_with_parent(), _main_hidden():
             process.start()
             theirs.close()
-            hand = _Hand(process, ours, lambda event: self._queue.put((worker, event)))
+            hand = _WorkerProcess(process, ours, lambda event: self._queue.put((worker, event)))
             self._hands[worker] = hand
 
 
@@ -268,7 +268,7 @@ def _main_hidden() -> Iterator[None]:
         main.update(hidden)
 
 
-def _end_all(hands: dict[int, _Hand]) -> None:
+def _end_all(hands: dict[int, _WorkerProcess]) -> None:
     for worker in list(hands):
         hands[worker].end()
         del hands[worker]

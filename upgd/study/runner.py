@@ -39,7 +39,7 @@ from upgd.ledger.spec import RULES_VERSION, RunSpec
 from upgd.ledger.versions import versions
 from upgd.study.execution import Progress, Tally
 from upgd.study.extensions import carried
-from upgd.study.kinds import Group, Kind, Room, kind_of
+from upgd.study.kinds import Kind, Room, RunGroup, kind_of
 from upgd.study.learners import EAGER, together
 from upgd.study.options import Options, check_device
 from upgd.study.pending import Pending, continues, restarts, survey
@@ -431,7 +431,7 @@ class Runner:
         self.held |= {claim.spec.key: claim for claim in claims}
         return _Batch(claims, group.engine) if claims else None
 
-    def _size(self, group: Group, hand: _Hand) -> int:
+    def _size(self, group: RunGroup, hand: _Hand) -> int:
         """As many runs as are worth it and fit, but so that every worker gets some."""
         size, why = self.kind.size(group, self.options, hand.room)
         size = min(size, hand.most or size)
