@@ -203,7 +203,7 @@ def test_a_file_that_changed_in_between_is_noticed(file: Path) -> None:
     file.write_text(file.read_text().replace("RATE = 0.5", "RATE = 0.25"))
     found = elsewhere(file.parent, content, "flat", "slow")
     assert found.returncode == 1
-    assert "method slow has changed" in found.stdout
+    assert "method slow differs" in found.stdout
     assert "my_lab.py has changed" in found.stdout
 
 

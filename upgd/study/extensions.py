@@ -175,8 +175,8 @@ class Carried:
         for key, source in self.sources:
             if here.get(key) != source:
                 raise ExtensionError(
-                    f"{' '.join(key)} has changed since the work started: "
-                    f"{' or '.join(self.used) or 'its code'} is different; start again"
+                    f"{' '.join(key)} differs from when the work started: "
+                    f"{' or '.join(self.used) or 'its code'} has changed; start again"
                 )
 
 
