@@ -7,6 +7,7 @@ few and small tensors.
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import io
 import os
@@ -630,3 +631,22 @@ def test_cpu_and_cuda_agree() -> None:
         problem = Problem([(200, 101), (200,)], device, torch.float32)
         results.append(problem.run(UPGD(problem.params, seed=1, fused=True), 20).weights)
     assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_garbage_does_not_spoil_a_capture_on_cuda() -> None:
+    """A graph that is freed during a capture would invalidate it."""
+    old = Problem(SMALL, "cuda")
+    opt = UPGD(old.params, seed=1, fused=True)
+    old.run(opt, 3)  # the third step is a graph's
+    opt.__dict__["itself"] = opt  # freed by the collector alone
+    del opt
+    problem = Problem(SMALL, "cuda")
+    new = UPGD(problem.params, seed=1, fused=True)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        problem.run(new, 3)
+    finally:
+        gc.set_threshold(*before)
+    assert all(torch.isfinite(p).all() for p in problem.params)

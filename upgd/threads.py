@@ -1,7 +1,8 @@
-"""PyTorch's threads."""
+"""PyTorch's threads, and the garbage collector beside them."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,3 +25,19 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Collect garbage now and not before the end of this.
+
+    A CUDA graph that is freed while another one is captured invalidates the capture.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

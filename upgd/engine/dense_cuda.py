@@ -24,6 +24,7 @@ from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
 from upgd.kernels.rules import fills_padding
 from upgd.kernels.triton_rules import compile_rules, compile_traces
+from upgd.threads import no_garbage
 
 GRAPH_STEPS = 50
 """Steps in a captured graph: many enough to hide its launch, few enough to be captured quickly."""
@@ -277,7 +278,7 @@ class CudaStack(DenseStack):
         self._learn(0)  # compile outside the capture
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with no_garbage(), torch.cuda.graph(graph):
             for offset in range(size):
                 self._learn(offset)
             self.clock[:1] += size

@@ -28,6 +28,7 @@ from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, NUMBERS, STATES, reduces,
 from upgd.optim.batch import tiny
 from upgd.rules.ops import FUNCTIONS
 from upgd.rules.vocabulary import Method, Phase
+from upgd.threads import no_garbage
 
 GRAPH_STEPS = 10
 
@@ -189,7 +190,7 @@ class GeneralStack(Stack):
                 self._learn()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with no_garbage(), torch.cuda.graph(graph):
             for _ in range(size):
                 self._learn()
         for tensor, old in zip(changing, saved, strict=True):

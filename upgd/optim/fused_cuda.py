@@ -14,6 +14,7 @@ from torch import Tensor
 from upgd.kernels import flat
 from upgd.kernels.rules import LR
 from upgd.optim.batch import compute_dtype
+from upgd.threads import no_garbage
 
 if TYPE_CHECKING:
     from upgd.optim.base import RuleOptimizer
@@ -166,7 +167,8 @@ class Cuda:
             return False
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with self._here(), torch.cuda.stream(torch.cuda.Stream(self.device)):
+            side = torch.cuda.stream(torch.cuda.Stream(self.device))
+            with no_garbage(), self._here(), side:
                 self.graph.capture_begin(capture_error_mode="thread_local")
                 self.first_pass(opt, plan)
                 self._update(plan)

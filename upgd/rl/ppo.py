@@ -29,6 +29,7 @@ from upgd.optim.registry import get
 from upgd.rl.environments import RLError
 from upgd.rl.network import Network
 from upgd.rl.rollouts import trajectory_shapes
+from upgd.threads import no_garbage
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ class StackedPPO(GeneralStack):
                 self._minibatch(0, 0, measured=last)
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with no_garbage(), torch.cuda.graph(graph):
             self._phase()
         for tensor, old in zip(changing, saved, strict=True):
             tensor.copy_(old)
