@@ -634,19 +634,23 @@ def test_cpu_and_cuda_agree() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_garbage_does_not_spoil_a_capture_on_cuda() -> None:
-    """A graph that is freed during a capture would invalidate it."""
-    old = Problem(SMALL, "cuda")
-    opt = UPGD(old.params, seed=1, fused=True)
-    old.run(opt, 3)  # the third step is a graph's
-    opt.__dict__["itself"] = opt  # freed by the collector alone
-    del opt
-    problem = Problem(SMALL, "cuda")
-    new = UPGD(problem.params, seed=1, fused=True)
-    before = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        problem.run(new, 3)
-    finally:
-        gc.set_threshold(*before)
-    assert all(torch.isfinite(p).all() for p in problem.params)
+def test_garbage_does_not_spoil_a_capture_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that the collector frees during a capture would invalidate it."""
+    from upgd.optim.fused_cuda import Cuda
+
+    first, second = Problem(SMALL, "cuda"), Problem(SMALL, "cuda")
+    old = [UPGD(first.params, seed=1, fused=True)]
+    first.run(old[0], 3)
+    new = UPGD(second.params, seed=1, fused=True)
+    second.run(new, 1)
+    first_pass = Cuda.first_pass
+
+    def collecting(self: Cuda, *given: Any) -> None:
+        if gc.isenabled() and torch.cuda.is_current_stream_capturing():
+            old.clear()
+            gc.collect()
+        first_pass(self, *given)
+
+    monkeypatch.setattr(Cuda, "first_pass", collecting)
+    second.run(new, 2)
+    assert old
