@@ -48,7 +48,7 @@ def rotating(seed):
 lab.method("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01)
 lab.optimizer("sign-sgd", SignSGD)
 lab.network("normed", normed)
-lab.problem("rotating", rotating, network="normed", outputs=2, steps=1_500, window=150)
+lab.problem("rotating", rotating, network="normed", outputs=2, steps=600, window=60)
 
 if __name__ == "__main__":
     study = lab.Study("studies/rotating")

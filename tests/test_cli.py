@@ -212,8 +212,8 @@ def test_a_run_is_not_begun_anew_by_other_versions(
         patched.setattr(runner, "versions", lambda *_: {**versions(), "torch": "9.9"})
         told = call("resume", str(study))
         assert told.exit_code == 2
-        [line] = told.stderr.splitlines()
-        assert f"begun with torch {versions()['torch']}, and here is torch 9.9" in line
+        *_, line = told.stderr.splitlines()
+        assert f"started with torch {versions()['torch']}, and here is torch 9.9" in line
         assert [path.read_bytes() for path in saved] == before
         for path in saved:
             path.unlink()

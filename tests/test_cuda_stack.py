@@ -155,6 +155,7 @@ def test_a_single_linear_layer_with_squared_error() -> None:
     check_against_plain(stack, regress, STEPS, sizes=(16, 1), activation="linear")
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_its_neighbours() -> None:
     """Bit for bit, whatever their number and methods, and even if some diverge."""
     names = ("upgd", "feature-upgd", "feature-n-upgd-2nd-local")

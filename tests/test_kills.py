@@ -167,8 +167,9 @@ def check_resumed(server: Server, folder: Path, log: Path, expected: dict[str, A
     assert not list((folder / "workers").iterdir())
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_whole_study_killed_before_and_after_every_durable_write(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, every: int
 ) -> None:
     log = tmp_path / "log"
     names = crash_points(server, tmp_path / "whole", log)
@@ -181,7 +182,7 @@ def test_a_whole_study_killed_before_and_after_every_durable_write(
     for write in ("write: before file", "write: before sync", "write: before replace"):
         assert names.count(write) >= 2  # a checkpoint and a table
     assert {"write: after replace", "write: after sync", "forget: before removal"} <= set(names)
-    for number, name in enumerate(names):
+    for number, name in [*enumerate(names)][::every]:
         folder = tmp_path / str(number)
         assert server.run("crash", str(folder), number, str(log)) == -signal.SIGKILL, name
         if is_begun(folder, len(SMALL)):

@@ -342,6 +342,7 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.slow
 def test_from_a_search_to_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, study = tmp_path / "found.json", str(tmp_path / "search")
     arms = "reference,sgdw,upgd,upgd-2nd,feature-upgd-local"
