@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -311,3 +313,13 @@ def test_an_installed_package_registers_by_its_entry_point(
     ran = call("run", PROBLEM, "half", "--use", "half-methods", *FLAGS, *study)
     assert ran.exit_code == 0, ran.output
     assert repr(lab.Study(tmp_path / "study")).endswith("2 done")
+
+
+def test_the_door_opens_when_it_is_used() -> None:
+    """Importing the library does not import the laboratory; its attribute does."""
+    code = "import sys, upgd; assert 'upgd.lab' not in sys.modules; print(upgd.lab.Study.__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stdout == "Study\n", done.stderr

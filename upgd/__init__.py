@@ -3,6 +3,9 @@
 from upgd import processes as _processes  # noqa: F401 - first: see there
 
 # isort: split
+from importlib import import_module
+from types import ModuleType
+
 from upgd import curvature, utility
 from upgd.optim import (
     PGD,
@@ -36,3 +39,10 @@ __all__ = [
     "curvature",
     "utility",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``upgd.lab``, imported when it is used: the library needs torch and numpy alone."""
+    if name == "lab":
+        return import_module("upgd.lab")
+    raise AttributeError(f"module 'upgd' has no attribute {name!r}")
