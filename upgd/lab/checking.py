@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from upgd.lab.battery import Battery, EndedError
 from upgd.lab.definitions import method_name
-from upgd.lab.views import as_html, as_text
+from upgd.lab.views import Cells
 
 
 class Verdict(NamedTuple):
@@ -19,8 +19,8 @@ class Verdict(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True)
-class Checks:
+@dataclass(frozen=True, repr=False)
+class Checks(Cells):
     """What :func:`check` found.
 
     Attributes:
@@ -39,13 +39,9 @@ class Checks:
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
 
-    def __str__(self) -> str:
-        return as_text([[self.method, "verdict", "detail"], *self.verdicts])
-
-    def _repr_html_(self) -> str:
-        return as_html([[self.method, "verdict", "detail"], *self.verdicts])
-
-    __repr__ = __str__
+    def cells(self) -> list[list[str]]:
+        """The table as text, its header first."""
+        return [[self.method, "verdict", "detail"], *map(list, self.verdicts)]
 
 
 def check(method: Any) -> Checks:

@@ -16,8 +16,24 @@ from upgd.study.selection import Ranking
 from upgd.text import pairs
 
 
-@dataclass(frozen=True)
-class Table:
+class Cells:
+    """Something that prints as a table, and shows as one in a notebook."""
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, its header first."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return as_text(self.cells())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.cells())
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Cells):
     """A row per setting: means over seeds with standard errors and intervals.
 
     Attributes:
@@ -45,17 +61,9 @@ class Table:
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return iter(self.rows)
 
-    def __str__(self) -> str:
-        return as_text(self.cells())
 
-    def _repr_html_(self) -> str:
-        return as_html(self.cells())
-
-    __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class Rankings:
+@dataclass(frozen=True, repr=False)
+class Rankings(Cells):
     """Each method's sets of hyperparameters in order, with the best first.
 
     Attributes:
@@ -92,14 +100,6 @@ class Rankings:
 
     def __iter__(self) -> Iterator[Ranking]:
         return iter(self.found)
-
-    def __str__(self) -> str:
-        return as_text(self.cells())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.cells())
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True)
