@@ -4,7 +4,10 @@ import functools
 import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 # Triton has no wheel everywhere, and the command line is an extra; both have tests of their own.
@@ -36,3 +39,18 @@ if importlib.util.find_spec("hypothesis"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for a script's background jobs; what tests start would ignore it, too, and they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def definitions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods, problems and networks that a test or an example registers are gone afterwards."""
+    from upgd.study import extensions
+
+    monkeypatch.setattr(extensions, "_LOADED", {})
+    registries = list(extensions._REGISTRIES.values())
+    before, path = [dict(each) for each in registries], list(sys.path)
+    yield
+    sys.path[:] = path
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +13,9 @@ from typer.testing import CliRunner
 
 from upgd import lab
 from upgd.cli import app
-from upgd.networks import NETWORKS
-from upgd.optim.registry import METHODS
-from upgd.streams import PROBLEMS
-from upgd.study import extensions
 
 PROBLEM = "label-permuted-digits"
 SMALL = ("--seeds", "1", "--steps", "20", "--window", "10")
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    monkeypatch.setattr(extensions, "_LOADED", {})
-    registries: tuple[dict[str, Any], ...] = (METHODS, PROBLEMS, NETWORKS)
-    before, path = [dict(each) for each in registries], list(sys.path)
-    yield
-    sys.path[:] = path
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 def call(*arguments: object) -> Any:

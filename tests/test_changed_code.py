@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from typer.testing import CliRunner
 from upgd import lab
 from upgd.cli import app
 from upgd.ledger import Ledger, RunSpec, SpecError, StudyError
-from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS
-from upgd.streams import PROBLEMS
-from upgd.study import extensions
 from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.study.runner import run_pending, run_specs
@@ -34,17 +30,6 @@ FILE = """
 
     lab.method("pulled", pulled, states={"start": "weight"}, lr=0.05, kappa=0.1)
 """
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(extensions, "_LOADED", {})
-    registries: tuple[dict[str, Any], ...] = (METHODS, PROBLEMS, NETWORKS)
-    before = [dict(each) for each in registries]
-    yield
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 def define(factor: float) -> str:

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from upgd.networks import NETWORKS
 from upgd.networks import register as register_network
 from upgd.optim.foreign import torch_row
-from upgd.optim.registry import METHODS, get
+from upgd.optim.registry import get
 from upgd.optim.registry import register as register_method
 from upgd.streams import PROBLEMS, make_problem
 from upgd.streams import register as register_problem
@@ -44,20 +43,6 @@ FILE = """
     network("narrow", lambda inputs, outputs: nn.Linear(inputs, outputs))
     problem(make_problem("flat", (np.zeros((9, 2)), np.arange(9) % 3), network="narrow"))
 """
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    monkeypatch.setattr(extensions, "_LOADED", {})
-    registries: tuple[dict[str, Any], ...] = (METHODS, PROBLEMS, NETWORKS)
-    before = [dict(each) for each in registries]
-    path = list(sys.path)
-    yield
-    sys.path[:] = path
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,7 @@ from typer.testing import CliRunner
 from upgd import lab
 from upgd.cli import app
 from upgd.lab import display
-from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS
-from upgd.streams import PROBLEMS
-from upgd.study import extensions
 from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"
@@ -47,19 +43,6 @@ FILE = """
     if __name__ != "distributed":
         register()
 """
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    monkeypatch.setattr(extensions, "_LOADED", {})
-    registries: tuple[dict[str, Any], ...] = (METHODS, PROBLEMS, NETWORKS)
-    before, path = [dict(each) for each in registries], list(sys.path)
-    yield
-    sys.path[:] = path
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 @pytest.fixture(scope="module")
