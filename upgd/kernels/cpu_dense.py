@@ -29,7 +29,7 @@ from numba.extending import intrinsic, overload
 
 from upgd.kernels import cpu_functions, philox, subnormals, vectors
 from upgd.kernels.cpu_functions import COEFFICIENTS, normals
-from upgd.kernels.rules import fingerprint, load_module
+from upgd.kernels.rules import OUTPUT_GATE, fingerprint, load_module
 from upgd.kernels.subnormals import flush_subnormals, give_back
 from upgd.kernels.vectors import (
     LANES,
@@ -545,7 +545,7 @@ def learn(
             _scale_features(
                 trace, acts, dh, d2h, layers, utility, etas, decays[0], local_features, second
             )
-            etas[last[ROW_AT] :] = -np.inf  # the output layer is neither perturbed nor protected
+            etas[last[ROW_AT] :] = math.log(2.0 / hyper[OUTPUT_GATE] - 1.0)
         elif eta_kind == GLOBAL:
             found = _largest_trace(
                 reduce, w, s, offset, acts, layers, parity, delta, hess,

@@ -41,6 +41,7 @@ MOST_NUMBERS = 16
 NUMBERS = ("lr", "sigma", *(f"p{i}" for i in range(MOST_NUMBERS - 2)))
 """What kernels call a method's numbers, in the order of :attr:`Method.numbers`."""
 LR, SIGMA = 0, 1
+OUTPUT_GATE = 2  # of methods with a utility per feature
 """The places of those that kernels and optimizers know."""
 STATES = tuple(f"s{i}" for i in range(MOST_STATES))
 CORRECTIONS = tuple(f"c{i}" for i in range(MOST_STATES))

@@ -234,7 +234,7 @@ def update_kernel(
     c = corrections + run * 5
     c0, c1, c2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
     c3, c4 = tl.load(c + 3), tl.load(c + 4)
-    if FEATURES:  # the output layer is neither perturbed nor protected
+    if FEATURES:  # the output layer is not perturbed
         sigma = tl.where(layer == LAYERS - 1, 0.0, sigma)
 
     eta = tl.full([], 1.0, real)
@@ -279,10 +279,11 @@ def update_kernel(
             scale = _norm(squares + run * UNITS + row_at, tl.cdiv(units, PART)).to(real)
         free = layer == LAYERS - 1
         scale = 1.0 / tl.maximum(scale, tiny)
-        n0 = tl.where(free, float("-inf"), n0 * scale)
-        n1 = tl.where(free, float("-inf"), n1 * scale)
-        n2 = tl.where(free, float("-inf"), n2 * scale)
-        n3 = tl.where(free, float("-inf"), n3 * scale)
+        output = tl.log(2.0 / p0 - 1.0).to(real)  # p0 is the output layer's gate
+        n0 = tl.where(free, output, n0 * scale)
+        n1 = tl.where(free, output, n1 * scale)
+        n2 = tl.where(free, output, n2 * scale)
+        n3 = tl.where(free, output, n3 * scale)
 
     was0 = tl.zeros([BLOCK // 4], real)
     was1 = tl.zeros([BLOCK // 4], real)

@@ -28,20 +28,20 @@ def update_protecting(
     w: Any, utility: Any, first_moment: Any, second_moment: Any, noise: Any, eta: Any,
     c_first_moment: Any, c_second_moment: Any, lr: Any, weight_decay: Any, sigma: Any, eps: Any,
 ) -> Any:
-    """w ← (1-αλ)·w - α·(M̂/(√V̂+ε) + ξ)·(1-Ū)"""
+    """w ← (1-αλ)·w - 2α·(M̂/(√V̂+ε) + ξ)·(1-Ū)"""
     direction = first_moment / c_first_moment / (sqrt(second_moment / c_second_moment) + eps)
     gate = sigmoid(utility / -eta)
-    return (1 - lr * weight_decay) * w - lr * ((direction + sigma * noise) * gate)
+    return (1 - lr * weight_decay) * w - 2 * lr * ((direction + sigma * noise) * gate)
 
 
 def update_non_protecting(
     w: Any, utility: Any, first_moment: Any, second_moment: Any, noise: Any, eta: Any,
     c_first_moment: Any, c_second_moment: Any, lr: Any, weight_decay: Any, sigma: Any, eps: Any,
 ) -> Any:
-    """w ← (1-αλ)·w - α·(M̂/(√V̂+ε) + ξ·(1-Ū))"""
+    """w ← (1-αλ)·w - α·(M̂/(√V̂+ε) + 2ξ·(1-Ū))"""
     direction = first_moment / c_first_moment / (sqrt(second_moment / c_second_moment) + eps)
     gate = sigmoid(utility / -eta)
-    return (1 - lr * weight_decay) * w - lr * (direction + sigma * noise * gate)
+    return (1 - lr * weight_decay) * w - lr * (direction + 2 * sigma * noise * gate)
 
 
 def adamw(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from functools import cache
 from typing import Any, Literal
@@ -36,11 +37,11 @@ def feature_upgd_method(
     """The method for one of the eight feature-wise variants.
 
     The second phase is weight-wise UPGD's, with each feature's utility broadcast to the
-    weights that lead into it. Parameters that lead into no feature have the gate 1 and no
-    noise, which is gradient descent with weight decay.
+    weights that lead into it. Parameters that lead into no feature have the utility
+    :func:`output_utility` and no noise: with an ``output_gate`` of 1, gradient descent.
     """
     return Method(
-        hyper=("lr", "weight_decay", "sigma", "beta_utility"),
+        hyper=("lr", "output_gate", "weight_decay", "sigma", "beta_utility"),
         states=("utility",),
         decays={"utility": "beta_utility"},
         phases=(
@@ -53,6 +54,13 @@ def feature_upgd_method(
             Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
         ),
     )
+
+
+def output_utility(output_gate: float) -> float:
+    """The scaled utility u with the gate 2·φ(-u) = `output_gate`."""
+    if output_gate in (0, 2):
+        return math.inf if output_gate == 0 else -math.inf
+    return math.log(2 / output_gate - 1)
 
 
 # --------------------------------------------------------------------- the optimizer
@@ -100,6 +108,7 @@ class FeatureUPGD(UtilityOptimizer):
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
         sigma: float = 0.01,
+        output_gate: float = 1.0,
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
@@ -110,7 +119,7 @@ class FeatureUPGD(UtilityOptimizer):
             raise TypeError(f"FeatureUPGD: features must be upgd.Features(model), got {features!r}")
         self.features = features
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
-        hyper["beta_utility"] = beta_utility
+        hyper |= {"beta_utility": beta_utility, "output_gate": output_gate}
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
         if all(features.of(p) is None for group in self.param_groups for p in group["params"]):
             raise ValueError(
@@ -294,11 +303,11 @@ class FeatureUPGD(UtilityOptimizer):
         for batch in batches:
             if not batch.layers:
                 rows = [scaled[i].to(batch.dtype) for i in batch.feature_index if i >= 0]
-                # Nothing protects the output layer: its gate is φ(∞) = 1.
                 output = sum(batch.row_counts) - sum(r.numel() for r in rows)
                 if output:
-                    minus = torch.full((), -torch.inf, dtype=batch.dtype, device=batch.device)
-                    rows.append(minus.expand(output))
+                    u = output_utility(batch.group["output_gate"])
+                    same = torch.full((), u, dtype=batch.dtype, device=batch.device)
+                    rows.append(same.expand(output))
                 batch.load_rows("utility", torch.cat(rows))
                 batch.scalars["eta"] = 1.0  # it is in the utility already
 

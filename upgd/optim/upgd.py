@@ -29,19 +29,20 @@ def trace_second_order(w: Any, g: Any, h: Any, utility: Any, beta_utility: Any) 
     return beta_utility * utility + (1 - beta_utility) * (0.5 * h * w - g) * w
 
 
-# 1 - φ(x) is written φ(-x), which keeps its precision where a weight is almost protected.
+# 1 - φ(x) is written φ(-x), which keeps its precision where a weight is almost protected. A weight
+# without utility has φ(0) = ½, so twice that is the whole step.
 def update_protecting(
     w: Any, g: Any, utility: Any, noise: Any, eta: Any, lr: Any, weight_decay: Any, sigma: Any
 ) -> Any:
-    """w ← (1-αλ)·w - α·(g + ξ)·(1-Ū)"""
-    return (1 - lr * weight_decay) * w - lr * ((g + sigma * noise) * sigmoid(utility / -eta))
+    """w ← (1-αλ)·w - 2α·(g + ξ)·(1-Ū)"""
+    return (1 - lr * weight_decay) * w - 2 * lr * ((g + sigma * noise) * sigmoid(utility / -eta))
 
 
 def update_non_protecting(
     w: Any, g: Any, utility: Any, noise: Any, eta: Any, lr: Any, weight_decay: Any, sigma: Any
 ) -> Any:
-    """w ← (1-αλ)·w - α·(g + ξ·(1-Ū))"""
-    return (1 - lr * weight_decay) * w - lr * (g + sigma * noise * sigmoid(utility / -eta))
+    """w ← (1-αλ)·w - α·(g + 2ξ·(1-Ū))"""
+    return (1 - lr * weight_decay) * w - lr * (g + 2 * sigma * noise * sigmoid(utility / -eta))
 
 
 @cache

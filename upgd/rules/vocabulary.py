@@ -49,18 +49,20 @@ class Hyperparameter:
     low: float = 0.0
     high: float = math.inf
     pair: bool = False
+    reaches_high: bool = False  # whether `high` itself is admitted
 
     @property
     def range(self) -> str:
         """The admitted values, in words that fit an error message."""
         if self.high == math.inf:
             return "a finite number" + (f" >= {self.low:g}" if self.low > -math.inf else "")
-        text = f"in [{self.low:g}, {self.high:g})"
+        text = f"in [{self.low:g}, {self.high:g}{']' if self.reaches_high else ')'}"
         return f"two numbers {text}" if self.pair else text
 
     def admits(self, value: float) -> bool:
         """Whether one number is within the range; no infinity is."""
-        return math.isfinite(value) and self.low <= value < self.high
+        below = value <= self.high if self.reaches_high else value < self.high
+        return math.isfinite(value) and self.low <= value and below
 
     def check(self, owner: str, value: Any) -> None:
         """Raise ``ValueError``/``TypeError`` naming the argument unless `value` is admitted."""
@@ -89,6 +91,11 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         ),
         Hyperparameter("sigma", "σ", "standard deviation of the perturbation"),
         Hyperparameter("beta_utility", "β_u", "decay of the utility trace", high=1.0),
+        Hyperparameter(
+            *("output_gate", "γ", "factor of the output layer's steps; the paper's is 2"),
+            high=2.0,
+            reaches_high=True,
+        ),
         Hyperparameter("kappa", "κ", "strength of the pull towards the weight trace"),
         Hyperparameter("beta_importance", "β_I", "decay of the importance traces", high=1.0),
         Hyperparameter("beta_weight", "β_w", "decay of the weight trace", high=1.0),
