@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -13,7 +13,7 @@ from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.rules.ops import sigmoid
-from upgd.rules.vocabulary import Method, Phase
+from upgd.rules.vocabulary import Method, Phase, Reduce
 
 Scaling: TypeAlias = Literal["global", "local"]
 
@@ -45,9 +45,56 @@ def update_non_protecting(
     return (1 - lr * weight_decay) * w - lr * (g + 2 * sigma * noise * sigmoid(utility / -eta))
 
 
+# fmt: off
+def traces_first_order(
+    w: Any, g: Any, utility: Any, velocity: Any, beta_utility: Any, momentum: Any
+) -> Any:
+    """The first-order utility trace, and V ← μ·V + g"""
+    return trace_first_order(w, g, utility, beta_utility), momentum * velocity + g
+
+
+def traces_second_order(
+    w: Any, g: Any, h: Any, utility: Any, velocity: Any, beta_utility: Any, momentum: Any
+) -> Any:
+    """The second-order utility trace, and V ← μ·V + g"""
+    return trace_second_order(w, g, h, utility, beta_utility), momentum * velocity + g
+
+
+def move_protecting(
+    w: Any, velocity: Any, utility: Any, noise: Any, eta: Any,
+    lr: Any, weight_decay: Any, sigma: Any,
+) -> Any:
+    """w ← (1-αλ)·w - 2α·(V + ξ)·(1-Ū)"""
+    return update_protecting(w, velocity, utility, noise, eta, lr, weight_decay, sigma)
+
+
+def move_non_protecting(
+    w: Any, velocity: Any, utility: Any, noise: Any, eta: Any,
+    lr: Any, weight_decay: Any, sigma: Any,
+) -> Any:
+    """w ← (1-αλ)·w - α·(V + 2ξ·(1-Ū))"""
+    return update_non_protecting(w, velocity, utility, noise, eta, lr, weight_decay, sigma)
+# fmt: on
+
+
 @cache
-def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = True) -> Method:
-    """The method for one of the eight weight-wise variants."""
+def upgd_method(
+    scaling: Scaling = "global", order: int = 1, protect: bool = True, momentum: bool = False
+) -> Method:
+    """The method for one of the weight-wise variants; `momentum` keeps one state more."""
+    reduce: Reduce = "max" if scaling == "global" else "row_norm"
+    if momentum:
+        traces = traces_second_order if order == 2 else traces_first_order
+        return Method(
+            hyper=("lr", "weight_decay", "sigma", "beta_utility", "momentum"),
+            states=("utility", "velocity"),
+            decays={"utility": "beta_utility"},
+            phases=(
+                Phase(traces, writes=("utility", "velocity"), reduce=reduce),
+                Phase(move_protecting if protect else move_non_protecting, writes=("w",)),
+            ),
+            power=order + 1,
+        )
     return Method(
         hyper=("lr", "weight_decay", "sigma", "beta_utility"),
         states=("utility",),
@@ -56,7 +103,7 @@ def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = Tru
             Phase(
                 trace_second_order if order == 2 else trace_first_order,
                 writes=("utility",),
-                reduce="max" if scaling == "global" else "row_norm",
+                reduce=reduce,
             ),
             Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
         ),
@@ -179,6 +226,8 @@ class UPGD(UtilityOptimizer):
         weight_decay: Decoupled weight decay λ.
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
+        momentum: Decay μ of the velocity, which takes the gradient's place in the update as in
+            :class:`torch.optim.SGD`; 0 keeps none.
         scaling: ``"global"`` or ``"local"``.
         order: 1, or 2, which needs curvature: call ``opt.backward(loss)`` instead of
             ``loss.backward()``.
@@ -207,6 +256,7 @@ class UPGD(UtilityOptimizer):
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
         sigma: float = 0.01,
+        momentum: float = 0.0,
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
@@ -215,4 +265,7 @@ class UPGD(UtilityOptimizer):
     ) -> None:
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper["beta_utility"] = beta_utility
+        if momentum != 0:
+            hyper["momentum"] = momentum
+            self.build = partial(upgd_method, momentum=True)
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
