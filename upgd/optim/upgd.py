@@ -174,7 +174,10 @@ class UtilityOptimizer(RuleOptimizer):
 
     @torch.no_grad()
     def scaled_utility(self, p: Tensor) -> Tensor:
-        """The scaled utility Ū in [0, 1] of a parameter, shaped like it: 1 is protected.
+        """The scaled utility Ū of a parameter, shaped like it.
+
+        ½ is no utility, 0 a weight that does only harm. With global scaling the largest is
+        φ(1) = 0.73: such a weight takes 0.54 of a step, and no weight stands still.
 
         η is taken over all parameters that have a trace, whether or not the last step
         updated them.
@@ -201,7 +204,7 @@ class UPGD(UtilityOptimizer):
     r"""Utility-based perturbed gradient descent, for a utility per weight.
 
     .. math::
-        w \leftarrow (1 - \alpha\lambda)\, w - \alpha\, (g + \xi)\,(1 - \bar U),
+        w \leftarrow (1 - \alpha\lambda)\, w - 2\alpha\, (g + \xi)\,(1 - \bar U),
         \qquad \xi \sim \mathcal N(0, \sigma^2)
 
     with the scaled utility :math:`\bar U = \phi(\hat U / \eta)`, where :math:`\hat U` is
@@ -211,18 +214,21 @@ class UPGD(UtilityOptimizer):
     :math:`\hat U` over the weights into the same output unit, dimension 0 of a
     weight). With ``weight_decay`` > 0 this is the paper's UPGD-W. With
     ``protect=False`` (N-UPGD) only the noise is gated:
-    :math:`w \leftarrow (1 - \alpha\lambda) w - \alpha (g + \xi (1 - \bar U))`.
+    :math:`w \leftarrow (1 - \alpha\lambda) w - \alpha (g + 2\xi (1 - \bar U))`.
+
+    A weight without utility has :math:`\bar U = \tfrac12` and takes the whole step, SGD's at
+    the same step size. The most useful weight has :math:`\bar U = \phi(1) = 0.73` and takes
+    0.54 of it, a harmful one (:math:`\hat U < 0`) up to twice as much. The paper writes
+    :math:`\alpha` where :math:`2\alpha` stands here: its (α, λ) is
+    ``(lr, weight_decay) = (α/2, 2λ)``, and for N-UPGD its σ is ``sigma = σ/2``.
 
     A group may have its own hyperparameters, ``protect`` included: ``sigma=0`` spares
     it the noise, ``protect=False`` the gating of its gradient, as one may want for
     normalisation layers and embeddings. Its weights still count for :math:`\eta`.
 
-    The step size is α, not the authors' 2α: their ``(lr, weight_decay)`` equals ours
-    with ``(2 * lr, weight_decay / 2)``.
-
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
-        lr: Step size α; a number or a one-element tensor.
+        lr: Step size α, as SGD's; a number or a one-element tensor.
         weight_decay: Decoupled weight decay λ.
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
