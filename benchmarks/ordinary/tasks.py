@@ -24,7 +24,7 @@ from upgd.streams import Dataset, load
 
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 Batch = tuple[Tensor, Tensor]
-SMALL_STEPS = 20
+SMALL_STEPS = 10
 EVALUATED_AT_ONCE = 500
 
 
@@ -263,7 +263,10 @@ def train(name: str, optimizers: Optimizers, seed: int, source: Source) -> float
             return math.nan
         opt.zero_grad(set_to_none=True)
         loss.backward()
-        opt.step()
+        try:
+            opt.step()
+        except FloatingPointError:  # the package's optimizers refuse what is not finite
+            return math.nan
     return evaluate(task, model, data.test)
 
 
