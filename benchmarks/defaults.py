@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -36,6 +38,7 @@ SETTINGS = Path(__file__).with_suffix(".toml")
 def run(args: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that results are saved
     runs = [
         Run(task, optimizer, hyper, seed)
         for optimizer, hyper in settings(args.settings)

@@ -35,6 +35,7 @@ COMPARED = {
     ("sgd-momentum", "upgd-momentum"): (0.003, 0.01, 0.03),
 }
 """Which optimizers are compared at which step sizes, the default first."""
+UNTOLD = ("lr", "beta1", "beta2", "eps")  # not part of what is chosen
 SHOWN_SETS = 10
 DARKEST = 10.0  # points; larger regrets have the same colour
 
@@ -57,11 +58,12 @@ def title(optimizer: str) -> str:
 
 
 def number(unit: Unit, value: Measured, sign: str = "") -> str:
-    """A mean and its standard error; accuracies in per cent."""
+    """A mean and its standard error; accuracies in per cent. With a `sign` it is a difference."""
     if unit == "accuracy":
         text, error = f"{100 * value.mean:{sign}.2f}", f"{100 * value.error:.2f}"
     else:
-        text, error = f"{value.mean:{sign}.4g}", f"{value.error:.2g}"
+        digits = 2 if sign else 4
+        text, error = f"{value.mean:{sign}.{digits}g}", f"{value.error:.2g}"
     return text if math.isnan(value.error) else f"{text} ± {error}"
 
 
@@ -69,7 +71,8 @@ def verdict(found: Comparison) -> str:
     if math.isnan(found.lead.error):
         return "one seed"
     if found.is_behind:
-        return f"**behind by {number(found.row.unit, Measured(-found.lead.mean, math.nan))}**"
+        behind = number(found.row.unit, Measured(-found.lead.mean, math.nan), "-")
+        return f"**behind by {behind}**"
     return "ahead" if found.is_ahead else "not behind"
 
 
@@ -93,7 +96,7 @@ def compared(rows: Sequence[Row], peer: str, own: str) -> str:
     if not any(row.sets(peer) and row.sets(own) for row in rows):
         return ""
     found = comparisons(rows, peer, own)
-    values = {k: v for k, v in default_set(own, COMPARED[peer, own][0]) if k != "lr"}
+    values = {k: v for k, v in default_set(own, COMPARED[peer, own][0]) if k not in UNTOLD}
     head = f"{title(own)} with defaults ({pairs(values)}) against {title(peer)}: "
     if not found:
         return head + "not run."
@@ -111,15 +114,20 @@ def compared(rows: Sequence[Row], peer: str, own: str) -> str:
     return head + markdown(["", "lr", title(peer), title(own), "lead", "verdict"], lines)
 
 
-def varied(sets: Iterable[Hyper]) -> dict[Hyper, str]:
-    """Sets as text: the hyperparameters in which they differ."""
-    found = [dict(hyper) for hyper in sets]
-    names = sorted({n for each in found for n in each if len({e.get(n) for e in found}) > 1})
-    names.sort(key=lambda name: name != "lr")
-    return {
-        tuple(sorted(each.items())): pairs({n: each[n] for n in names if n in each}) or "one set"
-        for each in found
-    }
+def varied(sets: Iterable[Hyper]) -> dict[Hyper, dict[str, float]]:
+    """Of each set the hyperparameters in which they differ, the step size first."""
+    found = {hyper: dict(hyper) for hyper in sets}
+    names = {name for each in found.values() for name in each}
+    kept = [n for n in names if len({each.get(n) for each in found.values()}) > 1]
+    kept.sort(key=lambda name: (name != "lr", name))
+    return {hyper: {n: each[n] for n in kept if n in each} for hyper, each in found.items()}
+
+
+def symbols(optimizer: str, values: Mapping[str, float]) -> str:
+    """Hyperparameters in few characters, for figures."""
+    known = registry.METHODS[optimizer].hyper
+    parts = (f"{known[n].symbol if n in known else n} {v:g}" for n, v in values.items())
+    return ", ".join(parts)
 
 
 def best_of_each(rows: Mapping[str, Row]) -> str:
@@ -128,7 +136,7 @@ def best_of_each(rows: Mapping[str, Row]) -> str:
         for optimizer in [*TORCH, *own_optimizers(rows)]:
             found = best(row, optimizer)
             if found is not None:
-                text = varied(row.sets(optimizer))[found[0]]
+                text = pairs(varied(row.sets(optimizer))[found[0]]) or "one set"
                 lines.append([row.name, title(optimizer), number(row.unit, found[1]), text])
     return markdown(["", "optimizer", "best", "at"], lines)
 
@@ -144,7 +152,7 @@ def chosen(choice: Choice) -> str:
             value = regrets[worst]
             error = "" if math.isnan(value.error) else f" ± {value.error:.2f}"
             mark = ", the default" if hyper == default else ""
-            name = f"{texts[hyper]}{mark}"
+            name = f"{pairs(texts[hyper])}{mark}"
             lines.append([name, f"{place}", f"{value.mean:.2f}{error}", worst])
             lines[-1].append(f"{rank(regrets)[1]:.2f}")
     text = (
@@ -209,9 +217,12 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
     for axis, choice in zip(axes[0], selections, strict=True):
         names = [row.name for row in choice.rows]
         values = [[found[name].mean for name in names] for found in choice.regrets.values()]
-        image = axis.imshow(np.array(values), cmap="viridis_r", vmin=0, vmax=DARKEST, aspect="auto")
+        image = axis.imshow(np.array(values), cmap="Blues", vmin=0, vmax=DARKEST, aspect="auto")
         texts, default = varied(choice.regrets), default_set(choice.optimizer, choice.lr)
-        labels = [texts[h] + (" (default)" if h == default else "") for h in choice.regrets]
+        labels = [
+            symbols(choice.optimizer, texts[hyper]) + (" (default)" if hyper == default else "")
+            for hyper in choice.regrets
+        ]
         axis.set_yticks(range(len(labels)), labels, fontsize=7)
         axis.set_xticks(range(len(names)), names, fontsize=7, rotation=60, ha="right")
         axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}", fontsize=9)

@@ -150,9 +150,13 @@ def results_of(runs: list[Run], source: Source, workers: int) -> Iterator[tuple[
     with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
         futures = {pool.submit(execute, run, source): run for run in runs}
         try:
-            yield from ((futures[future], future.result()) for future in as_completed(futures))
-        finally:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:  # an interrupt too: nobody waits for what is under way
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def run_all(runs: Iterable[Run], source: Source, workers: int, output: Path) -> dict[Run, Result]:
