@@ -153,15 +153,17 @@ def characters(source: Source) -> Data:
 
 
 def friedman(source: Source) -> Data:
-    """Friedman's first function: ten inputs, five of which matter; targets of variance 1.
+    """Friedman's first function: ten inputs, five of which matter; all of mean 0 and variance 1.
 
     The noise is a tenth of the targets' standard deviation, so no test error is below 0.01.
     """
     samples = 500 if source.small else 12_000
     make = import_module("sklearn.datasets").make_friedman1
     inputs, targets = make(n_samples=samples, n_features=10, noise=0.5, random_state=0)
-    x = torch.tensor(inputs, dtype=torch.float32)
-    y = torch.tensor((targets - targets.mean()) / targets.std(), dtype=torch.float32)
+    x, y = (
+        torch.tensor((each - each.mean(0)) / each.std(0), dtype=torch.float32)
+        for each in (inputs, targets)
+    )
     count = samples * 5 // 6
 
     def batch(size: int, generator: torch.Generator) -> Batch:
