@@ -104,7 +104,8 @@ def test_the_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         tell(Progress(specs[0], 500_000, 503_211.0, {}, tuple(specs[1:]), 0.811))
         line = "".join(capsys.readouterr().err.splitlines())
         assert line == (
-            "200 runs at step 500000: 100.0 of 200 runs, 503k steps/s, 81% of the roofline, 3:19 left"
+            "200 runs at step 500000: 100.0 of 200 runs, "
+            "503k steps/s, 81% of the roofline, 3:19 left"
         )
         tell(Progress(specs[0], 999_000, 40.0, {}))
         line = "".join(capsys.readouterr().err.splitlines())
