@@ -99,7 +99,8 @@ class Comparison(Cells):
             shown = [_shown(metric, row[metric]) for metric in self.metrics]
             if row["diverged"]:
                 seeds = row["seeds"] + row["diverged"]
-                shown[0] = f"diverged ({row['diverged']} of {count(seeds, 'seed')})"
+                told = f"diverged ({row['diverged']} of {count(seeds, 'seed')})"
+                shown = [told, *("-" for _ in shown[1:])]
             found.append(
                 [row["optimizer"], f"{row['lr']:.3g}{mark}", *shown, f"{row['ms/step']:.2f}"]
             )
@@ -175,21 +176,27 @@ class Comparison(Cells):
         target = check_figure(path)
         figure, [[left, right]] = figures.canvas(1, 2, (9.5, 4))
         names = list(dict.fromkeys(run.optimizer for run in self.runs))
+        ours = {pair.ours for pair in self.pairs}
         for number, name in enumerate(names):
-            look = figures.look(number)
+            look: dict[str, Any] = dict(figures.look(number))
+            if name not in ours:  # dashed and in front: lines of partners often coincide
+                look |= {"linestyle": "--", "zorder": 3}
             self._draw_loss(left, name, look)
-            self._draw_metric(right, name, look)
+            self._draw_metric(right, name, look, bottom=0.03 * (number + 1))
         left.set(xlabel="Step", ylabel="Training loss", title="At each best step size")
         first = self.metrics[0].capitalize()
         right.set(xlabel="Step size (lr)", ylabel=first, title="By step size (×: diverged)")
         right.set_xscale("log")
+        drawn = np.concatenate([line.get_ydata() for line in left.get_lines()])
+        if drawn.min(initial=1.0) > 0 and drawn.max(initial=1.0) > 20 * drawn.min(initial=1.0):
+            left.set_yscale("log")
         for axes in (left, right):
             axes.spines[["top", "right"]].set_visible(False)
         left.legend(frameon=False, fontsize=8)
         figures.save(figure, target)
         return Picture(target)
 
-    def _draw_loss(self, axes: Any, name: str, look: Mapping[str, str]) -> None:
+    def _draw_loss(self, axes: Any, name: str, look: Mapping[str, Any]) -> None:
         lr = self.best.get(name)
         if lr is None:
             axes.plot([], [], **look, label=figures.plain(f"{name}, diverged"))
@@ -204,16 +211,16 @@ class Comparison(Cells):
             low, high = curves.mean(0) - error, curves.mean(0) + error
             axes.fill_between(x, low, high, alpha=0.25, color=look["color"], lw=0)
 
-    def _draw_metric(self, axes: Any, name: str, look: Mapping[str, str]) -> None:
+    def _draw_metric(self, axes: Any, name: str, look: Mapping[str, Any], bottom: float) -> None:
         rows = [row for row in self.rows if row["optimizer"] == name]
         good = [row for row in rows if not row["diverged"]]
         values = [row[self.metrics[0]] for row in good]
         errors = [error or 0.0 for _, error in values]
         means = [mean for mean, _ in values]
         axes.errorbar([row["lr"] for row in good], means, errors, **look, marker="o", markersize=4)
-        bad = [row["lr"] for row in rows if row["diverged"]]
-        place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-        axes.plot(bad, [0.02] * len(bad), "x", color=look["color"], **place)
+        for row in (row for row in rows if row["diverged"]):
+            place = axes.get_xaxis_transform()  # heights in parts of the axis
+            axes.plot(row["lr"], bottom, "x", color=look["color"], transform=place)
 
 
 def check_figure(path: str | os.PathLike[str] | None) -> Path:
