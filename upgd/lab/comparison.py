@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,8 @@ class Comparison(Cells):
             row: dict[str, Any] = {"optimizer": name, "lr": lr, "best": best.get(name) == lr}
             row |= {"seeds": len(whole), "diverged": len(runs) - len(whole)}
             for metric in self.metrics:
-                row[metric] = _estimate([outcome.scores[metric] for outcome in whole])
+                values = [outcome.scores[metric] for outcome in whole]
+                row[metric] = _estimate(values) if values else None
             row["ms/step"] = 1e3 * float(np.median([run.outcome.seconds for run in runs]))
             found.append(row)
         return found
@@ -96,11 +96,12 @@ class Comparison(Cells):
         found = [["optimizer", "lr", *self.metrics, "ms/step"]]
         for row in self.rows:
             mark = " *" if row["best"] else ""
-            shown = [_shown(metric, row[metric]) for metric in self.metrics]
             if row["diverged"]:
-                seeds = row["seeds"] + row["diverged"]
-                told = f"diverged ({row['diverged']} of {count(seeds, 'seed')})"
-                shown = [told, *("-" for _ in shown[1:])]
+                seeds = count(row["seeds"] + row["diverged"], "seed")
+                rest = ["-"] * (len(self.metrics) - 1)
+                shown = [f"diverged ({row['diverged']} of {seeds})", *rest]
+            else:
+                shown = [_shown(metric, row[metric]) for metric in self.metrics]
             found.append(
                 [row["optimizer"], f"{row['lr']:.3g}{mark}", *shown, f"{row['ms/step']:.2f}"]
             )
@@ -128,7 +129,9 @@ class Comparison(Cells):
         what = f" {unit} {self.metrics[0]}" if by else ""
         text = f"{at[pair.ours]} is {word} {at[pair.theirs]}{by}{what}{doubt}"
         both = [run.outcome for run in self.runs if run.optimizer in pair[:2] and run.lr == pair.lr]
-        if pair.lr is not None and both and not any(outcome.diverged for outcome in both):
+        told = {best[name] for name in pair[:2]} == {pair.lr}
+        if both and not told and not any(outcome.diverged for outcome in both):
+            assert pair.lr is not None
             word, by, doubt = self._difference((pair.ours, pair.lr), (pair.theirs, pair.lr))
             text += f"; with both at lr {pair.lr:.3g}, {word} it{by}{doubt}"
         return text + "."
@@ -234,14 +237,12 @@ def check_figure(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _estimate(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error; NaN of no value, and no error of one."""
-    mean = float(np.mean(values)) if values else math.nan
-    return mean, float(metrics.standard_error(values)) if len(values) > 1 else None
+    """Mean and standard error, which one value does not have."""
+    error = float(metrics.standard_error(values)) if len(values) > 1 else None
+    return float(np.mean(values)), error
 
 
 def _shown(metric: str, estimate: tuple[float, float | None]) -> str:
     mean, error = estimate
-    if math.isnan(mean):
-        return "-"
     form = ".4f" if metric.endswith("accuracy") or 0.01 <= abs(mean) < 1e3 else ".3g"
     return f"{mean:{form}}" + ("" if error is None else f" ± {error:{form}}")

@@ -88,8 +88,9 @@ class Task:
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Seed PyTorch's generators, and restore them afterwards."""
-        devices = [] if self.device == "cpu" else [torch.device(self.device)]
-        with torch.random.fork_rng(devices=devices):
+        device = torch.device(self.device)
+        others = {} if device.type == "cpu" else {"device_type": device.type}
+        with torch.random.fork_rng([device] if others else [], **others):
             torch.manual_seed(seed)
             yield
 
