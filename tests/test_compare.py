@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from upgd import UPGD, lab
 from upgd.cli import app
-from upgd.lab import comparing
+from upgd.lab import comparing, training
 from upgd.lab.comparison import Comparison, Pair, Run
 from upgd.lab.training import POINTS, Outcome, make_task
 from upgd.streams.custom import as_arrays
@@ -128,6 +128,30 @@ def test_ours_take_over_what_both_have(factory: Any, partner: str) -> None:
     assert {k: v for k, v in group.items() if k not in ("params", "seed")} == {
         k: v for k, v in fresh.items() if k not in ("params", "seed")
     }
+
+
+@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (48, 2)])
+def test_small_models_have_one_thread(
+    batch: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """44 weights, 48 samples to learn from; the number of threads is restored."""
+    seen: set[int] = set()
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return functional.cross_entropy(output, y)
+
+    monkeypatch.setattr(training, "SMALL", 1000)
+    task = make_task(network, (X, Y), loss=loss, batch=batch, steps=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen.clear()
+        training.train(task, lambda model: own_sgd(model.parameters()), seed=0)
+        assert seen == {threads}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_all_kinds_of_data_are_the_same() -> None:

@@ -24,10 +24,12 @@ from upgd.networks import Network, mlp
 from upgd.streams.custom import as_arrays
 from upgd.streams.readers import read_arrays
 from upgd.text import error_line
+from upgd.threads import one_thread
 
 STEPS, BATCH, HELD_OUT = 1000, 32, 0.2
 POINTS = 50  # of a curve
 AT_A_TIME = 256  # samples in an evaluation, or a batch if that is larger
+SMALL = 10_000_000  # weights times samples of a step below which several threads cost time
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -93,6 +95,12 @@ class Task:
         with torch.random.fork_rng([device] if others else [], **others):
             torch.manual_seed(seed)
             yield
+
+    def threads(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """One thread for a small model on CPU: on a busy machine, threads wait for each other."""
+        work = self.batch * sum(p.numel() for p in model.parameters())
+        small = self.device == "cpu" and work < SMALL
+        return one_thread() if small else contextlib.nullcontext()
 
 
 class Outcome(NamedTuple):
@@ -288,30 +296,46 @@ def train(
         model = task.make().to(task.device).train()
         made = optimizer(model)
         torch.manual_seed(seed)  # dropout must not depend on what the optimizer has drawn
-        batches = task.batches(seed)
-        sums = torch.zeros(task.steps, 2, device=task.device)  # loss and accuracy of each step
-        ends = [task.steps * part // POINTS for part in range(1, POINTS + 1)]
-        diverged, first, start = None, 0, time.perf_counter()
-        for end in sorted(set(ends) - {0}):
-            try:
-                for step in range(first, end):
-                    sums[step] = _step(task, model, made, batches[step])
-                finite = math.isfinite(float(sums[first:end, 0].sum()))  # waits for the device
-            except FloatingPointError:  # our optimizers raise it before they change anything
-                finite = False
-            tell(end)
-            first = end
-            if not finite:
-                diverged = end
-                break
-        seconds = (time.perf_counter() - start) / first
-        scores = {} if diverged else _scores(task, model, sums)
+        with task.threads(model):
+            sums, seconds, diverged = _learn(task, model, made, task.batches(seed), tell)
+            scores = {} if diverged else _scores(task, model, sums)
     if any(not math.isfinite(value) for value in scores.values()):
         scores, diverged = {}, task.steps
     losses = sums[:, 0].double().cpu().numpy()
+    ends = _ends(task.steps)
     parts = zip([0, *ends], ends, strict=False)
     curve = np.array([losses[a:b].mean() if b > a else np.nan for a, b in parts])
     return Outcome(scores, curve, seconds, diverged)
+
+
+def _ends(steps: int) -> list[int]:
+    """The steps at which the points of a curve end; of a short run several at the same step."""
+    return [steps * part // POINTS for part in range(1, POINTS + 1)]
+
+
+def _learn(
+    task: Task,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Tensor,
+    tell: Callable[[int], None],
+) -> tuple[Tensor, float, int | None]:
+    """Loss and accuracy of each step, seconds per step, the step by which it diverged."""
+    sums = torch.zeros(task.steps, 2, device=task.device)
+    first, start, diverged = 0, time.perf_counter(), None
+    for end in sorted(set(_ends(task.steps)) - {0}):
+        try:
+            for step in range(first, end):
+                sums[step] = _step(task, model, optimizer, batches[step])
+            finite = math.isfinite(float(sums[first:end, 0].sum()))  # waits for the device
+        except FloatingPointError:  # our optimizers raise it before they change anything
+            finite = False
+        tell(end)
+        first = end
+        if not finite:
+            diverged = end
+            break
+    return sums, (time.perf_counter() - start) / first, diverged
 
 
 def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Tensor:
