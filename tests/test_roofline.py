@@ -93,18 +93,20 @@ def test_stacks_tell_their_share(tmp_path: Path) -> None:
     assert all(progress.share is not None and progress.share > 0 for progress in told)
 
 
-def test_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("typer")
     from upgd.lab import display as run
 
     specs = [RunSpec(PROBLEM, "sgd", {}, seed, 1_000_000) for seed in range(200)]
-    tell = run._lines(200, 0.0, run.note)
-    # 200 runs, half done: 10⁸ steps at 503 211 a second take 198.7 seconds.
-    tell(Progress(specs[0], 500_000, 503_211.0, {}, tuple(specs[1:]), 0.811))
-    line = "".join(capsys.readouterr().err.splitlines())
-    assert line == (
-        "200 runs at step 500000: 100.0 of 200 runs, 503k steps/s, 81% of the roofline, 3:19 left"
-    )
-    tell(Progress(specs[0], 999_000, 40.0, {}))
-    line = "".join(capsys.readouterr().err.splitlines())
-    assert line.endswith("runs, 40 steps/s, 28 d 18:58:45 left")  # 99.501 · 10⁶ / 40 s
+    monkeypatch.setattr(run, "SECONDS_BETWEEN_LINES", 0.0)
+    with run.progress(200) as tell:
+        # 200 runs, half done: 10⁸ steps at 503 211 a second take 198.7 seconds.
+        tell(Progress(specs[0], 500_000, 503_211.0, {}, tuple(specs[1:]), 0.811))
+        line = "".join(capsys.readouterr().err.splitlines())
+        assert line == (
+            "200 runs at step 500000: 100.0 of 200 runs, "
+            "503k steps/s, 81% of the roofline, 3:19 left"
+        )
+        tell(Progress(specs[0], 999_000, 40.0, {}))
+        line = "".join(capsys.readouterr().err.splitlines())
+        assert line.endswith("runs, 40 steps/s, 28 d 18:58:45 left")  # 99.501 · 10⁶ / 40 s

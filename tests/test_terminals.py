@@ -24,6 +24,7 @@ from upgd.paper.results import TABLE, write
 TOY = "toy-changing-inputs"
 ODD = os.fsdecode(b"st\xffudy \xe9") if os.name != "nt" else "study \u2113"
 SHORT = ("--seeds=2", "--steps=4", "--window=2", "--hidden=4", "--engine=eager")
+COMPARE = ("compare", "{samples}", "--hidden=none", "--steps=2", "--seeds=2", "--factors=1")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "help": ("--help",),
     "version": ("--version",),
@@ -56,6 +57,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "data list": ("data", "list", "--data-dir={study}"),
     "data check": ("data", "check", "--data-dir={study}"),
     "data convert": ("data", "convert", "{images}", "{study}.npz"),
+    "compare": (*COMPARE, "--output={study}.svg"),
+    "compare --json": (*COMPARE, "--output={study}.png", "--json"),
     "demo --help": ("demo", "--help"),
 }
 MISTAKES: dict[str, tuple[str, ...]] = {
@@ -87,6 +90,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "data --data-dir": ("data", "list", "--data-dir={odd}"),
     "data home": ("data", "list", "--data-dir=~{odd}/x"),
     "data convert": ("data", "convert", "{odd}", "{odd}.npz"),
+    "compare": ("compare", "{odd}.npz", "--hidden=4"),
+    "compare file": ("compare", "{odd}.py"),
     "data features": ("data", "features", "{odd}", "{odd}.npz"),
     "demo --output": ("demo", "--output={odd}", "--study={study}"),
 }
@@ -130,6 +135,7 @@ def call(terminal: str, arguments: tuple[str, ...], study: Path) -> Any:
         "study": str(study),
         "odd": f"{ODD} \u00b1",
         "images": str(study.parent / "images.npz"),
+        "samples": str(study.parent / "samples.npz"),
     }
     given = [argument.format(**named) for argument in arguments]
     result = CliRunner(charset=charset, env=variables).invoke(app, given)
@@ -148,6 +154,9 @@ def test_commands_on_odd_terminals(name: str, terminal: str, study: Path) -> Non
     if name == "data convert":
         numpy = pytest.importorskip("numpy")
         numpy.savez(study.parent / "images.npz", inputs=numpy.zeros((2, 3), "f4"), labels=[0, 1])
+    if name.startswith("compare"):
+        numpy = pytest.importorskip("numpy")
+        numpy.savez(study.parent / "samples.npz", x=numpy.eye(8), y=numpy.arange(8) % 2)
     result = call(terminal, COMMANDS[name], study)
     assert result.exit_code == 0, result.output
     assert result.output

@@ -12,6 +12,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     best,
     check,
     claims,
+    compare,
     data,
     demo,
     report,

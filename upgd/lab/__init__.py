@@ -10,6 +10,8 @@ PyTorch's kind, a network and a stream enter by :func:`optimizer`, :func:`networ
 """
 
 from upgd.lab.checking import Checks, check
+from upgd.lab.comparing import compare
+from upgd.lab.comparison import Comparison
 from upgd.lab.definitions import method, network, optimizer, problem
 from upgd.lab.study import Study
 from upgd.lab.views import Picture, Rankings, Table
@@ -18,6 +20,7 @@ from upgd.study.extensions import use
 
 __all__ = [
     "Checks",
+    "Comparison",
     "Picture",
     "Rankings",
     "Study",
@@ -25,6 +28,7 @@ __all__ = [
     "absolute",
     "check",
     "clip",
+    "compare",
     "exp",
     "log",
     "maximum",

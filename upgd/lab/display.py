@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from upgd.study.execution import Progress
 from upgd.study.kinds import kind_of
@@ -31,19 +31,29 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+class Now(NamedTuple):
+    """How far runs are at one moment."""
+
+    what: str  # what is under way
+    done: float  # runs, in parts too
+    total: int  # runs
+    pace: str  # steps per second, time left
+    latest: str = ""  # recent values, in a live line
+    more: str = ""  # what plain lines say as well
+
+
 @contextmanager
-def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
-    """Show how far `total` runs are.
+def live(shown: Any = None) -> Iterator[Callable[[Now], None]]:
+    """Show what is under way: a bar in a terminal or a notebook, else a line now and then.
 
     Args:
-        total: How many runs.
         shown: Rich's console; None for plain lines.
     """
     if shown is None or not (shown.is_terminal or shown.is_jupyter):
-        yield _lines(total, SECONDS_BETWEEN_LINES, note)
+        yield _lines(SECONDS_BETWEEN_LINES, note)
         return
     if shown.is_jupyter and find_spec("ipywidgets") is None:  # without it, rich shows nothing
-        yield _lines(total, 0.5, lambda text: print(f"\r{text:<100}", end="", file=sys.stderr))
+        yield _lines(0.5, lambda text: print(f"\r{text:<100}", end="", file=sys.stderr))
         note("")
         return
     from rich.progress import BarColumn, TextColumn
@@ -55,36 +65,51 @@ def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
         TextColumn("{task.fields[pace]}  {task.fields[latest]}"),
     )
     with Bars(*columns, console=shown, transient=True) as bar:
-        task = bar.add_task("starting", total=float(total), pace="", latest="")
-        done = _Done(total)
+        task = bar.add_task("starting", total=None, pace="", latest="")
+
+        def show(now: Now) -> None:
+            bar.update(
+                task,
+                completed=now.done,
+                total=float(now.total),
+                description=now.what,
+                pace=now.pace,
+                latest=now.latest,
+            )
+
+        yield show
+
+
+def _lines(pause: float, write: Callable[[str], None]) -> Callable[[Now], None]:
+    last = time.monotonic()
+
+    def show(now: Now) -> None:
+        nonlocal last
+        if time.monotonic() - last >= pause:
+            last = time.monotonic()
+            told = [f"{now.done:.1f} of {now.total} runs", now.pace, now.more]
+            write(f"{now.what}: {', '.join(filter(None, told))}")
+
+    return show
+
+
+@contextmanager
+def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
+    """Show how far `total` runs of a study are.
+
+    Args:
+        total: How many runs.
+        shown: Rich's console; None for plain lines.
+    """
+    done = _Done(total)
+    with live(shown) as show:
 
         def on_progress(progress: Progress) -> None:
             done.add(progress)
-            bar.update(
-                task,
-                completed=done.runs,
-                description=_what(progress),
-                pace=done.pace(progress),
-                latest=_latest(progress),
-            )
+            pace, latest = done.pace(progress), _latest(progress)
+            show(Now(_what(progress), done.runs, total, pace, latest, _returns(progress)))
 
         yield on_progress
-
-
-def _lines(total: int, pause: float, write: Callable[[str], None]) -> OnProgress:
-    last = time.monotonic()
-    done = _Done(total)
-
-    def on_progress(progress: Progress) -> None:
-        nonlocal last
-        done.add(progress)
-        if time.monotonic() - last >= pause:
-            last = time.monotonic()
-            told = [f"{done.runs:.1f} of {total} runs", done.pace(progress)]
-            text = ", ".join([*told, *filter(None, [_returns(progress)])])
-            write(f"{_what(progress)}: {text}")
-
-    return on_progress
 
 
 class _Done:

@@ -139,13 +139,18 @@ def _try(row: TorchRow) -> None:
                     f"{row.name}: cannot be made with {_listed(row)}: "
                     f"{type(error).__name__}: {line}"
                 ) from error
+    check_made(row.name, opt)
+
+
+def check_made(name: str, opt: Any) -> None:
+    """Raise unless `opt` is an optimizer whose ``step()`` needs no closure."""
     if not isinstance(opt, Optimizer):
-        raise TypeError(f"{row.name}: made a {type(opt).__name__}, not a torch.optim.Optimizer")
+        raise TypeError(f"{name}: made a {type(opt).__name__}, not a torch.optim.Optimizer")
     closure = next(iter(inspect.signature(opt.step).parameters.values()), None)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if closure is not None and closure.default is closure.empty and closure.kind in positional:
         raise ValueError(
-            f"{row.name}: step() of {type(opt).__name__} wants a closure that evaluates the loss "
+            f"{name}: step() of {type(opt).__name__} wants a closure that evaluates the loss "
             "again; an online learner sees a sample once"
         )
 

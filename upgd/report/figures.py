@@ -121,16 +121,16 @@ def draw_curves(
         taken = np.isfinite(mean)  # some metrics are not measured in every window
         x, mean, values = x[taken], mean[taken], values[:, taken]
         if many:
-            look = families.setdefault(family, _look(len(families)))
-            axes.plot(x, mean, **look, linewidth=0.6, alpha=0.6)
+            drawn = families.setdefault(family, look(len(families)))
+            axes.plot(x, mean, **drawn, linewidth=0.6, alpha=0.6)
             continue
-        look = _look(number)
-        axes.plot(x, mean, **look, label=plain(f"{name} ({count(len(values), 'seed')})"))
+        drawn = look(number)
+        axes.plot(x, mean, **drawn, label=plain(f"{name} ({count(len(values), 'seed')})"))
         if len(values) > 1:
             error = metrics.standard_error(values)
-            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=look["color"], lw=0)
-    for family, look in families.items():
-        axes.plot([], [], **look, label=plain(family))
+            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=drawn["color"], lw=0)
+    for family, drawn in families.items():
+        axes.plot([], [], **drawn, label=plain(family))
     axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
     if below:
@@ -140,7 +140,7 @@ def draw_curves(
     save(figure, path)
 
 
-def _look(number: int) -> dict[str, str]:
+def look(number: int) -> dict[str, str]:
     """The colour and the dash of a line, as on pages."""
     colour, dash = style(number)
     return {"color": LIGHT[colour], "linestyle": ("-", "--", ":", "-.")[dash]}

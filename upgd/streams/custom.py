@@ -282,6 +282,44 @@ def _as_read(data: Any) -> _Read | tuple[Any, Any, bool]:
     )
 
 
+def as_arrays(data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All samples of arrays, a dataset, a loader or an ``.npz`` file, a row of each per sample.
+
+    A loader's own order does not count: its dataset is read once, from the first sample on. Images
+    ``uint8 [n, height, width, …]`` are scaled to [-1, 1], other whole numbers stay as they are.
+
+    Raises:
+        ValueError: The data are of another kind, not numbers, or not finite.
+
+    Example:
+        >>> x, y = as_arrays(([[1.0], [2.0]], [0, 1]))
+        >>> x.shape, y.dtype.kind
+        ((2, 1), 'i')
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        size = data.batch_size if data.batch_sampler is None else data.batch_size or 1
+        data = DataLoader(data.dataset, batch_size=size, collate_fn=data.collate_fn)
+    read = _as_read(data)
+    if isinstance(read, _Read):
+        raise ValueError("a generator has no length; collect its samples into arrays (x, y)")
+    x, y = _array("x", read[0]), _array("y", read[1])
+    _check_rows(x, y)
+    if x.dtype == np.uint8 and x.ndim > 2:
+        x = Dataset("own", x, np.zeros(len(x), np.int64), 1).scaled(slice(None))
+    x = _finite("x", x) if x.dtype.kind == "f" else x
+    return x, _finite("y", y) if y.dtype.kind == "f" else y
+
+
+def _check_rows(x: NDArray[Any], y: NDArray[Any]) -> None:
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        shapes = f"{x.shape} and {y.shape}"
+        raise ValueError(f"x and y have shapes {shapes}; a row of each per sample expected")
+    if len(x) == 0:
+        raise ValueError("there are no samples")
+
+
 def _npz(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
@@ -386,11 +424,7 @@ def _dataset(
 ) -> tuple[Dataset, NDArray[np.float32] | None]:
     """Inputs and labels, or inputs without labels and targets."""
     inputs, values = _array("x", x), _array("y", y)
-    if inputs.ndim == 0 or values.ndim == 0 or len(inputs) != len(values):
-        shapes = f"{inputs.shape} and {values.shape}"
-        raise ValueError(f"x and y have shapes {shapes}; a row of each per sample expected")
-    if len(inputs) == 0:
-        raise ValueError("there are no samples")
+    _check_rows(inputs, values)
     wanted = shape or tuple(inputs.shape[1:]) or (1,)
     if math.prod(wanted) != math.prod(inputs.shape[1:]) or math.prod(wanted) == 0:
         raise ValueError(f"an input has shape {inputs.shape[1:]}, which is not {wanted}")

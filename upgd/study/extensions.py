@@ -56,12 +56,8 @@ def use(what: str | os.PathLike[str]) -> None:
 
 
 def _use_file(path: Path) -> None:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ExtensionError(f"cannot read {path}: {error.strerror or error}") from error
+    checksum = hashlib.sha256(_content(path)).hexdigest()
     path = path.resolve()
-    checksum = hashlib.sha256(content).hexdigest()
     known = _LOADED.get(str(path))
     if known is not None:
         here = _users()
@@ -71,6 +67,23 @@ def _use_file(path: Path) -> None:
             _REGISTRIES[kind].pop(name, None)
     with _loading(str(path), checksum):
         _execute(path)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ExtensionError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def load_module(path: Path) -> ModuleType:
+    """A Python file as a module, for what it defines rather than registers.
+
+    Raises:
+        ExtensionError: It cannot be read, or raises an error.
+    """
+    _content(path)
+    return _execute(path.resolve())
 
 
 def _use_entry_point(name: str) -> None:
@@ -121,11 +134,11 @@ def _execute(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ExtensionError(_where(path, error)) from error
+        raise ExtensionError(where(path, error)) from error
     return module
 
 
-def _where(path: Path, error: BaseException) -> str:
+def where(path: Path, error: BaseException) -> str:
     """One line: the place in the file, and what went wrong."""
     line: int | None = None
     if isinstance(error, SyntaxError) and error.filename == str(path):

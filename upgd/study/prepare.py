@@ -134,12 +134,12 @@ def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
         if isinstance(problem.network, str):
             kind = "a convolutional" if problem.network == "cnn" else "its own"
             raise SpecError(f"{spec.problem} has {kind} network; leave hidden out")
-        units = (problem.network[0], *_units(hidden), problem.network[-1])
-        problem = replace(problem, network=units)
+        sizes = (problem.network[0], *units(hidden), problem.network[-1])
+        problem = replace(problem, network=sizes)
     return problem
 
 
-def _units(hidden: Scalar) -> list[int]:
+def units(hidden: Scalar) -> list[int]:
     """The units of each hidden layer."""
     if hidden == NO_LAYERS:
         return []
