@@ -76,7 +76,7 @@ class StatefulOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; traces keep their precision, and nothing is shared with it.
 
-        Options that an older dict lacks keep the group's value, and hyperparameters that had another
+        Options that an older dict lacks keep the group's value; hyperparameters that had another
         meaning are converted, with a warning. An invalid dict is refused as a whole.
 
         Raises:
