@@ -60,7 +60,7 @@ def warn(
     lines: dict[str, None] = {}
     for before, after in zip(given, taken, strict=True):
         if CONVENTION not in before:
-            names = ("lr", "weight_decay", "sigma")
+            names = [n for n in ("lr", "weight_decay", "sigma") if n in before]
             pairs = [(n, float(before[n]), float(after[n])) for n in names]
             lines |= dict.fromkeys(f"{n} {a:g} is now {b:g}" for n, a, b in pairs if a != b)
     if lines:
