@@ -42,6 +42,7 @@ from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.checking import check_study
 from upgd.ledger.checkpoints import checkpoint_facts
 from upgd.ledger.errors import DamagedError
+from upgd.ledger.old_specs import whole_step_json
 from upgd.ledger.repairing import repair_study
 
 OLD = DATA / "rules_2_study"
@@ -139,6 +140,14 @@ def test_what_is_converted_and_what_is_not() -> None:
     assert some[("own", 3)] == {"lr": 0.1}
     assert some[("mine", 2)]["lr"] == 0.01  # may call rules of upgd, which have changed
     assert (agent.rules, agent.hyper["lr"], agent.hyper["eps"]) == (3, 1.5e-4, 1e-5)
+
+
+@pytest.mark.parametrize("hyper", [{"lr": 5e-324}, {"weight_decay": 1.7e308}])
+def test_what_has_no_exact_counterpart_is_left_alone(hyper: dict[str, float]) -> None:
+    """Half of the smallest number is 0, and twice the largest is infinite."""
+    old = {"hyper": {"lr": 1.0, "weight_decay": 0.0, **hyper}, "method": "upgd", "rules": 2}
+    with pytest.raises(ValueError, match=r"no exact counterpart|JSON compliant"):
+        whole_step_json(json.dumps(old))
 
 
 def test_show_prints_what_it_printed(study: Path) -> None:
