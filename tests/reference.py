@@ -62,7 +62,9 @@ def simulate(
     elif method in ("ada-upgd", "ada-upgd-2nd"):
         result = simulate_ada_upgd(weights, steps, hyper, second_order=method.endswith("-2nd"))
     else:
-        feature_wise, protecting, second_order, local = parse_upgd_name(method)
+        feature_wise, protecting, second_order, local = parse_upgd_name(
+            method.removesuffix("-momentum")
+        )
         if feature_wise:
             assert into is not None, "feature-wise methods need `into`"
             result = simulate_feature_upgd(
@@ -217,9 +219,11 @@ def simulate_upgd(
     local scaling       Ubar = phi(Uhat / max(||Uhat_row||, tiny))
     protecting          w <- (1 - alpha*lambda)*w - 2*alpha*(g + xi)*(1 - Ubar)
     non-protecting      w <- (1 - alpha*lambda)*w - alpha*(g + 2*xi*(1 - Ubar))
+    momentum            V <- mu*V + g takes the place of g in the update, not in the utility
     """
     w = list(weights)
     u = [np.zeros_like(x) for x in w]
+    v = [np.zeros_like(x) for x in w]
     t = [0 for _ in w]
     result = []
     for step in steps:
@@ -246,6 +250,9 @@ def simulate_upgd(
             alpha = number(hyper[i], "lr")
             lam = weight_decay(hyper[i])
             g = entry(step, "g", i, w[i].shape)
+            if "momentum" in hyper[i]:
+                v[i] = number(hyper[i], "momentum") * v[i] + g
+                g = v[i]
             xi = number(hyper[i], "sigma") * entry(step, "noise", i, w[i].shape)
             gate = local_gate_of_weights(u_hat[i]) if local else global_gate(u_hat[i], eta)
             if hyper[i].get("protect", protecting):

@@ -51,6 +51,7 @@ def hyper_strategy(row: Row) -> Any:
         "beta_utility": beta,
         "output_gate": st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.01, 1.99)),
         "betas": st.tuples(beta, beta),
+        "momentum": beta,
         "eps": st.sampled_from([1e-4, 1e-8]),
         "kappa": st.floats(0, 10),
         "beta_importance": beta,

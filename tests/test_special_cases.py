@@ -110,6 +110,14 @@ def test_a_weight_without_utility_takes_the_step_of_sgd(tail: str, decay: float,
 
 
 @every_path
+def test_a_weight_without_utility_takes_the_step_of_sgd_with_momentum(path: str) -> None:
+    same = {"lr": 0.3, "momentum": 0.9}
+    expected = moves_from_zero(lambda params: torch.optim.SGD(params, **same))
+    found = moves_from_zero(lambda params: UPGD(params, sigma=0.0, **same, **PATHS[path]))
+    assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@every_path
 @pytest.mark.parametrize("name", ["ada-upgd", "ada-upgd-2nd"])
 def test_a_weight_without_utility_takes_the_step_of_adam(name: str, path: str) -> None:
     row, same = METHODS[name], {"lr": 0.3, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.0}
