@@ -13,6 +13,10 @@ Notation of the docstrings, and the names in the code:
     Uhat      bias-corrected utility trace  (u_hat)
     Ubar      scaled utility                (the code holds 1 - Ubar, as `gate`)
     alpha     step size (lr)                lambda   weight decay (wd)
+
+A weight without utility has Ubar = 1/2 and takes the whole step alpha. The paper's equations, with
+alpha', lambda' and sigma', have half of it: they are these with alpha = alpha'/2 and
+lambda = 2*lambda', and in non-protecting methods with sigma = sigma'/2.
 """
 
 import math
@@ -58,7 +62,9 @@ def simulate(
     elif method in ("ada-upgd", "ada-upgd-2nd"):
         result = simulate_ada_upgd(weights, steps, hyper, second_order=method.endswith("-2nd"))
     else:
-        feature_wise, protecting, second_order, local = parse_upgd_name(method)
+        feature_wise, protecting, second_order, local = parse_upgd_name(
+            method.removesuffix("-momentum")
+        )
         if feature_wise:
             assert into is not None, "feature-wise methods need `into`"
             result = simulate_feature_upgd(
@@ -211,11 +217,13 @@ def simulate_upgd(
     trace               U <- beta*U + (1 - beta)*m,  Uhat = U / (1 - beta^t)
     global scaling      Ubar = phi(Uhat / max(|eta|, tiny)),  eta = max Uhat over all weights
     local scaling       Ubar = phi(Uhat / max(||Uhat_row||, tiny))
-    protecting          w <- (1 - alpha*lambda)*w - alpha*(g + xi)*(1 - Ubar)
-    non-protecting      w <- (1 - alpha*lambda)*w - alpha*(g + xi*(1 - Ubar))
+    protecting          w <- (1 - alpha*lambda)*w - 2*alpha*(g + xi)*(1 - Ubar)
+    non-protecting      w <- (1 - alpha*lambda)*w - alpha*(g + 2*xi*(1 - Ubar))
+    momentum            V <- mu*V + g takes the place of g in the update, not in the utility
     """
     w = list(weights)
     u = [np.zeros_like(x) for x in w]
+    v = [np.zeros_like(x) for x in w]
     t = [0 for _ in w]
     result = []
     for step in steps:
@@ -242,12 +250,15 @@ def simulate_upgd(
             alpha = number(hyper[i], "lr")
             lam = weight_decay(hyper[i])
             g = entry(step, "g", i, w[i].shape)
+            if "momentum" in hyper[i]:
+                v[i] = number(hyper[i], "momentum") * v[i] + g
+                g = v[i]
             xi = number(hyper[i], "sigma") * entry(step, "noise", i, w[i].shape)
             gate = local_gate_of_weights(u_hat[i]) if local else global_gate(u_hat[i], eta)
             if hyper[i].get("protect", protecting):
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + xi) * gate
+                w[i] = (1.0 - alpha * lam) * w[i] - 2.0 * alpha * (g + xi) * gate
             else:
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + xi * gate)
+                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + 2.0 * xi * gate)
         result.append(list(w))
     return result
 
@@ -273,9 +284,9 @@ def simulate_feature_upgd(
     trace               u <- beta*u + (1 - beta)*m,  uhat = u / (1 - beta^t)
     global scaling      ubar = phi(uhat / max(|eta|, tiny)),  eta = max uhat over all layers
     local scaling       ubar = phi(uhat_l / max(||uhat_l||, tiny))
-    protecting          w <- (1 - alpha*lambda)*w - alpha*(g + xi)*(1 - ubar_j)
-    non-protecting      w <- (1 - alpha*lambda)*w - alpha*(g + xi*(1 - ubar_j))
-    output layer        w <- (1 - alpha*lambda)*w - alpha*g
+    protecting          w <- (1 - alpha*lambda)*w - 2*alpha*(g + xi)*(1 - ubar_j)
+    non-protecting      w <- (1 - alpha*lambda)*w - alpha*(g + 2*xi*(1 - ubar_j))
+    output layer        w <- (1 - alpha*lambda)*w - alpha*gamma*g,  gamma = 1 if non-protecting
 
     where w is any weight or bias into feature j: index j along axis 0.
     """
@@ -322,7 +333,9 @@ def simulate_feature_upgd(
             g = entry(step, "g", i, w[i].shape)
             layer_of_i = into[i]
             if layer_of_i is None:  # the output layer
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * g
+                protects = hyper[i].get("protect", protecting)
+                gamma = number(hyper[i], "output_gate") if protects else 1.0
+                w[i] = (1.0 - alpha * lam) * w[i] - alpha * gamma * g
                 continue
             xi = number(hyper[i], "sigma") * entry(step, "noise", i, w[i].shape)
             if local:
@@ -334,9 +347,9 @@ def simulate_feature_upgd(
             for j in range(w[i].shape[0]):
                 gate[j] = gate_of_features[j]
             if hyper[i].get("protect", protecting):
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + xi) * gate
+                w[i] = (1.0 - alpha * lam) * w[i] - 2.0 * alpha * (g + xi) * gate
             else:
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + xi * gate)
+                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (g + 2.0 * xi * gate)
         result.append(list(w))
     return result
 
@@ -359,11 +372,11 @@ def simulate_ada_upgd(
                 M <- beta_1*M + (1 - beta_1)*g,   Mhat = M / (1 - beta_1^t)
                 V <- beta_2*V + (1 - beta_2)*g^2, Vhat = V / (1 - beta_2^t)
     scaling     Ubar = phi(Uhat / max(|eta|, tiny)),  eta = max Uhat over all weights
-    update      w <- (1 - alpha*lambda)*w - alpha*(Mhat/(sqrt(Vhat) + eps) + xi)*(1 - Ubar)
+    update      w <- (1 - alpha*lambda)*w - 2*alpha*(Mhat/(sqrt(Vhat) + eps) + xi)*(1 - Ubar)
 
     With "protect" False, by analogy with non-protecting UPGD:
 
-                w <- (1 - alpha*lambda)*w - alpha*(Mhat/(sqrt(Vhat) + eps) + xi*(1 - Ubar))
+                w <- (1 - alpha*lambda)*w - alpha*(Mhat/(sqrt(Vhat) + eps) + 2*xi*(1 - Ubar))
     """
     w = list(weights)
     u = [np.zeros_like(x) for x in w]
@@ -406,9 +419,9 @@ def simulate_ada_upgd(
             direction = m_hat[i] / (np.sqrt(v_hat[i]) + eps)
             gate = global_gate(u_hat[i], eta)
             if hyper[i].get("protect", True):
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (direction + xi) * gate
+                w[i] = (1.0 - alpha * lam) * w[i] - 2.0 * alpha * (direction + xi) * gate
             else:
-                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (direction + xi * gate)
+                w[i] = (1.0 - alpha * lam) * w[i] - alpha * (direction + 2.0 * xi * gate)
         result.append(list(w))
     return result
 

@@ -91,6 +91,27 @@ def plain(
     return Trace(weights.cpu().numpy(), np.array(losses), progress, np.array(right))
 
 
+def output_layer_after_sgd(learner: Learner, stream: Any, sizes: Sequence[int]) -> Any:
+    """Its weights and biases after a step of PyTorch's SGD, `output_gate` times as large."""
+    model = build(sizes, learner.seed, "relu").to(torch.float64)
+    x, y = (torch.from_numpy(part) for part in stream.at(0))
+    F.cross_entropy(model(x.double()), y).backward()
+    last = list(model.parameters())[-2:]
+    gate = 1.0 if learner.method.startswith("feature-n-") else learner.hyper["output_gate"]
+    torch.optim.SGD(last, lr=learner.hyper["lr"] * gate).step()
+    return torch.cat([p.detach().flatten() for p in last]).numpy()
+
+
+def gated_outputs(seed: int) -> list[Learner]:
+    """Learners whose output layers have all kinds of gates."""
+    hyper = {"lr": 0.3, "sigma": 0.5, "weight_decay": 0.0}
+    gates = [("upgd", gate) for gate in (0.0, 0.5, 1.0, 2.0)]
+    return [
+        Learner(f"feature-{name}", {**hyper, "output_gate": gate}, seed)
+        for name, gate in [*gates, ("n-upgd", 2.0), ("upgd-local", 2.0)]
+    ]
+
+
 def feed(learners: Sequence[Learner], stream: Any = classify) -> Feed:
     """The samples of a stack."""
     return Feed([stream(learner.seed) for learner in learners])

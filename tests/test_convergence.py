@@ -143,9 +143,13 @@ def squared_norms(
 ) -> Tensor:
     """‖∇f(θₜ)‖² at each step of a run with full gradients, or with `batch` samples a step.
 
-    `watch` sees the scaled utilities of every step.
+    `lr` and `sigma` are the paper's α and σ; `watch` sees the scaled utilities of every step.
     """
     w = torch.nn.Parameter(problem.start.clone())
+    if options.get("protect", True):
+        lr = lr / 2  # the paper's gate is 1-Ū, the library's 2·(1-Ū)
+    else:
+        options["sigma"] = options["sigma"] / 2
     opt = UPGD([w], lr=lr, seed=seed, **options)
     samples = torch.Generator().manual_seed(seed)
     norms = []
@@ -405,7 +409,7 @@ def test_same_sample_utilities_bias_the_step(order: int) -> None:
         gradients, gates, moves = [], [], []
         for centre in (0.0, 2.0):
             w = torch.nn.Parameter(torch.tensor([theta], dtype=torch.float64))
-            opt = UPGD([w], lr=1.0, sigma=0.0, beta_utility=0.0, order=order)
+            opt = UPGD([w], lr=0.5, sigma=0.0, beta_utility=0.0, order=order)
             w.grad = w.detach() - centre
             w.curvature = torch.ones_like(w)
             opt.step()

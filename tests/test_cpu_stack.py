@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from tests.stacks import classify, feed, plain, regress
+from tests.stacks import classify, feed, gated_outputs, output_layer_after_sgd, plain, regress
 from upgd.engine import EagerRun, Setting
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.dense_cpu import CpuStack
@@ -77,6 +77,15 @@ def test_methods_equal_the_plain_loop(names: tuple[str, ...]) -> None:
     stack = run(make(learners, dtype=torch.float64), learners)
     assert stack.order != list(range(len(learners)))
     check_against_plain(stack, classify, sizes=SIZES)
+
+
+def test_gates_of_output_layers() -> None:
+    learners = gated_outputs(3)
+    stack = run(make(learners, dtype=torch.float64), learners, [1])
+    for i, learner in enumerate(stack.learners):
+        expected = output_layer_after_sgd(learner, classify(3), SIZES)
+        weights = stack.weights[i][stack.layout.places][-len(expected) :]
+        np.testing.assert_allclose(weights, expected, atol=1e-14, err_msg=str(learner))
 
 
 @pytest.mark.parametrize(

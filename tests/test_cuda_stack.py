@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.stacks import feed, numbers, plain, regress
+from tests.stacks import feed, gated_outputs, numbers, output_layer_after_sgd, plain, regress
 from tests.stacks import small as classify
 from tests.waiting import PATIENCE
 from upgd.engine.dense import Learner
@@ -75,6 +75,16 @@ def test_every_method_equals_the_plain_loop(part: int) -> None:
     stack = make(learners)
     run(stack, learners, [2, STEPS])
     check_against_plain(stack, classify, STEPS, sizes=SIZES)
+
+
+def test_gates_of_output_layers() -> None:
+    learners = gated_outputs(3)
+    stack = make(learners, 1)
+    run(stack, learners, [1])
+    for i, learner in enumerate(stack.learners):
+        expected = output_layer_after_sgd(learner, classify(3), SIZES)
+        weights = numbers(stack.weights[i])[stack.layout.places][-len(expected) :]
+        np.testing.assert_allclose(weights, expected, atol=1e-14, err_msg=str(learner))
 
 
 TILES = Tuning(back_rows=4, back_columns=4, head_columns=8, head_tile=128)

@@ -456,7 +456,7 @@ def test_weights_into_one_feature_share_its_gate() -> None:
     plain(torch.randn(4, 5, dtype=DOUBLE)).square().sum().backward()
     opt.step()
     for layer, old in ((plain[0], before[0:2]), (plain[2], before[2:4])):
-        gate = 1 - opt.scaled_utility(layer.weight)
+        gate = 2 * (1 - opt.scaled_utility(layer.weight))
         assert gate.shape == (layer.out_features,)
         torch.testing.assert_close(old[0] - layer.weight, 0.1 * layer.weight.grad * gate[:, None])
         torch.testing.assert_close(old[1] - layer.bias, 0.1 * layer.bias.grad * gate)

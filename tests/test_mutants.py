@@ -105,17 +105,17 @@ def rule(phase: int, fn: Callable[..., Any]) -> Patch:
 
 def noise_not_gated(w, g, utility, noise, eta, lr, weight_decay, sigma):  # type: ignore[no-untyped-def]
     gate = upgd_module.sigmoid(utility / -eta)
-    return (1 - lr * weight_decay) * w - lr * (g * gate + sigma * noise)
+    return (1 - lr * weight_decay) * w - lr * (2 * g * gate + sigma * noise)
 
 
 def gate_turned_round(w, g, utility, noise, eta, lr, weight_decay, sigma):  # type: ignore[no-untyped-def]
     gate = upgd_module.sigmoid(utility / eta)
-    return (1 - lr * weight_decay) * w - lr * ((g + sigma * noise) * gate)
-
-
-def double_step(w, g, utility, noise, eta, lr, weight_decay, sigma):  # type: ignore[no-untyped-def]
-    gate = upgd_module.sigmoid(utility / -eta)
     return (1 - lr * weight_decay) * w - 2 * lr * ((g + sigma * noise) * gate)
+
+
+def single_step(w, g, utility, noise, eta, lr, weight_decay, sigma):  # type: ignore[no-untyped-def]
+    gate = upgd_module.sigmoid(utility / -eta)
+    return (1 - lr * weight_decay) * w - lr * ((g + sigma * noise) * gate)
 
 
 def utility_sign_lost(w, g, utility, beta_utility):  # type: ignore[no-untyped-def]
@@ -146,7 +146,7 @@ MUTANTS: list[tuple[str, str, Patch]] = [
     ("one clock for all", "s-ewc", shared_clock),
     ("noise not gated", "upgd", rule(1, noise_not_gated)),
     ("gate turned round", "upgd", rule(1, gate_turned_round)),
-    ("2α as in the authors' code", "upgd", rule(1, double_step)),
+    ("α as in the paper", "upgd", rule(1, single_step)),
     ("utility's sign lost", "upgd", rule(0, utility_sign_lost)),
 ]
 

@@ -18,86 +18,59 @@ Then ``PRAGMA journal_mode=DELETE`` and ``VACUUM``.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from tests.ledgers import PROCESSES, crash_at, forking
-from tests.waiting import PATIENCE
-from upgd.cli import app
-from upgd.ledger import RULES_VERSION, Ledger, RunSpec, load_checkpoint, save_checkpoint
-from upgd.ledger import crash_points as crash
+from tests.ledgers import forking
+from tests.old_studies import (
+    DATA,
+    assert_kills_lose_nothing,
+    call,
+    content,
+    copied,
+    dump,
+    rows,
+)
+from upgd.ledger import Ledger, RunSpec, load_checkpoint
 from upgd.ledger.checking import check_study
 from upgd.ledger.database import Database
 from upgd.ledger.errors import DamagedError
-from upgd.ledger.records import from_blob
 from upgd.ledger.repairing import repair_study
-from upgd.ledger.versions import versions
 from upgd.study.prepare import prepare
 
-OLD = Path(__file__).parent / "data" / "old_study"
+OLD = DATA / "old_study"
 RUNS, KEPT = 21, 16
 OVER = ("done", "diverged")
+GATED = ("upgd", "ada-upgd")  # what the study has of methods that rules 3 convert
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A copy whose checkpoints are of the libraries that are installed here."""
-    folder = tmp_path / "study"
-    shutil.copytree(OLD, folder)
-    for path in (folder / "checkpoints").iterdir():
-        arrays, facts = load_checkpoint(path)
-        facts["stack"] |= versions()
-        save_checkpoint(path, arrays, facts)
-    return folder
-
-
-def old_rows() -> Iterator[dict[str, Any]]:
-    """What the old ledger has, read without upgd."""
-    db = sqlite3.connect(f"{OLD.as_uri()}/ledger.sqlite?immutable=1", uri=True)
-    db.row_factory = sqlite3.Row
-    query = "SELECT runs.*, summary, started FROM runs LEFT JOIN results USING (key)"
-    for row in db.execute(query).fetchall():
-        series = db.execute("SELECT metric, data FROM series WHERE key = ?", (row["key"],))
-        yield {**dict(row), "series": {metric: from_blob(data) for metric, data in series}}
-    db.close()
-
-
-def dump(folder: Path) -> list[str]:
-    db = sqlite3.connect(folder / "ledger.sqlite")
-    found = list(db.iterdump())
-    db.close()
-    return found
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def call(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return copied(OLD, tmp_path / "study")
 
 
 # ------------------------------------------------------------------------------------ opening
 @pytest.mark.parametrize("read_only", [False, True])
 def test_no_run_and_no_result_is_lost(study: Path, read_only: bool) -> None:
-    before, rows = content(study), list(old_rows())
+    before, old_rows = content(study), list(rows(OLD))
     with Ledger.open(study, create=False, read_only=read_only) as ledger:
         runs = {run.key: run for run in ledger.runs()}
         alike: dict[str, list[dict[str, Any]]] = {}
-        for row in rows:
+        for row in old_rows:
             run, old = ledger.get(row["key"]), json.loads(row["spec"])
             alike.setdefault(run.key, []).append(row)
-            for name in ("problem", "seed", "steps", "rules"):
+            for name in ("problem", "seed", "steps"):
                 assert getattr(run.spec, name) == old[name]
-            assert old["hyper"].items() <= run.spec.hyper.items()
+            assert run.spec.rules == {1: 1, 2: 3}[old["rules"]]
+            halved = run.spec.rules == 3 and run.spec.method in GATED
+            factors = {"lr": 0.5, "weight_decay": 2.0} if halved else {}
+            hyper = {name: value * factors.get(name, 1) for name, value in old["hyper"].items()}
+            assert hyper.items() <= run.spec.hyper.items()
             assert run.spec.options.items() <= old["options"].items()
         for key, same in alike.items():
             run = runs.pop(key)
@@ -112,13 +85,12 @@ def test_no_run_and_no_result_is_lost(study: Path, read_only: bool) -> None:
                 for metric, values in kept[0]["series"].items():
                     np.testing.assert_array_equal(ledger.series(key, metric), values)
         assert not runs
-        assert (len(rows), len(alike)) == (RUNS, KEPT)
+        assert (len(old_rows), len(alike)) == (RUNS, KEPT)
         assert sum(ledger.counts().values()) == KEPT
     if read_only:
         assert content(study) == before
 
 
-@pytest.mark.skipif(RULES_VERSION != 2, reason="other rules give other results")
 def test_what_was_left_out_had_the_defaults_of_then() -> None:
     """The canonical specification gives the old result again."""
     with Ledger.open(OLD, read_only=True) as ledger:
@@ -131,14 +103,12 @@ def test_what_was_left_out_had_the_defaults_of_then() -> None:
             np.testing.assert_allclose(again.meter.series("loss"), loss, rtol=1e-3)
 
 
-def test_specifications_are_canonical_and_old_canonical_ones_keep_their_keys() -> None:
+def test_specifications_are_canonical() -> None:
     with Ledger.open(OLD, read_only=True) as ledger:
         runs = list(ledger.runs())
     for run in runs:
         assert run.key == run.spec.key
         assert RunSpec(**json.loads(run.spec.to_json())) == run.spec
-    kept = {row["key"] for row in old_rows()} & {run.key for run in runs}
-    assert {run.spec.method for run in runs if run.key in kept} == {"theirs", "ada-upgd"}
 
 
 def test_opened_a_second_time_nothing_happens(study: Path) -> None:
@@ -194,36 +164,11 @@ def test_resume_goes_on_from_the_checkpoint(study: Path, engine: str, seed: int)
     np.testing.assert_allclose(loss[: len(beginning)], beginning, rtol=1e-3)
 
 
-def _open_and_exit(folder: Path, number: int) -> None:
-    crash.point = crash_at(number, lambda: os._exit(7))
-    Ledger.open(folder).close()
-
-
 @forking
 def test_killed_in_the_middle_of_it(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tmp_path / "whole"
-    shutil.copytree(study, whole)
-    names: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(crash, "point", names.append)
-        Ledger.open(whole).close()
-    assert sum(name == "write: before replace" for name in names) == 2  # the checkpoints
-    expected, checkpoints = dump(whole), content(whole / "checkpoints")
-    for number, name in enumerate(names):
-        folder = tmp_path / str(number)
-        shutil.copytree(study, folder)
-        process = PROCESSES.Process(target=_open_and_exit, args=(folder, number))
-        process.start()
-        process.join(PATIENCE)
-        assert process.exitcode == 7, name
-        with Ledger.open(folder, read_only=True) as ledger:
-            assert sum(ledger.counts().values()) == KEPT, name
-        Ledger.open(folder).close()
-        assert dump(folder) == expected, name
-        assert content(folder / "checkpoints").items() >= checkpoints.items(), name
-        assert check_study(folder).lines == [], name
+    assert_kills_lose_nothing(study, tmp_path, monkeypatch, KEPT, checkpoints=2)
 
 
 # ------------------------------------------------------------------------------------- damage
@@ -237,7 +182,7 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_what_was_damaged_stays_so_and_can_be_mended(study: Path, what: str) -> None:
     """Of UPGD-W's run, which has another key afterwards and which another row waits for."""
-    [key] = [row["key"] for row in old_rows() if (row["method"], row["seed"]) == ("UPGD-W", 1)]
+    [key] = [row["key"] for row in rows(OLD) if (row["method"], row["seed"]) == ("UPGD-W", 1)]
     db = sqlite3.connect(study / "ledger.sqlite")
     db.execute(DAMAGE[what], (key,))
     db.commit()
@@ -266,7 +211,7 @@ def test_a_mended_study_still_knows_old_keys(study: Path) -> None:
     db.close()
     repair_study(study, check_study(study))
     with Ledger.open(study, create=False) as ledger:
-        for row in old_rows():
+        for row in rows(OLD):
             assert ledger.get(row["key"]).spec.seed == row["seed"]
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.cases import CounterNoise, assert_close, batches, network, state, train, weights
+from tests.cases import (
+    PATHS,
+    CounterNoise,
+    assert_close,
+    assert_equal,
+    batches,
+    every_path,
+    loss_of,
+    network,
+    state,
+    train,
+    weights,
+)
 from upgd import UPGD
+from upgd.optim.ada_upgd import AdamW
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.registry import METHODS
 
@@ -32,15 +46,15 @@ def run_torch(cls: Any, **arguments: Any) -> list[torch.Tensor]:
     return weights(model)
 
 
-def ungated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every scaled utility zero, by an η so small that negative utilities vanish."""
+def without_utility(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every utility zero, so that no weight is worth more than another."""
     trace = RuleOptimizer._eta
 
     def mutant(self: Any, batches: Any, name: str) -> Any:
         for batch in batches:
             for u in batch.targets[name]:
-                u.fill_(-1.0)
-        return [torch.full_like(eta, 1e-300) for eta in trace(self, batches, name)]
+                u.fill_(0.0)
+        return trace(self, batches, name)
 
     monkeypatch.setattr(RuleOptimizer, "_eta", mutant)
 
@@ -48,14 +62,14 @@ def ungated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["upgd", "n-upgd"])
 def test_without_utility_upgd_is_pgd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run("pgd", lr=0.02, sigma=0.3)
-    ungated(monkeypatch)
+    without_utility(monkeypatch)
     assert_close(run(name, lr=0.02, sigma=0.3), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["upgd", "n-upgd"])
 def test_without_utility_and_noise_upgd_is_sgd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run_torch(torch.optim.SGD, lr=0.02)
-    ungated(monkeypatch)
+    without_utility(monkeypatch)
     assert_close(run(name, lr=0.02, sigma=0.0), expected, rtol=1e-12, atol=1e-14)
 
 
@@ -64,8 +78,84 @@ def test_without_utility_upgd_with_decay_is_shrink_and_perturb(
 ) -> None:
     arguments = {"lr": 0.02, "sigma": 0.3, "weight_decay": 0.1}
     expected = run("shrink-and-perturb", **arguments)
-    ungated(monkeypatch)
+    without_utility(monkeypatch)
     assert_close(run("upgd", **arguments), expected, rtol=1e-12, atol=1e-14)
+
+
+def moves_from_zero(make: Any) -> list[torch.Tensor]:
+    """The steps of weights that are 0, and so have no utility, beside some that have."""
+    generator = torch.Generator().manual_seed(3)
+    idle, busy = torch.nn.Parameter(torch.zeros(4, 5)), torch.nn.Parameter(torch.ones(3, 5))
+    opt = make([idle, busy])
+    found = []
+    for _ in range(3):
+        idle.data.zero_()
+        for p in (idle, busy):
+            p.grad = torch.randn(p.shape, generator=generator)
+            p.curvature = torch.rand(p.shape, generator=generator)
+        opt.step()
+        found.append(idle.detach().clone())
+    return found
+
+
+@every_path
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("tail", ["", "-2nd", "-local", "-2nd-local"])
+def test_a_weight_without_utility_takes_the_step_of_sgd(tail: str, decay: float, path: str) -> None:
+    expected = moves_from_zero(lambda params: torch.optim.SGD(params, lr=0.3))
+    arguments = {**PATHS[path], "lr": 0.3, "sigma": 0.0, "weight_decay": decay}
+    for name in (f"upgd{tail}", f"n-upgd{tail}"):
+        make = partial(UPGD, **METHODS[name].options, **arguments)
+        assert_equal(moves_from_zero(make), expected)
+
+
+@every_path
+def test_a_weight_without_utility_takes_the_step_of_sgd_with_momentum(path: str) -> None:
+    same = {"lr": 0.3, "momentum": 0.9}
+    expected = moves_from_zero(lambda params: torch.optim.SGD(params, **same))
+    found = moves_from_zero(lambda params: UPGD(params, sigma=0.0, **same, **PATHS[path]))
+    assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@every_path
+@pytest.mark.parametrize("name", ["ada-upgd", "ada-upgd-2nd"])
+def test_a_weight_without_utility_takes_the_step_of_adam(name: str, path: str) -> None:
+    row, same = METHODS[name], {"lr": 0.3, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.0}
+    arguments = {**row.options, **PATHS[path], **same, "sigma": 0.0}
+    found = moves_from_zero(lambda p: row.optimizer(p, **arguments))
+    assert_close(found, moves_from_zero(lambda p: torch.optim.Adam(p, **same)), rtol=1e-6)
+    if path == "plain":  # others order Adam's divisions in their own ways
+        assert_equal(found, moves_from_zero(lambda p: AdamW(p, foreach=False, **same)))
+
+
+@every_path
+@pytest.mark.parametrize("name", ["upgd", "n-upgd", "n-upgd-local"])
+def test_a_weight_without_utility_takes_the_whole_noise(name: str, path: str) -> None:
+    """As PGD's weights do, of which each has it."""
+    row, same = METHODS[name], {**PATHS[path], "lr": 0.3, "sigma": 0.7, "seed": 5}
+    found = moves_from_zero(lambda p: row.optimizer(p, **row.options, **same))
+    expected = moves_from_zero(lambda p: METHODS["pgd"].optimizer(p, **same))
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)  # compiled, products may be fused with sums
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "fused"])
+@pytest.mark.parametrize("gate", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("protect", [True, False])
+def test_features_without_utility_and_output_layers(path: str, gate: float, protect: bool) -> None:
+    """Weights into the former take SGD's step, those of the latter `output_gate` times as much."""
+    plain, model = network(dtype=DOUBLE), network(dtype=DOUBLE)
+    loss_of(plain, STREAM[0]).backward()
+    steps = [0.3, 0.3, 0.3 * (gate if protect else 1.0)]
+    groups = [{"params": plain[2 * i].parameters(), "lr": lr} for i, lr in enumerate(steps)]
+    torch.optim.SGD(groups, lr=0.0).step()
+    row = METHODS["feature-upgd"]
+    arguments = {"lr": 0.3, "sigma": 0.0, "output_gate": gate, "protect": protect, **PATHS[path]}
+    opt = row.make(model, **arguments)
+    loss_of(model, STREAM[0]).backward()
+    for layer in opt.features.layers:  # type: ignore[attr-defined]
+        layer.first.zero_()
+    opt.step()
+    assert_close(weights(model), weights(plain), rtol=1e-14, atol=1e-15)
 
 
 def test_shrink_and_perturb_has_its_two_halves() -> None:
@@ -136,14 +226,14 @@ def test_tiny_utilities_keep_their_proportions() -> None:
 
 @pytest.mark.parametrize("scaling", ["global", "local"])
 def test_scaled_utility_is_what_the_step_used(scaling: Any) -> None:
-    """From w' = w - α·g·(1-Ū): the gate can be read off the update."""
+    """From w' = w - 2α·g·(1-Ū): the gate can be read off the update."""
     model = network(dtype=DOUBLE)
     opt = UPGD(model.parameters(), lr=0.1, sigma=0.0, scaling=scaling, beta_utility=0.9)
     for batch in STREAM:
         before = weights(model)
         train(METHODS["upgd"], opt, model, [batch])
         for old, p in zip(before, model.parameters(), strict=True):
-            expected = 0.1 * p.grad * (1 - opt.scaled_utility(p))
+            expected = 2 * 0.1 * p.grad * (1 - opt.scaled_utility(p))
             torch.testing.assert_close(old - p.detach(), expected, rtol=1e-9, atol=1e-13)
 
 

@@ -6,6 +6,7 @@ A step in order: predict, score, differentiate, update, score the same sample ag
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from upgd.engine.packing import (
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.convention import ConventionWarning
 from upgd.optim.noise import PhiloxNoise
 from upgd.text import error_line
 
@@ -325,7 +327,9 @@ class EagerRun:
         self, state: dict[Any, Any], groups: list[dict[str, Any]], rest: dict[str, Any]
     ) -> None:
         opt = self.optimizer
-        opt.load_state_dict({"state": state, "param_groups": groups, **rest})
+        with warnings.catch_warnings():  # the ledger has converted the run's specification, too
+            warnings.simplefilter("ignore", ConventionWarning)
+            opt.load_state_dict({"state": state, "param_groups": groups, **rest})
         if isinstance(opt, RuleOptimizer) or type(opt).load_state_dict is not _LOAD:
             return  # they keep what they are given
         # PyTorch turns what is loaded into the parameters' type, counters included.

@@ -78,7 +78,7 @@ class Database:
                         f"{path} is of an older version of upgd and cannot be upgraded while read "
                         "only; open it once for writing ('upgd resume')"
                     )
-                if self._version() < schema.CANONICAL and not as_it_is:
+                if self._version() < schema.SPECIFIED and not as_it_is:
                     connection = self._connection = _upgraded_copy(connection)
                 connection.execute("PRAGMA query_only=ON")
                 return
@@ -265,7 +265,7 @@ class Database:
             version = self._version()  # again: another process may have been faster
             upgrade(db, version)
             folder = self.path.parent / "checkpoints"
-            left = copy_checkpoints(db, folder) if 0 < version < schema.CANONICAL else []
+            left = copy_checkpoints(db, folder) if 0 < version < schema.SPECIFIED else []
         for file in left:
             file.unlink(missing_ok=True)
             crash.point("migrate: after removal")

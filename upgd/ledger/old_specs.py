@@ -1,7 +1,8 @@
-"""Canonical specifications of the runs of ledgers before version 5.
+"""Today's specifications of the runs of older ledgers.
 
-Those have any of a method's names, with or without its defaults, and options that change nothing.
-The tables here are the defaults of that time; they do not follow the registries.
+Before version 5, runs have any of a method's names, with or without its defaults, and options that
+change nothing. Before version 6, they follow rules of version 2, where a weight without utility
+takes half of the step. The tables here are of that time; they do not follow the registries.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ def canonical_json(text: str) -> str:
             content |= {"method": row, "hyper": {**defaults, **own, **hyper}}
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not the JSON of a run: {error}") from None
+    return _dumps(content)
+
+
+def _dumps(content: dict[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -122,3 +127,45 @@ def _usual(problem: str, options: dict[str, Any]) -> dict[str, Any]:
         if isinstance(given := options.get("task_length", length), int):
             usual["window"] = window // length * given
     return usual if hidden is None else usual | {"hidden": hidden}
+
+
+# ------------------------------------------------------------------------- from rules 2 to 3
+GATED = frozenset(row for row, defaults in METHODS.values() if "beta_utility" in defaults)
+"""The methods of the package whose hyperparameters have another meaning in rules 3."""
+
+
+def whole_step_json(text: str) -> str:
+    """The JSON of the same run in rules 3; raises ValueError for a run that has no such form.
+
+    Other rules than 2 stay as they are. So does a user's method with a utility trace: it may call
+    the package's rules, and what it makes of its hyperparameters is not known.
+
+    Example:
+        >>> old = '{"hyper":{"lr":0.5,"weight_decay":0.25},"method":"upgd","rules":2}'
+        >>> whole_step_json(old)
+        '{"hyper":{"lr":0.25,"weight_decay":0.5},"method":"upgd","rules":3}'
+    """
+    content: dict[str, Any] = json.loads(text)
+    try:
+        method, hyper = content["method"], content["hyper"]
+        own = "method" not in content.get("sources", {}) and method in GATED
+        if content["rules"] != 2 or ("beta_utility" in hyper and not own):
+            return text
+        if own:
+            hyper = _whole_steps(method, hyper)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"not the JSON of a run: {error}") from None
+    return _dumps(content | {"hyper": hyper, "rules": 3})
+
+
+def _whole_steps(method: str, hyper: dict[str, float]) -> dict[str, float]:
+    """The hyperparameters with which rules 3 make the same updates: factors of two are exact."""
+    protects = not method.removeprefix("feature-").startswith("n-")
+    factors = {"lr": 0.5, "weight_decay": 2.0} if protects else {"sigma": 0.5}
+    found = {name: value * factors.get(name, 1.0) for name, value in hyper.items()}
+    if any(found[name] / factor != hyper[name] for name, factor in factors.items()):
+        raise ValueError(f"{hyper} have no exact counterpart in rules 3")
+    if method.startswith("feature-"):
+        # An output layer has no utility and no gate in rules 2.
+        found["output_gate"] = 2.0 if protects else 1.0
+    return found

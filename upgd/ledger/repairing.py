@@ -58,8 +58,8 @@ def repair_study(folder: Path, findings: Findings) -> Repair:
             upgrade(new, 0)
             repair = _salvage(old, new)
             left: list[Path] = []
-            if version < schema.CANONICAL:
-                schema.canonicalise(new)
+            if version < schema.SPECIFIED:
+                schema.respecify(new, version)
                 left = copy_checkpoints(new, folder / "checkpoints")
             repair.copy = _copy_aside(path)
             crash.point("repair: before commit")

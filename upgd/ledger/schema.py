@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from upgd.ledger.checksums import checksum
-from upgd.ledger.old_specs import canonical_json
+from upgd.ledger.old_specs import canonical_json, whole_step_json
 
 APPLICATION_ID = 0x55504744  # "UPGD" in ASCII: tells our files from other SQLite databases
 
@@ -54,32 +54,54 @@ def key_of(spec: str) -> str:
 
 
 def canonicalise(db: sqlite3.Connection) -> None:
-    """Give all runs their canonical specifications and keys; those that become equal are merged.
+    """Give all runs their canonical specifications."""
+    _respecify(db, canonical_json)
+
+
+def convert_to_whole_steps(db: sqlite3.Connection) -> None:
+    """Say runs of rules 2 in the terms of rules 3, where a weight without utility steps by α."""
+    _respecify(db, whole_step_json)
+
+
+RESPECIFIED = {5: canonicalise, 6: convert_to_whole_steps}
+"""The migrations that change specifications and keys, by the version that they lead to."""
+
+
+def respecify(db: sqlite3.Connection, version: int) -> None:
+    """Bring runs that were specified in this version to today's specifications."""
+    for number, step in RESPECIFIED.items():
+        if version < number:
+            step(db)
+
+
+def _respecify(db: sqlite3.Connection, same_run: Callable[[str], str]) -> None:
+    """Give all runs other specifications, and so other keys; those that become equal are merged.
 
     Of several, one with a result stays, a finished one first, else the one that got furthest. Rows
-    that do not match their checksums are not changed: they stay damaged.
+    that do not match their checksums are not changed: they stay damaged. Nor are those for which
+    `same_run` raises ValueError.
     """
     db.execute("PRAGMA defer_foreign_keys=ON")
     query = f"SELECT {', '.join(RUN)}, checksum FROM runs ORDER BY id"
     alike: dict[str, list[tuple[Cells, str]]] = {}
-    damaged: set[str] = set()
+    kept: set[str] = set()
     for *run, known in db.execute(query).fetchall():
         try:
             sound = checksum("run", *run) == known and is_key_of(run[0], run[1])
-            spec = canonical_json(run[1]) if sound else ""
+            spec = same_run(run[1]) if sound else ""
         except ValueError:
             sound = False
         if sound:
             alike.setdefault(key_of(spec), []).append((tuple(run), spec))
         else:
-            damaged.add(str(run[0]))
+            kept.add(str(run[0]))
     for key, found in alike.items():
-        if key not in damaged and [run[0] for run, _ in found] != [key]:
+        if key not in kept and [run[0] for run, _ in found] != [key]:
             _merge(db, key, found[0][1], [run for run, _ in found])
 
 
 def _merge(db: sqlite3.Connection, key: str, spec: str, runs: list[Cells]) -> None:
-    """Make several rows of one run a single one, under its canonical key."""
+    """Make several rows of one run a single one, under its new key."""
     kept = min(runs, key=lambda run: _rank(db, run))
     for run in runs:
         if run is not kept:
@@ -87,15 +109,17 @@ def _merge(db: sqlite3.Connection, key: str, spec: str, runs: list[Cells]) -> No
                 db.execute(f"DELETE FROM {table} WHERE key = ?", run[:1])
             db.execute("UPDATE totals SET runs = runs - 1")
     cells = dict(zip(RUN, kept, strict=True))
-    cells |= {"key": key, "spec": spec, "method": json.loads(spec)["method"]}
+    content = json.loads(spec)
+    cells |= {"key": key, "spec": spec, "rules": content["rules"], "method": content["method"]}
     db.execute(
-        "UPDATE runs SET key = ?, spec = ?, method = ?, checksum = ? WHERE key = ?",
-        (key, spec, cells["method"], checksum("run", *cells.values()), kept[0]),
+        "UPDATE runs SET key = ?, spec = ?, rules = ?, method = ?, checksum = ? WHERE key = ?",
+        (key, spec, cells["rules"], cells["method"], checksum("run", *cells.values()), kept[0]),
     )
     _rename_result(db, kept[0], key)
     db.execute("UPDATE leases SET key = ? WHERE key = ?", (key, kept[0]))
-    former = [(run[0], key) for run in (kept, *runs) if run[0] != key]
-    db.executemany("INSERT OR IGNORE INTO former VALUES (?, ?)", former)
+    before = [(key, run[0]) for run in (kept, *runs) if run[0] != key]
+    db.executemany("UPDATE former SET run = ? WHERE run = ?", before)
+    db.executemany("INSERT OR IGNORE INTO former (run, key) VALUES (?, ?)", before)
 
 
 def _rank(db: sqlite3.Connection, run: Cells) -> tuple[bool, int, int]:
@@ -208,8 +232,9 @@ MIGRATIONS: list[tuple[Step, ...]] = [
         """,
         canonicalise,
     ),
+    (convert_to_whole_steps,),
 ]
 
 CHECKSUMS = 4  # the first version with checksums
-CANONICAL = 5  # the first version with canonical specifications; older ones are read from a copy
+SPECIFIED = 6  # the first version with today's specifications; older ones are read from a copy
 READABLE = 1  # the oldest version whose results can be read without an upgrade

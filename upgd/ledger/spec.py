@@ -15,8 +15,12 @@ from typing import Any, TypeAlias
 from upgd.ledger.canonical import canonical, display_name, proper_name
 from upgd.ledger.errors import SpecError
 
-RULES_VERSION = 2
-"""The version of the update rules and of the randomness; raised whenever results change."""
+RULES_VERSION = 3
+"""The version of the update rules and of the randomness; raised whenever results change.
+
+Since version 3, a weight without utility takes the whole step. Runs of version 2 are the same runs
+with converted hyperparameters (:func:`upgd.ledger.old_specs.whole_step_json`).
+"""
 
 Scalar: TypeAlias = str | int | float | bool | None  # what JSON can hold without nesting
 

@@ -44,6 +44,7 @@ def feature_upgd_method(
         hyper=("lr", "output_gate", "weight_decay", "sigma", "beta_utility"),
         states=("utility",),
         decays={"utility": "beta_utility"},
+        added=frozenset({"output_gate"}),
         phases=(
             Phase(
                 trace_second_order if order == 2 else trace_first_order,

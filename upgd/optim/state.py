@@ -76,8 +76,8 @@ class StatefulOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; traces keep their precision, and nothing is shared with it.
 
-        Options that an older dict lacks keep the group's value. An invalid dict is refused as a
-        whole.
+        Options that an older dict lacks keep the group's value; hyperparameters that had another
+        meaning are converted, with a warning. An invalid dict is refused as a whole.
 
         Raises:
             ValueError, TypeError: It is another optimizer's or another model's, or has values that
@@ -166,7 +166,7 @@ class StatefulOptimizer(Optimizer):
         required = {*self.method.hyper, "seed", "noise_step"} - self.method.added
         foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
         self._refuse_state("groups", required - group.keys(), foreign)
-        full = {**{k: own[k] for k in self.defaults if k in own}, **group}
+        full = {**{k: own[k] for k in self.defaults if k in own}, **self._converted(group)}
         try:
             checked_seed(owner, full["seed"], drawn=False)
             self._check_group({**full, **{k: own[k] for k in own if k.startswith("param")}})
@@ -174,6 +174,10 @@ class StatefulOptimizer(Optimizer):
             where = f"it is in group {place} of the state dict; nothing was loaded"
             raise type(error)(f"{error}: {where}") from None
         return full
+
+    def _converted(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A saved group with hyperparameters as this version understands them."""
+        return group
 
     def _check_saved_names(self, state: Mapping[str, Any]) -> None:
         """Raise unless the names in a state are those that this optimizer keeps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
+from upgd.optim import convention
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.rules.ops import sigmoid
@@ -142,7 +144,8 @@ class UtilityOptimizer(RuleOptimizer):
         self.curvature = curvature
         self.order = order
         method = self.build(scaling, order, bool(protect))
-        super().__init__(params, method, hyper, {"protect": protect}, **common)
+        options = {"protect": protect, convention.CONVENTION: convention.CURRENT}
+        super().__init__(params, method, hyper, options, **common)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -150,6 +153,25 @@ class UtilityOptimizer(RuleOptimizer):
             raise TypeError(
                 f"{type(self).__name__}: protect must be True or False, got {group['protect']!r}"
             )
+        convention.check(type(self).__name__, group)
+
+    def _converted(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        features = "gates" in self.method.needs
+        return convention.converted(group, self.defaults["protect"], features)
+
+    def _checked_state_dict(self, given: Any) -> dict[str, Any]:
+        checked = super()._checked_state_dict(given)
+        convention.warn(type(self).__name__, given["param_groups"], checked["param_groups"])
+        return checked
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        groups = self.param_groups  # of an optimizer that was pickled as a whole
+        found = [self._converted(group) for group in groups]
+        convention.warn(type(self).__name__, groups, found)
+        for group, new in zip(groups, found, strict=True):
+            group.update(new)
+        self.defaults.update(self._converted(self.defaults))
 
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
         return self.build(self.scaling, self.order, group["protect"]).phases
