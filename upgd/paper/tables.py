@@ -30,7 +30,7 @@ _GREEK = {
 """The paper's letters, in the order of tables."""
 _NAMES = (*_GREEK, "output_gate")
 """Hyperparameters in that order."""
-_HERE = "Sets are hyperparameters of this package; printed ones are converted."
+_HERE = "Sets are hyperparameters here; `upgd.paper.sets.from_paper` converts printed ones."
 
 
 # ------------------------------------------------------------------------------- sources

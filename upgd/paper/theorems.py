@@ -68,7 +68,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _optimizer(method: str, theta: Tensor, seed: int, **values: float) -> UPGD:
     """A method with values in the paper's form, which the theorems are about."""
-    return UPGD([theta], seed=seed, **METHODS[method].options, **from_paper(method, values))
+    arguments: dict[str, Any] = {**METHODS[method].options, **from_paper(method, values)}
+    return UPGD([theta], seed=seed, **arguments)
 
 
 def sampled_upgd(alpha: float, beta: float, steps: int, replicas: int = 8) -> tuple[Array, float]:
