@@ -151,20 +151,15 @@ class Paper:
         alpha, decay, sigma = (self.printed[name] for name in ("lr", "weight_decay", "sigma"))
         at = {"seed": self.seed, "step": self.t - 1, "device": "cpu", "dtype": w.dtype}
         xi = sigma * CounterNoise().draw([w.numel()], [self.places[i]], **at).view_as(w)
-        if gate is None:
-            step = g
-        else:
-            step = (g + xi) * gate if self.protecting else g + xi * gate
-        w.copy_((1 - alpha * decay) * w - alpha * step)
+        gated = g if gate is None else (g + xi) * gate if self.protecting else g + xi * gate
+        w.copy_((1 - alpha * decay) * w - alpha * gated)
 
     def direction(self, i: int, g: Tensor) -> Tensor:
         """The gradient, or Adam's direction."""
         if not self.adam:
             return g
-        (first, second), (b1, b2, eps) = (
-            self.moments[i],
-            (self.printed[n] for n in ("beta1", "beta2", "eps")),
-        )
+        first, second = self.moments[i]
+        b1, b2, eps = (self.printed[name] for name in ("beta1", "beta2", "eps"))
         first, second = b1 * first + (1 - b1) * g, b2 * second + (1 - b2) * (g * g)
         self.moments[i] = first, second
         return first / (1 - b1**self.t) / ((second / (1 - b2**self.t)).sqrt() + eps)
