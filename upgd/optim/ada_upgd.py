@@ -109,20 +109,22 @@ class AdaUPGD(UtilityOptimizer):
 
     .. math::
         w \leftarrow (1 - \alpha\lambda)\, w
-            - \alpha \Big(\frac{\hat M}{\sqrt{\hat V} + \epsilon} + \xi\Big)(1 - \bar U)
+            - 2\alpha \Big(\frac{\hat M}{\sqrt{\hat V} + \epsilon} + \xi\Big)(1 - \bar U)
 
     with Adam's bias-corrected moments :math:`\hat M, \hat V` and the scaled utility
-    :math:`\bar U` of :class:`~upgd.UPGD`. The paper's algorithm has ``weight_decay=0``;
-    its PPO experiments use ``eps=1e-5``.
+    :math:`\bar U` of :class:`~upgd.UPGD`. A weight without utility takes Adam's step at the same
+    step size. The first four arguments are those of :class:`torch.optim.Adam`;
+    ``weight_decay`` is decoupled as in :class:`torch.optim.AdamW`. The paper's algorithm has
+    ``weight_decay=0`` and half of its α as ``lr``; its PPO experiments use ``eps=1e-5``.
 
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
-        lr: Step size α; a number or a one-element tensor.
-        weight_decay: Decoupled weight decay λ.
-        beta_utility: Decay β_u of the utility trace.
-        sigma: Standard deviation σ of the perturbation.
+        lr: Step size α, as Adam's; a number or a one-element tensor.
         betas: Decays of Adam's moments.
         eps: Added to Adam's denominator.
+        weight_decay: Decoupled weight decay λ.
+        beta_utility: Decay β_u of the utility trace.
+        sigma: Standard deviation σ of the perturbation, beside steps of size about 1.
         scaling, order, protect, curvature: See :class:`~upgd.UPGD`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
             ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
@@ -130,7 +132,7 @@ class AdaUPGD(UtilityOptimizer):
     Example:
         >>> import torch, upgd
         >>> model = torch.nn.Linear(3, 1)
-        >>> opt = upgd.AdaUPGD(model.parameters(), lr=3e-4, betas=(0.9, 0.999), eps=1e-5)
+        >>> opt = upgd.AdaUPGD(model.parameters(), lr=1e-3, betas=(0.9, 0.999))
         >>> model(torch.ones(4, 3)).square().mean().backward()
         >>> opt.step()
     """
@@ -141,11 +143,11 @@ class AdaUPGD(UtilityOptimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
         sigma: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,

@@ -69,18 +69,21 @@ class FeatureUPGD(UtilityOptimizer):
 
     .. math::
         w_{j\cdot} \leftarrow (1 - \alpha\lambda)\, w_{j\cdot}
-            - \alpha\, (g_{j\cdot} + \xi)\,(1 - \bar u_j)
+            - 2\alpha\, (g_{j\cdot} + \xi)\,(1 - \bar u_j)
 
     for every weight and bias into feature :math:`j`, where :math:`\bar u_j` scales the
     trace of :math:`-f_j` (``order=2``: :math:`\tfrac12 s_j - f_j`), the derivatives of the
     loss with respect to a gate on that feature's output. ``scaling="global"`` divides by
     the largest utility of all features of all layers, ``"local"`` by the norm over the
-    layer. The output layer takes gradient descent with weight decay and without noise.
+    layer. The output layer takes gradient descent with weight decay and without noise, its steps
+    multiplied by ``output_gate``.
 
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
         features: What measures the gates; see :class:`~upgd.Features` for which outputs
             count as features and which layer is the output.
+        output_gate: Factor of the output layer's steps, from 0 to 2. The paper's algorithm has 2:
+            there the output layer takes the step α, and hidden weights without utility α/2.
         lr, weight_decay, beta_utility, sigma, scaling, order, protect, curvature: See
             :class:`~upgd.UPGD`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and

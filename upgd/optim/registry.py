@@ -74,8 +74,9 @@ class Row:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The default value of each hyperparameter, as the constructor has it."""
-        return {name: self._parameters[name].default for name in self.method.hyper}
+        """The default value of each hyperparameter, as the options or the constructor have it."""
+        own = {name: parameter.default for name, parameter in self._parameters.items()}
+        return {name: self.options.get(name, own[name]) for name in self.method.hyper}
 
     @functools.cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -189,6 +190,8 @@ def _rows() -> Iterator[Row]:
         lacks = {"unscale_": _UNKNOWN_SCALE, "fused": _NO_KERNELS}
         name, title = f"feature-{head}upgd{tail}", f"Feature-wise {title}"
         yield Row(name, title, FeatureUPGD, method, options, aliases, lacks)
+    rule = upgd_method(momentum=True)
+    yield Row("upgd-momentum", "UPGD, momentum", UPGD, rule, {"momentum": 0.9})
     first, second_order = ada_upgd_method(), ada_upgd_method(order=2)
     yield Row("ada-upgd", "AdaUPGD", AdaUPGD, first, aliases={"adaupgd": {}})
     name, title, aliases = "ada-upgd-2nd", "AdaUPGD, 2nd order", {"adaupgd-2nd": {}}

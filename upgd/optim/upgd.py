@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -13,7 +13,7 @@ from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.rules.ops import sigmoid
-from upgd.rules.vocabulary import Method, Phase
+from upgd.rules.vocabulary import Method, Phase, Reduce
 
 Scaling: TypeAlias = Literal["global", "local"]
 
@@ -45,9 +45,56 @@ def update_non_protecting(
     return (1 - lr * weight_decay) * w - lr * (g + 2 * sigma * noise * sigmoid(utility / -eta))
 
 
+# fmt: off
+def traces_first_order(
+    w: Any, g: Any, utility: Any, velocity: Any, beta_utility: Any, momentum: Any
+) -> Any:
+    """The first-order utility trace, and V ← μ·V + g"""
+    return trace_first_order(w, g, utility, beta_utility), momentum * velocity + g
+
+
+def traces_second_order(
+    w: Any, g: Any, h: Any, utility: Any, velocity: Any, beta_utility: Any, momentum: Any
+) -> Any:
+    """The second-order utility trace, and V ← μ·V + g"""
+    return trace_second_order(w, g, h, utility, beta_utility), momentum * velocity + g
+
+
+def move_protecting(
+    w: Any, velocity: Any, utility: Any, noise: Any, eta: Any,
+    lr: Any, weight_decay: Any, sigma: Any,
+) -> Any:
+    """w ← (1-αλ)·w - 2α·(V + ξ)·(1-Ū)"""
+    return update_protecting(w, velocity, utility, noise, eta, lr, weight_decay, sigma)
+
+
+def move_non_protecting(
+    w: Any, velocity: Any, utility: Any, noise: Any, eta: Any,
+    lr: Any, weight_decay: Any, sigma: Any,
+) -> Any:
+    """w ← (1-αλ)·w - α·(V + 2ξ·(1-Ū))"""
+    return update_non_protecting(w, velocity, utility, noise, eta, lr, weight_decay, sigma)
+# fmt: on
+
+
 @cache
-def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = True) -> Method:
-    """The method for one of the eight weight-wise variants."""
+def upgd_method(
+    scaling: Scaling = "global", order: int = 1, protect: bool = True, momentum: bool = False
+) -> Method:
+    """The method for one of the weight-wise variants; `momentum` keeps one state more."""
+    reduce: Reduce = "max" if scaling == "global" else "row_norm"
+    if momentum:
+        traces = traces_second_order if order == 2 else traces_first_order
+        return Method(
+            hyper=("lr", "weight_decay", "sigma", "beta_utility", "momentum"),
+            states=("utility", "velocity"),
+            decays={"utility": "beta_utility"},
+            phases=(
+                Phase(traces, writes=("utility", "velocity"), reduce=reduce),
+                Phase(move_protecting if protect else move_non_protecting, writes=("w",)),
+            ),
+            power=order + 1,
+        )
     return Method(
         hyper=("lr", "weight_decay", "sigma", "beta_utility"),
         states=("utility",),
@@ -56,7 +103,7 @@ def upgd_method(scaling: Scaling = "global", order: int = 1, protect: bool = Tru
             Phase(
                 trace_second_order if order == 2 else trace_first_order,
                 writes=("utility",),
-                reduce="max" if scaling == "global" else "row_norm",
+                reduce=reduce,
             ),
             Phase(update_protecting if protect else update_non_protecting, writes=("w",)),
         ),
@@ -127,7 +174,10 @@ class UtilityOptimizer(RuleOptimizer):
 
     @torch.no_grad()
     def scaled_utility(self, p: Tensor) -> Tensor:
-        """The scaled utility Ū in [0, 1] of a parameter, shaped like it: 1 is protected.
+        """The scaled utility Ū of a parameter, shaped like it.
+
+        ½ is no utility, 0 a weight that does only harm. With global scaling the largest is
+        φ(1) = 0.73: such a weight takes 0.54 of a step, and no weight stands still.
 
         η is taken over all parameters that have a trace, whether or not the last step
         updated them.
@@ -154,7 +204,7 @@ class UPGD(UtilityOptimizer):
     r"""Utility-based perturbed gradient descent, for a utility per weight.
 
     .. math::
-        w \leftarrow (1 - \alpha\lambda)\, w - \alpha\, (g + \xi)\,(1 - \bar U),
+        w \leftarrow (1 - \alpha\lambda)\, w - 2\alpha\, (g + \xi)\,(1 - \bar U),
         \qquad \xi \sim \mathcal N(0, \sigma^2)
 
     with the scaled utility :math:`\bar U = \phi(\hat U / \eta)`, where :math:`\hat U` is
@@ -164,21 +214,26 @@ class UPGD(UtilityOptimizer):
     :math:`\hat U` over the weights into the same output unit, dimension 0 of a
     weight). With ``weight_decay`` > 0 this is the paper's UPGD-W. With
     ``protect=False`` (N-UPGD) only the noise is gated:
-    :math:`w \leftarrow (1 - \alpha\lambda) w - \alpha (g + \xi (1 - \bar U))`.
+    :math:`w \leftarrow (1 - \alpha\lambda) w - \alpha (g + 2\xi (1 - \bar U))`.
+
+    A weight without utility has :math:`\bar U = \tfrac12` and takes the whole step, SGD's at
+    the same step size. The most useful weight has :math:`\bar U = \phi(1) = 0.73` and takes
+    0.54 of it, a harmful one (:math:`\hat U < 0`) up to twice as much. The paper writes
+    :math:`\alpha` where :math:`2\alpha` stands here: its (α, λ) is
+    ``(lr, weight_decay) = (α/2, 2λ)``, and for N-UPGD its σ is ``sigma = σ/2``.
 
     A group may have its own hyperparameters, ``protect`` included: ``sigma=0`` spares
     it the noise, ``protect=False`` the gating of its gradient, as one may want for
     normalisation layers and embeddings. Its weights still count for :math:`\eta`.
 
-    The step size is α, not the authors' 2α: their ``(lr, weight_decay)`` equals ours
-    with ``(2 * lr, weight_decay / 2)``.
-
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
-        lr: Step size α; a number or a one-element tensor.
+        lr: Step size α, as SGD's; a number or a one-element tensor.
         weight_decay: Decoupled weight decay λ.
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
+        momentum: Decay μ of the velocity, which takes the gradient's place in the update as in
+            :class:`torch.optim.SGD`; 0 keeps none.
         scaling: ``"global"`` or ``"local"``.
         order: 1, or 2, which needs curvature: call ``opt.backward(loss)`` instead of
             ``loss.backward()``.
@@ -207,6 +262,7 @@ class UPGD(UtilityOptimizer):
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
         sigma: float = 0.01,
+        momentum: float = 0.0,
         scaling: Scaling = "global",
         order: int = 1,
         protect: bool = True,
@@ -215,4 +271,7 @@ class UPGD(UtilityOptimizer):
     ) -> None:
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper["beta_utility"] = beta_utility
+        if momentum != 0:
+            hyper["momentum"] = momentum
+            self.build = partial(upgd_method, momentum=True)
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)

@@ -96,6 +96,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
             high=2.0,
             reaches_high=True,
         ),
+        Hyperparameter("momentum", "μ", "decay of the velocity", high=1.0),
         Hyperparameter("kappa", "κ", "strength of the pull towards the weight trace"),
         Hyperparameter("beta_importance", "β_I", "decay of the importance traces", high=1.0),
         Hyperparameter("beta_weight", "β_w", "decay of the weight trace", high=1.0),
