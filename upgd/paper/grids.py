@@ -73,7 +73,8 @@ OUTSIDE: frozenset[tuple[str, str, str]] = frozenset(
 def grid(problem: str, method: str) -> dict[str, Axis]:
     """A method's grid on a problem: by hyperparameter, the values to try.
 
-    These are :func:`printed_grid`'s, converted (:func:`upgd.paper.sets.from_paper`).
+    These are :func:`printed_grid`'s, converted (:func:`upgd.paper.sets.from_paper`);
+    hyperparameters that the paper does not have keep their defaults.
 
     Raises:
         ValueError: There is no grid for this problem.
@@ -84,7 +85,8 @@ def grid(problem: str, method: str) -> dict[str, Axis]:
         >>> grid("label-permuted-emnist", "upgd")["lr"]
         (0.05, 0.005, 0.0005, 5e-05)
     """
-    return axes_from_paper(method, printed_grid(problem, method))
+    usual = {name: (value,) for name, value in scalars(method).items()}
+    return usual | axes_from_paper(method, printed_grid(problem, method))
 
 
 def axes_from_paper(method: str, axes: Grid) -> dict[str, Axis]:
@@ -97,7 +99,7 @@ def axes_from_paper(method: str, axes: Grid) -> dict[str, Axis]:
 
 
 def printed_grid(problem: str, method: str) -> dict[str, Axis]:
-    """A method's grid on a problem, with values as printed.
+    """A method's grid on a problem, with values as printed; of what it has, what the paper has.
 
     A name that stands for a method without decay (``sgd``, ``adam``) stays without.
 
@@ -114,7 +116,7 @@ def printed_grid(problem: str, method: str) -> dict[str, Axis]:
     fixed = {name for name, value in row.aliases.get(method.lower(), {}).items() if value == 0}
     if axes is _STEADY and row.name != DECAYS_EVERYWHERE:
         fixed.add("weight_decay")
-    names = [name for name in scalars(method) if name not in from_paper(method, {})]
+    names = [name for name in scalars(method) if name in axes]
     return {name: (0.0,) if name in fixed else axes[name] for name in names}
 
 
