@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from upgd import UPGD
-from upgd.paper.sets import from_paper
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
@@ -140,17 +139,14 @@ def squared_norms(
     batch: int | None = None,
     seed: int = 0,
     watch: Callable[[Tensor], None] | None = None,
-    protect: bool = True,
-    **values: float,
+    **options: Any,
 ) -> Tensor:
     """‖∇f(θₜ)‖² at each step of a run with full gradients, or with `batch` samples a step.
 
-    Step size and noise are the theorem's, so the paper's α and σ, here and below. `watch` sees the
-    scaled utilities of every step.
+    `watch` sees the scaled utilities of every step.
     """
     w = torch.nn.Parameter(problem.start.clone())
-    hyper: Any = from_paper("upgd" if protect else "n-upgd", {"lr": lr, **values})
-    opt = UPGD([w], seed=seed, protect=protect, **hyper)
+    opt = UPGD([w], lr=lr, seed=seed, **options)
     samples = torch.Generator().manual_seed(seed)
     norms = []
     for _ in range(steps):
@@ -409,7 +405,7 @@ def test_same_sample_utilities_bias_the_step(order: int) -> None:
         gradients, gates, moves = [], [], []
         for centre in (0.0, 2.0):
             w = torch.nn.Parameter(torch.tensor([theta], dtype=torch.float64))
-            opt = UPGD([w], lr=0.5, sigma=0.0, beta_utility=0.0, order=order)  # α = 1
+            opt = UPGD([w], lr=1.0, sigma=0.0, beta_utility=0.0, order=order)
             w.grad = w.detach() - centre
             w.curvature = torch.ones_like(w)
             opt.step()
