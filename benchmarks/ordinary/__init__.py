@@ -1,0 +1,1 @@
+"""Ordinary supervised work as evidence for defaults: tasks, runs of them, what follows."""
