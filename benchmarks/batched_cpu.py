@@ -76,7 +76,7 @@ class PlainUPGD(torch.optim.Optimizer):
                 noise = torch.randn_like(p.grad) * group["sigma"]
                 scaled = torch.sigmoid(state["utility"] / correction / largest)
                 p.mul_(1 - group["lr"] * group["decay"]).add_(
-                    (p.grad + noise) * (1 - scaled), alpha=-group["lr"]
+                    (p.grad + noise) * (1 - scaled), alpha=-2 * group["lr"]
                 )
 
 

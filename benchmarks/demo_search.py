@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from upgd.cli.arguments import seed_list
-from upgd.cli.demo import OPTIONS, PROBLEM, STEPS, hyper
+from upgd.lab.demo import OPTIONS, PROBLEM, STEPS
 from upgd.ledger import RULES_VERSION, Ledger, RunSpec, Scalar
 from upgd.report import tables
 from upgd.study.execution import Progress
@@ -38,8 +38,8 @@ ADAM = [
     for lr, beta1, beta2 in itertools.product((0.001, 0.003, 0.01), (0.0, 0.9), (0.999, 0.9999))
 ]
 UPGD = [
-    {"lr": lr, "sigma": sigma, "beta_utility": beta}
-    for lr, sigma, beta in itertools.product((0.05, 0.1, 0.2), (0.001, 0.01), (0.9, 0.999))
+    {"lr": lr, "weight_decay": 0.002, "sigma": sigma, "beta_utility": beta}
+    for lr, sigma, beta in itertools.product((0.025, 0.05, 0.1), (0.001, 0.01), (0.9, 0.999))
 ]
 ELSEWHERE: dict[str, tuple[str, int, dict[str, Scalar]]] = {
     "tasks of 2500 samples": (PROBLEM, 15_000, {**OPTIONS, "task_length": 2500}),
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 def search(seeds: list[int]) -> list[RunSpec]:
     return [
-        RunSpec(PROBLEM, method, hyper(method, cell), seed, STEPS, OPTIONS)
+        RunSpec(PROBLEM, method, cell, seed, STEPS, OPTIONS)
         for method, grid in GRIDS.items()
         for cell in grid
         for seed in seeds

@@ -18,7 +18,7 @@ def update(
     w: Any, g: Any, worth: Any, noise: Any, eta: Any, lr: Any, decay: Any, sigma: Any
 ) -> Any:
     """The protected update."""
-    return (1 - lr * decay) * w - lr * ((g + sigma * noise) * sigmoid(worth / -eta))
+    return (1 - lr * decay) * w - 2 * lr * ((g + sigma * noise) * sigmoid(worth / -eta))
 
 
 def own_upgd() -> str:

@@ -19,7 +19,7 @@ TASK, TASKS = 500, 12
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "UPGD-W": lambda parameters: UPGD(
-        parameters, lr=0.1, sigma=0.01, beta_utility=0.9, weight_decay=0.001
+        parameters, lr=0.05, sigma=0.01, beta_utility=0.9, weight_decay=0.002
     ),
 }
 

@@ -87,7 +87,10 @@ def test_every_table_says_where_it_comes_from(site: Site) -> None:
         assert not re.search(r'"/|[A-Z]:\\\\|/home|/work|/root|/tmp', text), folder
         if of_folder(folder) is None:
             results = site.results[known.experiment]
-            assert known.outdated(EXPERIMENTS[known.experiment]) == [], folder
+            experiment = EXPERIMENTS[known.experiment]
+            assert known.outdated(experiment) == [], folder
+            again = provenance.command(experiment, known.steps, known.over, known.parts)
+            assert known.command == again, folder
             assert {a: len(s) for a, s in known.seeds.items()} == {
                 arm: len(results.of(arm, next(iter(results.series)))) for arm in results.arms
             }
@@ -165,7 +168,7 @@ def test_sets_that_were_found_stand_beside_the_printed_ones() -> None:
     for arm, (_, mine, first, theirs, second, less) in zip(arms, rows, strict=True):
         for told, hyper in ((mine, arm.hyper), (theirs, best(name, arm.name))):
             assert [float(part.split()[-1]) for part in told.split(",")] == [
-                hyper[key] for key in tables._GREEK if key in hyper
+                hyper[key] for key in tables._NAMES if key in hyper
             ]
         a, b = (
             np.array([r.of(arm.name, "accuracy")[seed][:50].mean() for seed in range(3)])

@@ -26,7 +26,7 @@ from upgd.paper import claims, drawing, experiments, figures, provenance, result
 from upgd.paper.drawing import COLOURS, colour, draw, missing
 from upgd.paper.experiments import PRINTED, Arm, Experiment
 from upgd.paper.figures import Figure, Panel
-from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
+from upgd.paper.sets import BEST, MAIN, METHODS, TOYS, best
 
 NAMES = ("sgdw", "upgd")
 
@@ -467,7 +467,7 @@ def test_sets_found_are_dots_and_printed_ones_rings(
     first, second, *_ = MAIN
     made = searched.made_up()
     few = {name: made[first][name] for name in ("upgd", "sgdw")}
-    same = {name: replace(made[second][name], hyper=hyper) for name, hyper in BEST[second].items()}
+    same = {n: replace(made[second][n], hyper=best(second, n)) for n in BEST[second]}
     searched.take({first: few, second: same}, monkeypatch)
     found = {name: made_up(name) for name in (first, second, f"best-sets-{first}")}
     half = found[f"best-sets-{first}"].series["accuracy"]

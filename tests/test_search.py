@@ -26,13 +26,13 @@ from upgd.paper.figures import FIGURES
 from upgd.paper.found import Found, Tried
 from upgd.paper.results import collect
 from upgd.paper.searches import SEARCHES, Search, Stage, course, outcome, upcoming
-from upgd.paper.sets import BEST, MAIN, METHODS, TOYS
+from upgd.paper.sets import BEST, MAIN, METHODS, TOYS, Set, best, from_paper, to_paper
 from upgd.paper.tables import found_table, learner_steps, search_table
 from upgd.streams import PROBLEMS
 
 TOY = "toy-changing-sign"
 Losses = Mapping[float, Mapping[int, float | None]]
-"""By step size and steps, the loss of all seeds; None diverges."""
+"""By the paper's step size and steps, the loss of all seeds; None diverges."""
 
 
 # --------------------------------------------------------------------------------- plans
@@ -78,31 +78,35 @@ def test_fewer_sets_may_go_on() -> None:
 
 def test_printed_sets_are_tried() -> None:
     for problem in (*TOYS, *MAIN):
-        for method, printed in BEST[problem].items():
-            assert printed in SEARCHES[problem].sets(method)
+        for method in BEST[problem]:
+            assert best(problem, method) in SEARCHES[problem].sets(method)
             few = replace(SEARCHES[problem], axes={"lr": (0.5,)})
-            assert few.sets(method)[-1] == printed
+            assert few.sets(method)[-1] == best(problem, method)
 
 
 # -------------------------------------------------------------------------------- stages
 def play(
     ledger: Ledger, search: Search, losses: Losses, failing: Collection[float] = ()
 ) -> list[tuple[int, list[float]]]:
-    """Do what a search wants until it wants nothing; tells each time's steps and step sizes.
+    """Do what a search wants until it wants nothing; tells each time's steps and the paper's αs.
 
     Long runs with some step sizes fail.
     """
     told = []
     while specs := upcoming(ledger, search):
         ledger.add(specs)
-        told.append((specs[0].steps, list(dict.fromkeys(spec.hyper["lr"] for spec in specs))))
+        told.append((specs[0].steps, list(dict.fromkeys(map(alpha, specs)))))
         for claim in ledger.claim("me", 60, limit=len(specs)):
-            loss = losses[claim.spec.hyper["lr"]][claim.spec.steps]
-            if claim.spec.hyper["lr"] in failing and claim.spec.steps > 100:
+            loss = losses[alpha(claim.spec)][claim.spec.steps]
+            if alpha(claim.spec) in failing and claim.spec.steps > 100:
                 ledger.fail(claim, "it failed", retry=False)
                 continue
             finish(ledger, claim, loss, claim.spec.seed)
     return told
+
+
+def alpha(spec: RunSpec) -> float:
+    return to_paper(spec.method, spec.hyper)["lr"]
 
 
 def finish(ledger: Ledger, claim: Any, loss: float | None, seed: int) -> None:
@@ -208,7 +212,7 @@ def test_other_kinds_of_utility_keep_the_printed_set_of_the_plain_one(
         found, _ = outcome(ledger, search)
     assert told[-1] == (1000, [0.1, 0.01] if plain else [0.1])
     if plain:
-        assert found[arm].hyper == BEST[TOY][plain]
+        assert found[arm].hyper == from_paper(arm, BEST[TOY][plain])
     assert (found[arm].printed is None) is (arm != "upgd")
 
 
@@ -248,6 +252,10 @@ def test_seeds_of_a_search_are_no_evidence(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- arms
+def all_printed(problem: str) -> dict[str, Set]:
+    return {method: best(problem, method) for method in BEST[problem]}
+
+
 def test_arms_have_the_set_found_and_the_printed_one_beside_it() -> None:
     some = searched.made_up()
     toy = declare(some)[TOY]
@@ -255,35 +263,35 @@ def test_arms_have_the_set_found_and_the_printed_one_beside_it() -> None:
     assert names[:4] == ["reference", "sgdw", "sgdw-printed", "pgd"]
     both = {arm.name: arm for arm in toy.arms}
     assert both["upgd"].hyper == some[TOY]["upgd"].hyper
-    assert both["upgd-printed"].hyper == BEST[TOY]["upgd"]
+    assert both["upgd-printed"].hyper == best(TOY, "upgd")
     assert both["upgd-printed"].title == "UPGD (printed set)"
     assert both["reference"].options == {"hidden": "none"}
     assert "upgd-2nd-printed" not in both  # the paper prints none
-    same = {TOY: {"upgd": replace(some[TOY]["upgd"], hyper=BEST[TOY]["upgd"])}}
+    same = {TOY: {"upgd": replace(some[TOY]["upgd"], hyper=best(TOY, "upgd"))}}
     assert "upgd-printed" not in [arm.name for arm in declare(same)[TOY].arms]
 
 
 def test_main_problems_keep_the_printed_sets_and_show_what_else_was_found() -> None:
     problem = MAIN[0]
     some = searched.made_up()
-    same = {**some[problem], "pgd": replace(some[problem]["pgd"], hyper=BEST[problem]["pgd"])}
+    same = {**some[problem], "pgd": replace(some[problem]["pgd"], hyper=best(problem, "pgd"))}
     few = {name: one for name, one in same.items() if name != "adamw"}
     experiments = declare({**some, problem: few})
-    assert {arm.name: arm.hyper for arm in experiments[problem].arms} == BEST[problem]
-    best = experiments[f"best-sets-{problem}"]
-    assert {arm.name: arm.hyper for arm in best.arms} == {
+    assert {arm.name: arm.hyper for arm in experiments[problem].arms} == all_printed(problem)
+    others = experiments[f"best-sets-{problem}"]
+    assert {arm.name: arm.hyper for arm in others.arms} == {
         name: few[name].hyper
         for name in METHODS
         if name not in ("pgd", "adamw", "s-ewc")  # whose last set is the printed one
     }
-    assert best.awaited == ("adamw",)
-    assert learner_steps(best) == (7 + 1) * 20 * 1_000_000
+    assert others.awaited == ("adamw",)
+    assert learner_steps(others) == (7 + 1) * 20 * 1_000_000
 
 
 def test_without_sets_arms_are_the_printed_ones() -> None:
     experiments = declare({})
     toy = {arm.name: arm.hyper for arm in experiments[TOY].arms}
-    assert toy == {**BEST[TOY], "reference": BEST[TOY]["sgdw"]}
+    assert toy == {**all_printed(TOY), "reference": best(TOY, "sgdw")}
     assert experiments["stationary-mnist"].arms == ()
     assert experiments["variants-label-permuted-emnist"].arms == ()
 

@@ -18,7 +18,7 @@ from upgd.cli.arguments import length, seed_list
 from upgd.lab.study import Study
 from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
-from upgd.paper.sets import BEST
+from upgd.paper import searches
 from upgd.report.figures import check_format
 from upgd.report.sensitivity import draw_sensitivity
 from upgd.study.prepare import NO_LAYERS
@@ -117,7 +117,7 @@ def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
         return None
     if dict(ranking.family.options).get("hidden") == NO_LAYERS:
         return None
-    return BEST.get(ranking.family.problem, {}).get(name)
+    return searches.printed_set(ranking.family.problem, name)
 
 
 def _value(one: Candidate | None, otherwise: str = "-") -> str:

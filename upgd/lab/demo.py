@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Scalar] = {"task_length": TASK_LENGTH, "hidden": "64-32"}
 STEPS = 12 * TASK_LENGTH
 
 SETTINGS: Mapping[str, Mapping[str, float]] = {
-    "upgd-w": {"lr": 0.1, "sigma": 0.001, "beta_utility": 0.9},
+    "upgd-w": {"lr": 0.05, "weight_decay": 0.002, "sigma": 0.001, "beta_utility": 0.9},
     "adam": {"lr": 0.003, "beta1": 0.0, "beta2": 0.999},
     "sgd": {"lr": 0.05},
 }

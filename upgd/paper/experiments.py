@@ -19,8 +19,8 @@ from upgd.ledger import RunSpec
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper.found import Found, Sets, read
 from upgd.paper.searches import REFERENCE, SEARCHES, learner, printed_set
-from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best
-from upgd.rl.ppo import Settings
+from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS, Set, best, from_paper, printed
+from upgd.rl.ppo import DEFAULTS, Settings
 from upgd.rl.runs import ITERATIONS, PREFIX
 from upgd.streams import get as get_problem
 
@@ -199,12 +199,13 @@ def _experiment(
 def ablation_arms(problem: str) -> tuple[Arm, ...]:
     """Both ablations' arms on a problem.
 
-    Methods that have a name take their printed set, the others UPGD-W's with a component zeroed.
+    Methods that have a name take their printed set, the others UPGD-W's with a component zeroed:
+    SGD has the α that is printed for UPGD-W.
     """
-    full = best(problem, "upgd")
+    full = printed(problem, "upgd")
 
     def without(*names: str) -> Set:
-        return {**full, **dict.fromkeys(names, 0.0)}
+        return from_paper("upgd", {**full, **dict.fromkeys(names, 0.0)})
 
     plain = {"lr": full["lr"], "weight_decay": 0.0}
     bare = {name: full[name] for name in ("lr", "sigma", "weight_decay")}
@@ -213,7 +214,7 @@ def ablation_arms(problem: str) -> tuple[Arm, ...]:
         Arm("sgd+wd", "SGD+WD", "sgdw", best(problem, "sgdw")),
         Arm("sgd+wp", "SGD+WP", "pgd", best(problem, "pgd")),
         Arm("sgd+wd+wp", "SGD+WD+WP", "shrink-and-perturb", best(problem, "shrink-and-perturb")),
-        Arm("upgd", "UPGD-W", "upgd", full),
+        Arm("upgd", "UPGD-W", "upgd", without()),
         Arm("upgd-wd", "UPGD-W−WD", "upgd", without("weight_decay")),
         Arm("upgd-wp", "UPGD-W−WP", "upgd", without("sigma")),
         Arm("upgd-ug", "UPGD-W−UG", "shrink-and-perturb", bare),
@@ -227,7 +228,7 @@ def _figure_1() -> Experiment:
     arms = (
         Arm("adam", "Adam", "adamw", adam),
         Arm("adam-restarts", "Adam-Restarts", "adamw", adam, {"restart": True}),
-        Arm("upgd", "UPGD-W", "upgd", upgd),
+        Arm("upgd", "UPGD-W", "upgd", from_paper("upgd", upgd)),
     )
     options = {"task_length": 60_000, "window": 600}
     return Experiment("figure-1", "input-permuted-mnist", arms, 20, 15_000_000, options)
@@ -236,8 +237,8 @@ def _figure_1() -> Experiment:
 def agent_arms(environment: str) -> tuple[Arm, ...]:
     """Adam as CleanRL has it, and AdaUPGD twice.
 
-    AdaUPGD is as the paper prints it: Adam's α, β₁, β₂ and ε, σ = 0.001, no decay. The authors'
-    script multiplies its step by two and decays weights, which amounts to another α and a λ.
+    AdaUPGD is as the paper prints it: Adam's α, β₁, β₂ and ε, σ = 0.001, no decay. In the authors'
+    script Adam's step size is that of a weight without utility, as it is here, and weights decay.
     """
     trace = 0.9 if environment.startswith("Humanoid") else 0.999
 
@@ -245,11 +246,11 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
         spec = RunSpec(f"{PREFIX}{environment}-{VERSION}", method, hyper)
         return Arm(key, title, spec.method, dict(spec.hyper))
 
-    upgd = {"sigma": 0.001, "beta_utility": trace}
-    authors = {**upgd, "lr": 6e-4, "weight_decay": 5e-4}
+    upgd = {"lr": DEFAULTS["lr"], "sigma": 0.001, "beta_utility": trace, "weight_decay": 0.0}
+    authors = {**upgd, "weight_decay": 1e-3}
     return (
         arm("adam", "Adam", "adam", {}),
-        arm("ada-upgd", "AdaUPGD", "ada-upgd", upgd),
+        arm("ada-upgd", "AdaUPGD", "ada-upgd", from_paper("ada-upgd", upgd)),
         arm("ada-upgd-authors", "AdaUPGD, authors' α and λ", "ada-upgd", authors),
     )
 

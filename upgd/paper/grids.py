@@ -1,4 +1,4 @@
-"""The paper's hyperparameter grids, as data.
+"""The paper's hyperparameter grids, as data: values as printed, and as hyperparameters.
 
 From the table "Hyperparameter search spaces": an axis belongs to every method that has the
 hyperparameter. What the table leaves out:
@@ -17,6 +17,7 @@ from itertools import product
 
 from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
+from upgd.paper.sets import from_paper
 
 Axis = tuple[float, ...]
 Grid = Mapping[str, Axis]
@@ -54,7 +55,7 @@ AXES: Mapping[str, Grid] = {
     "label-permuted-mini-imagenet": _LABELS,
     "label-permuted-digits": _LABELS,
 }
-"""By problem and hyperparameter."""
+"""By problem and hyperparameter, as printed; see :data:`upgd.paper.sets.BEST`."""
 
 DECAYS_EVERYWHERE = "shrink-and-perturb"
 
@@ -72,7 +73,8 @@ OUTSIDE: frozenset[tuple[str, str, str]] = frozenset(
 def grid(problem: str, method: str) -> dict[str, Axis]:
     """A method's grid on a problem: by hyperparameter, the values to try.
 
-    A name that stands for a method without decay (``sgd``, ``adam``) stays without.
+    These are :func:`printed_grid`'s, converted (:func:`upgd.paper.sets.from_paper`);
+    hyperparameters that the paper does not have keep their defaults.
 
     Raises:
         ValueError: There is no grid for this problem.
@@ -80,7 +82,32 @@ def grid(problem: str, method: str) -> dict[str, Axis]:
     Example:
         >>> grid("label-permuted-emnist", "pgd")
         {'lr': (0.1, 0.01, 0.001, 0.0001), 'sigma': (0.001, 0.01, 0.1, 1.0)}
-        >>> grid("toy-changing-sign", "upgd")["weight_decay"]
+        >>> grid("label-permuted-emnist", "upgd")["lr"]
+        (0.05, 0.005, 0.0005, 5e-05)
+    """
+    usual = {name: (value,) for name, value in scalars(method).items()}
+    return usual | axes_from_paper(method, printed_grid(problem, method))
+
+
+def axes_from_paper(method: str, axes: Grid) -> dict[str, Axis]:
+    """Axes of values in the paper's form as axes of a method's hyperparameters."""
+    found = {
+        name: tuple(from_paper(method, {name: value})[name] for value in axis)
+        for name, axis in axes.items()
+    }
+    return found | {name: (value,) for name, value in from_paper(method, {}).items()}
+
+
+def printed_grid(problem: str, method: str) -> dict[str, Axis]:
+    """A method's grid on a problem, with values as printed; of what it has, what the paper has.
+
+    A name that stands for a method without decay (``sgd``, ``adam``) stays without.
+
+    Raises:
+        ValueError: There is no grid for this problem.
+
+    Example:
+        >>> printed_grid("toy-changing-sign", "upgd")["weight_decay"]
         (0.0,)
     """
     if problem not in AXES:
@@ -89,7 +116,8 @@ def grid(problem: str, method: str) -> dict[str, Axis]:
     fixed = {name for name, value in row.aliases.get(method.lower(), {}).items() if value == 0}
     if axes is _STEADY and row.name != DECAYS_EVERYWHERE:
         fixed.add("weight_decay")
-    return {name: (0.0,) if name in fixed else axes[name] for name in scalars(method)}
+    names = [name for name in scalars(method) if name in axes]
+    return {name: (0.0,) if name in fixed else axes[name] for name in names}
 
 
 def sets(axes: Grid) -> list[dict[str, float]]:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from upgd.ledger import Ledger, Run, RunSpec
 from upgd.ledger.spec import Scalar
 from upgd.paper.found import Found, Tried
-from upgd.paper.grids import Axis, grid
+from upgd.paper.grids import Axis, axes_from_paper, printed_grid
 from upgd.paper.grids import sets as all_sets
-from upgd.paper.sets import BEST, MAIN, METHODS, STATIONARY, TOYS, Set
+from upgd.paper.sets import BEST, MAIN, METHODS, STATIONARY, TOYS, Set, from_paper
 from upgd.streams import get as get_problem
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Hyper, Ranking
@@ -90,7 +90,7 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """A search on a problem."""
+    """A search on a problem; `more` and `axes` are in the paper's form, as printed grids are."""
 
     problem: str
     arms: tuple[str, ...]
@@ -137,9 +137,11 @@ class Search:
 
     def grid(self, arm: str) -> dict[str, Axis]:
         """The values of each of an arm's axes."""
-        given, more = grid(self.problem, learner(arm)[0]), self.more or {}
+        method, more = learner(arm)[0], self.more or {}
+        given = printed_grid(self.problem, method)
         axes = {name: tuple(dict.fromkeys((*x, *more.get(name, ())))) for name, x in given.items()}
-        return axes | {name: axis for name, axis in (self.axes or {}).items() if name in axes}
+        axes |= {name: axis for name, axis in (self.axes or {}).items() if name in axes}
+        return axes_from_paper(method, axes)
 
     def runs(self, stage: Stage) -> int:
         """The number of runs in a stage, without replacements and the printed set."""
@@ -157,9 +159,13 @@ def learner(arm: str) -> tuple[str, dict[str, Scalar]]:
     return ("sgdw", {"hidden": NO_LAYERS}) if arm == REFERENCE else (arm, {})
 
 
-def printed_set(problem: str, arm: str) -> Set | None:
-    """The set that the paper prints for an arm, if it does."""
-    return BEST.get(problem, {}).get(arm)
+def printed_set(problem: str, arm: str, like: str = "") -> Set | None:
+    """The hyperparameters of an arm with the set that the paper prints for it, if it does.
+
+    Or with the set that it prints for another arm, `like`.
+    """
+    printed = BEST.get(problem, {}).get(like or arm)
+    return None if printed is None else from_paper(learner(arm)[0], printed)
 
 
 _PLAIN = ("sgdw", "pgd", "shrink-and-perturb")
@@ -251,7 +257,7 @@ def course(runs: Sequence[Run], entrant: Entrant, stages: Sequence[Stage]) -> Co
 def _kept_set(problem: str, arm: str) -> Set | None:
     """The set that continues whatever its rank: the printed one of the arm or of its plain kind."""
     kinds = {name: m for m in WEIGHTS for order in (1, 2) for name in variants(m, order)}
-    return printed_set(problem, kinds.get(arm, arm))
+    return printed_set(problem, arm, like=kinds.get(arm, arm))
 
 
 def _as_ranked(entrant: Entrant, known: Set | None) -> Hyper | None:

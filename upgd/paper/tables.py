@@ -27,7 +27,10 @@ _GREEK = {
     "lr": "α", "sigma": "σ", "beta_utility": "β_u", "weight_decay": "λ", "kappa": "κ",
     "beta_importance": "β_I", "beta_weight": "β_w", "beta1": "β₁", "beta2": "β₂", "eps": "ε",
 }  # fmt: skip
-"""The paper's letters."""
+"""The paper's letters, in the order of tables."""
+_NAMES = (*_GREEK, "output_gate")
+"""Hyperparameters in that order."""
+_HERE = "Sets are hyperparameters here; `upgd.paper.sets.from_paper` converts printed ones."
 
 
 # ------------------------------------------------------------------------------- sources
@@ -161,11 +164,11 @@ def beside_printed(found: Results, printed: Results) -> list[str]:
                 (other, printed, best(experiment.problem, arm.name)),
             ):
                 mean = ev.over_seeds(both, name, "accuracy", lambda x: float(np.nanmean(x)))
-                cells += [_letters(hyper) + _less_seeds(results, arm.name)]
+                cells += [_named(hyper) + _less_seeds(results, arm.name)]
                 cells += [_estimate(mean, "accuracy")]
             cells += [_with_interval(ev.lead(both, arm.name, other), "accuracy")]
             lines.append(f"| {arm.title} | {' | '.join(cells)} |")
-    return [*lines, "", "Accuracy over all tasks, ×100, of seeds that both sets have."]
+    return [*lines, "", f"Accuracy over all tasks, ×100, of seeds that both sets have. {_HERE}"]
 
 
 def _together(found: Results, printed: Results, metric: str) -> Results:
@@ -214,7 +217,7 @@ def _number(value: float, metric: str, sign: str = "") -> str:
 
 # ---------------------------------------------------------------------- the paper's tables
 def grid_table() -> list[str]:
-    """The values that the paper searched, by problem and hyperparameter."""
+    """The values that the paper searched, as printed, by problem and hyperparameter."""
     problems: dict[str, list[str]] = {}
     for problem, axes in AXES.items():
         problems.setdefault(repr(axes), []).append(problem)
@@ -222,7 +225,7 @@ def grid_table() -> list[str]:
     lines.append("|---|" + "---|" * len(problems))
     for name in _GREEK:
         cells = [", ".join(f"{v:g}" for v in AXES[p[0]][name]) for p in problems.values()]
-        lines.append(f"| {_GREEK[name]} `{name}` | {' | '.join(cells)} |")
+        lines.append(f"| {_GREEK[name]} | {' | '.join(cells)} |")
     counts = {p[0]: {m: len(sets(grid(p[0], m))) for m in METHODS} for p in problems.values()}
     for method in METHODS:
         cells = [f"{counts[p][method]} sets" for p in counts]
@@ -232,7 +235,7 @@ def grid_table() -> list[str]:
 
 
 def set_table() -> list[str]:
-    """The sets that the paper prints as best; a star marks values outside its grid."""
+    """The sets that the paper prints as best, as printed; a star: the value is not on its grid."""
     lines = ["| | " + " | ".join(f"`{p}`" for p in BEST) + " |", "|---|" + "---|" * len(BEST)]
     for method in METHODS:
         cells = [_set(problem, method) for problem in BEST]
@@ -293,14 +296,14 @@ def found_table(found: Sets | None = None) -> list[str]:
         header = f"| | set | {metric} [95%] | seeds, steps | sets tried, diverged | second best |"
         lines += [f"`{problem}`", "", f"{header} printed set |", "|---|---|---:|---:|---:|---|---|"]
         lines += [*(_found_row(problem, arm, arms[arm]) for arm in names), ""]
-    return lines[:-1]
+    return [_HERE, "", *lines[:-1]]
 
 
 def _found_row(problem: str, arm: str, one: Found) -> str:
     between = "" if one.low is None else f" [{one.low:.4g}, {one.high:.4g}]"
     cells = [
         title(arm, problem in MAIN),
-        _letters(one.hyper),
+        _named(one.hyper),
         f"{one.mean:.4g}{between}",
         f"{len(one.seeds)}, {spaced(one.steps)}",
         f"{' → '.join(map(str, one.stages or (one.sets,)))}, {one.diverged}",
@@ -316,11 +319,11 @@ def _told_of(one: Tried | None, steps: int) -> str:
     seeds = "1 seed" if one.diverged == 1 else f"{one.diverged} seeds"
     gave = f"{seeds} diverged" if one.mean is None else f"{one.mean:.4g}"
     after = "" if one.steps == steps else f" after {spaced(one.steps)}"
-    return f"{_letters(one.hyper)}: {gave}{after}"
+    return f"{_named(one.hyper)}: {gave}{after}"
 
 
-def _letters(hyper: Mapping[str, float]) -> str:
-    return ", ".join(f"{_GREEK[k]} {hyper[k]:g}" for k in _GREEK if k in hyper)
+def _named(hyper: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {hyper[name]:g}" for name in _NAMES if name in hyper)
 
 
 def _set(problem: str, method: str) -> str:

@@ -24,7 +24,9 @@ from torch.nn import functional as F
 
 from upgd.metrics import Interval, standard_error
 from upgd.optim import UPGD
+from upgd.optim.registry import METHODS
 from upgd.paper.evidence import NO, PLAIN, TOLD, YES, Array, Finding, below, interval
+from upgd.paper.sets import from_paper
 from upgd.utility import propagated_utility, weight_utility
 
 SMALLEST_GATE = 1 / (1 + math.e)  # 1 - φ(1)
@@ -64,7 +66,13 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def sampled_upgd(lr: float, beta: float, steps: int, replicas: int = 8) -> tuple[Array, float]:
+def _optimizer(method: str, theta: Tensor, seed: int, **values: float) -> UPGD:
+    """A method with values in the paper's form, which the theorems are about."""
+    arguments: dict[str, Any] = {**METHODS[method].options, **from_paper(method, values)}
+    return UPGD([theta], seed=seed, **arguments)
+
+
+def sampled_upgd(alpha: float, beta: float, steps: int, replicas: int = 8) -> tuple[Array, float]:
     """UPGD on samples ½(θ - c)², c = 0 or 2, from the minimum θ = 1: does the bound hold?
 
     Returns the averaged squared gradient norm of the expected loss by replica, and the theorem's
@@ -74,7 +82,7 @@ def sampled_upgd(lr: float, beta: float, steps: int, replicas: int = 8) -> tuple
     for replica in range(replicas):
         targets = np.random.default_rng([replica, 0xC0]).integers(0, 2, steps) * 2.0
         theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
-        opt = UPGD([theta], lr=lr, sigma=0.0, beta_utility=beta)
+        opt = _optimizer("upgd", theta, replica, lr=alpha, sigma=0.0, beta_utility=beta)
         total = 0.0
         for target in targets:
             total += float((theta.detach() - 1) ** 2)
@@ -82,7 +90,7 @@ def sampled_upgd(lr: float, beta: float, steps: int, replicas: int = 8) -> tuple
             opt.step()
         averages.append(total / steps)
     # L = 1, σ_g² = 1, f(θ₁) = f*: only the second term is left.
-    bound = lr**2 / (2 * lr * SMALLEST_GATE - lr**2)
+    bound = alpha**2 / (2 * alpha * SMALLEST_GATE - alpha**2)
     return np.array(averages), bound
 
 
@@ -117,11 +125,12 @@ def bounded(protect: bool, steps: int = 200, replicas: int = 5) -> Array:
     """
     curvature = torch.linspace(0, 1, 5, dtype=torch.float64)
     smallest = SMALLEST_GATE if protect else 1.0
-    lr, sigma = smallest, 0.1  # α < 2ρ̄/L
+    alpha, sigma = smallest, 0.1  # α < 2ρ̄/L
+    method, values = "upgd" if protect else "n-upgd", {"lr": alpha, "sigma": sigma}
     totals = []
     for replica in range(replicas):
         theta = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
-        opt = UPGD([theta], lr=lr, sigma=sigma, beta_utility=0.9, protect=protect, seed=replica)
+        opt = _optimizer(method, theta, replica, beta_utility=0.9, **values)
         total = 0.0
         for _ in range(steps):
             theta.grad = curvature * theta.detach()
@@ -129,8 +138,8 @@ def bounded(protect: bool, steps: int = 200, replicas: int = 5) -> Array:
             opt.step()
         totals.append(total / steps)
     start = float(0.5 * (curvature * 4.0).sum())
-    slope = lr * smallest - 0.5 * lr**2
-    bound = (start / steps + 0.5 * lr**2 * 5 * sigma**2) / slope
+    slope = alpha * smallest - 0.5 * alpha**2
+    bound = (start / steps + 0.5 * alpha**2 * 5 * sigma**2) / slope
     return np.array(totals) / bound
 
 
@@ -180,15 +189,15 @@ def main() -> None:
             print(f"| {activation.__name__} | {width} | {first:.1e} | {second:.2f} |", flush=True)
     print("\nConvergence: UPGD with gradient and utility of the same sample, 8 replicas\n")
     print("| α | β | steps | averaged squared gradient | bound | |\n|---:|---:|---:|---:|---:|---|")
-    for lr, beta, steps in (
+    for alpha, beta, steps in (
         *((0.05, 0.0, 1000), (0.02, 0.0, 2000), (0.005, 0.0, 4000)),
         *((0.02, 0.9, 2000), (0.02, 0.99, 2000), (0.02, 0.999, 2000)),
     ):
-        averages, bound = sampled_upgd(lr, beta, steps)
+        averages, bound = sampled_upgd(alpha, beta, steps)
         mean, error = averages.mean(), float(standard_error(averages))
         verdict = "violated" if mean - 2 * error > bound else "obeyed"
         average = f"{mean:.4f} ± {error:.4f}"
-        print(f"| {lr} | {beta} | {steps} | {average} | {bound:.4f} | {verdict} |", flush=True)
+        print(f"| {alpha} | {beta} | {steps} | {average} | {bound:.4f} | {verdict} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class Settings:
 
 
 DEFAULTS = {"lr": 3e-4, "eps": 1e-5}
-"""CleanRL's defaults for Adam; the paper uses them for all methods."""
+"""CleanRL's for Adam; all methods have them here unless they are given others."""
 
 
 def learner(method: str, seed: int, **hyper: Any) -> Learner:
