@@ -21,7 +21,7 @@ def worth_trace(w, g, worth, memory):
 
 def guarded(w, g, worth, noise, eta, lr, shrink, sigma):
     """UPGD's update under other names."""
-    return (1 - lr * shrink) * w - lr * ((g + sigma * noise) * sigmoid(worth / -eta))
+    return (1 - lr * shrink) * w - 2 * lr * ((g + sigma * noise) * sigmoid(worth / -eta))
 
 
 def jitter(w, g, noise, lr, spread):
