@@ -167,14 +167,15 @@ def draw(shape: Any, generator: torch.Generator) -> Any:
 
 # -------------------------------------------------------------------------------- rules
 RULES = {
-    "the utility's sign": ("update", Mutant("t12 = -g", "t12 = g")),
-    "useful weights are perturbed": ("update", Mutant("t16 = -eta", "t16 = eta")),
-    "no noise": ("update", Mutant("t7 = g + t6", "t7 = g")),
-    "noise not gated": ("update", Mutant("t20 = t7 * t19", "t20 = g * t19 + t6")),
+    "the utility's sign": ("update", Mutant("t13 = -g", "t13 = g")),
+    "useful weights are perturbed": ("update", Mutant("t17 = -eta", "t17 = eta")),
+    "no noise": ("update", Mutant("t8 = g + t7", "t8 = g")),
+    "noise not gated": ("update", Mutant("t21 = t8 * t20", "t21 = g * t20 + t7")),
+    "half of the step": ("update", Mutant("t4 = 2.0 * lr", "t4 = lr")),
     "decay without step size": ("update", Mutant("t0 = lr * p0", "t0 = p0")),
-    "decay after the update": ("update", Mutant("t22 = t3 - t21", "t22 = t2 * (w - t21)")),
+    "decay after the update": ("update", Mutant("t23 = t3 - t22", "t23 = t2 * (w - t22)")),
     "eta of traces without decay": ("reduce", Mutant("t7 = t1 + t6", "t7 = s0 + t6")),
-    "gradient gated too": ("update", Mutant("t20 = g + t19", "t20 = (g + t6) * t18", "n-upgd")),
+    "gradient gated too": ("update", Mutant("t21 = g + t20", "t21 = (g + t7) * t19", "n-upgd")),
     "no bias correction": ("update", Mutant("t23 = t20 * t22", "t23 = t20", "adamw")),
     "one decay for both moments": ("update", Mutant("1.0 - p2", "1.0 - p1", "adamw")),
     "anchor not corrected": ("update", Mutant("t20 = t17 * t19", "t20 = t17", "s-ewc")),
