@@ -117,7 +117,7 @@ class Plain:
                 w -= 0.05 * (g + 0.3 * noise[i])
             elif "guarded" in self.name:
                 gate = 1 - phi(self.a[i] / self.etas()[i])
-                w[...] = (1 - 0.05 * 0.01) * w - 0.05 * (g + 0.1 * noise[i]) * gate
+                w[...] = (1 - 0.05 * 0.01) * w - 2 * 0.05 * (g + 0.1 * noise[i]) * gate
             elif "sharp" in self.name:
                 gate = 1 - phi(4 * self.a[i] / self.etas()[i])
                 w -= 0.05 * (g + 0.1 * noise[i]) * gate
