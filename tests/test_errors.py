@@ -23,6 +23,8 @@ BAD: dict[str, list[Any]] = {
     "weight_decay": [-1e-9, math.nan, None],
     "sigma": [-0.5, math.inf, [0.1]],
     "beta_utility": [-0.1, 1.0, 1.5, math.nan, "0.9"],
+    "output_gate": [-0.5, 2.5, math.nan, "open"],
+    "momentum": [-0.1, 1.0, math.nan],
     "kappa": [-1.0, math.inf],
     "beta_importance": [1.0, -0.001],
     "beta_weight": [1.0, 2],
@@ -74,9 +76,9 @@ def test_common_arguments(
 
 @every_method
 def test_unknown_arguments(row: Row) -> None:
-    words = f"{row.optimizer.__name__}: unknown argument 'momentum'; there are .*lr.*nonfinite"
+    words = f"{row.optimizer.__name__}: unknown argument 'nesterov'; there are .*lr.*nonfinite"
     with pytest.raises(TypeError, match=words):
-        row.make(network(), momentum=0.9)
+        row.make(network(), nesterov=True)
 
 
 @pytest.mark.parametrize(
