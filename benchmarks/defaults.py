@@ -2,17 +2,18 @@
 
     python benchmarks/defaults.py run --seeds 0-4 --workers 15 --data-dir data \
         --output runs.csv.gz [--settings benchmarks/defaults.toml] [--tasks cnn vit]
-    python benchmarks/defaults.py table runs.csv.gz [streams.csv.gz ...] \
-        --output docs/benchmarks/defaults.md
+    python benchmarks/defaults.py table search.csv.gz [streams.csv.gz ...] \
+        [--fresh runs.csv.gz ...] --output docs/benchmarks/defaults.md
 
 ``run`` trains every setting on every task with every seed, one thread a run. The settings are a
 TOML file: a table (or an array of tables) by optimizer, lists of values expanded as a grid.
 ``sgd``, ``sgd-momentum`` and ``adam`` are PyTorch's; other names are methods of this package, and
 what a table leaves out has the class's default. Runs that the output has already are not repeated.
 
-``table`` writes a page and its figure. Results on streams are tables with the columns ``problem``,
-``method``, ``lr``, ``sigma``, ``beta_utility``, ``weight_decay``, ``seed``, ``steps``, ``state``
-and ``mean``.
+``table`` writes a page and its figure. Sets are ranked by the search; the defaults are compared
+with PyTorch's optimizers on fresh seeds, if there are any. Results on streams are tables with the
+columns ``problem``, ``method``, ``lr``, ``sigma``, ``beta_utility``, ``weight_decay``, ``seed``,
+``steps``, ``state`` and ``mean``.
 """
 
 from __future__ import annotations
@@ -53,10 +54,15 @@ def run(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     rows = collect(args.results)
+    fresh = collect(args.fresh) if args.fresh else rows
+    files = [path.name for path in args.results]
+    files += ["--fresh", *(path.name for path in args.fresh)] if args.fresh else []
+    command = " ".join(["python benchmarks/defaults.py table", *files])
     args.output.parent.mkdir(parents=True, exist_ok=True)
     picture = args.output.with_suffix(".png")
     figure(rows, picture)
-    args.output.write_text(page(rows, args.results, picture.name, args.machine), encoding="utf-8")
+    text = page(rows, fresh, command, picture.name, args.machine)
+    args.output.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -74,6 +80,7 @@ def main() -> None:
     tables = commands.add_parser("table", help="write the page and its figure")
     tables.set_defaults(do=table)
     tables.add_argument("results", nargs="+", type=Path, help="files of `run` and of streams")
+    tables.add_argument("--fresh", nargs="+", type=Path, help="results of seeds not searched with")
     tables.add_argument("--output", type=Path, required=True, help="a Markdown page")
     tables.add_argument("--machine", default="", help="where the runs were made, for the page")
     args = parser.parse_args()

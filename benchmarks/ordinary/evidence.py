@@ -21,6 +21,8 @@ from upgd.optim import registry
 from upgd.streams import PROBLEMS
 
 Unit = Literal["accuracy", "loss", "return"]
+TARGET_VARIANCE = {"regression": 1.0, "toy-changing-inputs": 0.5, "toy-changing-sign": 0.5}
+"""Of rows whose loss is the squared error."""
 STREAM_HYPER = ("lr", "sigma", "beta_utility", "weight_decay", "momentum")
 
 
@@ -179,11 +181,14 @@ def best(row: Row, optimizer: str) -> tuple[Hyper, Measured] | None:
 
 
 # ------------------------------------------------------------------------- regrets
-def regret(unit: Unit, value: float, best: float) -> float:
-    """How much worse than the best: points of accuracy, or per cent of a loss or a return."""
-    if unit == "accuracy":
-        return 100 * (best - value)
-    return 100 * abs(value - best) / abs(best)
+def regret_unit(row: Row, best: float) -> float:
+    """What a difference to the best is divided by: points of accuracy or of explained variance.
+
+    Of other losses and of returns, per cent of the best.
+    """
+    if row.unit == "accuracy":
+        return 0.01
+    return 0.01 * TARGET_VARIANCE.get(row.name, abs(best))
 
 
 @dataclass(frozen=True)
@@ -262,14 +267,8 @@ def _regrets(
     if not values:
         return {}
     top = values[max(values, key=lambda h: row.sign * values[h].mean())]
-    scale = 1.0 if row.unit == "accuracy" else abs(top.mean())
-    return {
-        hyper: Measured(
-            regret(row.unit, float(found.mean()), float(top.mean())),
-            100 * measured(list(found - top)).error / scale,
-        )
-        for hyper, found in values.items()
-    }
+    unit = row.sign * regret_unit(row, float(top.mean()))
+    return {hyper: measured(list((top - found) / unit)) for hyper, found in values.items()}
 
 
 def own_optimizers(rows: Mapping[str, Row]) -> list[str]:

@@ -40,11 +40,11 @@ SHOWN_SETS = 10
 DARKEST = 10.0  # points; larger regrets have the same colour
 
 METHOD = """\
-**Regret.** For one optimizer at its default step size, and one row: 100·(a* - a) for accuracies
-(points), 100·|v - v*|/|v*| for losses and returns (per cent), where a and v are a set's mean over
-seeds, and a* and v* the best mean of all sets of this optimizer at this step size. A set's worst
-regret is its largest over rows; the choice is the set with the smallest. ± is the standard error
-of the difference to the best set of that row, paired by seed."""
+**Regret.** For one optimizer at its default step size, and one row: how far a set's mean over
+seeds is from the best mean of all sets of this optimizer at this step size, in points of accuracy,
+for squared errors in points of explained variance, for other losses and returns in per cent of the
+best. A set's worst regret is its largest over rows; the smallest of these is the first. ± is the
+standard error of the difference to the best set of that row, paired by seed."""
 
 READING = """\
 Both optimizers have the same step size, initial weights and batches; the package's has its
@@ -185,14 +185,14 @@ def choices(rows: Mapping[str, Row]) -> list[Choice]:
     return [choice for choice in found if len(choice.regrets) > 1]
 
 
-def page(rows: Mapping[str, Row], files: Sequence[Path], picture: str, machine: str) -> str:
-    ordinary = [row for row in rows.values() if row.is_ordinary]
-    others = [row for row in rows.values() if not row.is_ordinary]
-    names = " ".join(path.name for path in files)
-    head = (
-        "# Defaults, and the evidence for them\n\n"
-        f"`python benchmarks/defaults.py table {names}`" + (f"; {machine}" if machine else "") + "."
-    )
+def page(
+    rows: Mapping[str, Row], fresh: Mapping[str, Row], command: str, picture: str, machine: str
+) -> str:
+    """The page; comparisons are made by `fresh` rows, the choice by the others."""
+    ordinary = [row for row in fresh.values() if row.is_ordinary]
+    others = [row for row in fresh.values() if not row.is_ordinary]
+    head = "# Defaults, and the evidence for them\n\n"
+    head += f"`{command}`" + (f"; {machine}" if machine else "") + "."
     parts = [head, "## At the same step size", READING]
     for label, some in (("Ordinary work", ordinary), ("Streams and agents", others)):
         found = [text for pair in COMPARED if (text := compared(some, *pair))]
@@ -201,7 +201,7 @@ def page(rows: Mapping[str, Row], files: Sequence[Path], picture: str, machine: 
     if selections := choices(rows):
         parts += ["## The choice", METHOD, *map(chosen, selections)]
         parts += [f"![regret of every set on every row]({picture})"]
-    if ordinary:
+    if any(row.is_ordinary for row in rows.values()):
         parts += ["## The tasks", tasks(rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -227,5 +227,7 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
         axis.set_xticks(range(len(names)), names, fontsize=7, rotation=60, ha="right")
         axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}", fontsize=9)
     bar = drawn.colorbar(image, ax=list(axes[0]), extend="max")
-    bar.set_label("regret: points of accuracy, or % of a loss", fontsize=8)
+    bar.set_label(
+        "regret: points of accuracy or of explained variance, % of other losses", fontsize=8
+    )
     save(drawn, path)
