@@ -155,5 +155,5 @@ def test_the_page_has_the_statistics(program: Program, results: list[Path], tmp_
     assert told in text
     assert "ahead in 0 of 1, behind in 1." in text
     assert "27.33" in text
-    assert "50.00" in text
+    assert "20.00" in text
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
