@@ -63,8 +63,8 @@ def compare(
     With equal seeds all optimizers have the same initial weights and the same batches. UPGD shares
     the step sizes of your SGD, AdaUPGD those of your Adam; an optimizer counts as the one or the
     other by whether its step grows with the gradient. From an `optimizer` of yours they also take
-    the parameter groups and all hyperparameters that both have, such as ``weight_decay``; apart
-    from that they have their defaults.
+    the parameter groups and all hyperparameters that both have, such as ``weight_decay`` and
+    ``momentum``; apart from that they have their defaults.
 
     Args:
         model: A function or class that makes an ``nn.Module``, from nothing or from the inputs and
@@ -159,12 +159,14 @@ def _families(task: Task, given: Any, settings: Mapping[str, Any]) -> list[list[
         raise ValueError(f"no hyperparameter {min(unknown)!r} to set; there are {names}")
     families = []
     for name, factory in _factories(given).items():
-        cls, lr, adaptive = _probe(task, name or "optimizer", factory)
-        mine = name or cls
+        found = _probe(task, name or "optimizer", factory)
+        mine, lr = name or found.title, found.lr
         mine = f"your {mine}" if mine in TITLES else mine
         arms = [Arm(mine, lr, functools.partial(_theirs, factory))]
-        for row in [row for row in rows if ("betas" in row.defaults) == adaptive]:
+        for row in [row for row in rows if ("betas" in row.defaults) == found.adaptive]:
             rows.remove(row)
+            if row.name == "upgd" and found.momentum:
+                row = registry.METHODS["upgd-momentum"]
             shared = row.method.hyper if given is not None else ("lr",)
             arms.append(_our_arm(row, lr, factory, shared, settings))
         families.append(arms)
@@ -224,8 +226,17 @@ def _our_arm(
     return Arm(row.title, lr, make, ours=True)
 
 
-def _probe(task: Task, name: str, factory: Factory) -> tuple[str, float, bool]:
-    """An optimizer's class, its step size, and whether its step ignores the gradient's scale."""
+class _Probed(NamedTuple):
+    """What is found out about a user's optimizer."""
+
+    title: str  # of its class
+    lr: float
+    adaptive: bool  # whether its step ignores the gradient's scale
+    momentum: bool
+
+
+def _probe(task: Task, name: str, factory: Factory) -> _Probed:
+    """Make an optimizer and let it do a step, with small gradients and with large ones."""
     lengths = []
     for scale in (1.0, 1000.0):
         with task.seeded(0):
@@ -247,7 +258,8 @@ def _probe(task: Task, name: str, factory: Factory) -> tuple[str, float, bool]:
             raise ValueError(f"{name} has the step size lr={lr:g}; a positive one is needed")
         moved = zip(_trained(model), before, strict=True)
         lengths.append(sum(float((p.detach() - old).abs().sum()) for p, old in moved))
-    return type(made).__name__, lr, lengths[1] < 30 * lengths[0]
+    momentum = made.param_groups[0].get("momentum", 0) != 0
+    return _Probed(type(made).__name__, lr, lengths[1] < 30 * lengths[0], momentum)
 
 
 def _pairs(families: Sequence[Sequence[Arm]]) -> list[Pair]:
