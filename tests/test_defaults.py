@@ -151,9 +151,9 @@ def test_regrets_are_against_the_best_complete_set(script: ModuleType, results: 
 def test_the_page_has_the_statistics(program: Program, results: list[Path], tmp_path: Path) -> None:
     program("table", *results, "--output", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    told = "| cnn | 0.01 | 91.00 ± 0.58 | 90.00 ± 0.58 | -1.00 ± 0.58 | **behind by 1.00** |"
+    told = "| cnn | 0.01 | 91.00 ± 0.58 | 90.00 ± 0.58 | **-1.00 ± 0.58** | **behind by 1.00** |"
     assert told in text
-    assert "ahead in 0 of 1, behind in 1." in text
+    assert "ahead in 0 of 1, behind in 1 (seed by seed in 1)." in text
     assert "27.33" in text
     assert "20.00" in text
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")

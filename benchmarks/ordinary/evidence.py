@@ -142,14 +142,24 @@ class Comparison:
     lead: Measured
 
     @property
+    def error(self) -> float:
+        """The standard error of the difference of the two means, as if seeds were independent."""
+        return math.hypot(self.peer.error, self.own.error)
+
+    @property
     def is_behind(self) -> bool:
-        """Whether the lead is below minus its standard error; never for one seed."""
-        return self.lead.mean < -self.lead.error
+        """Whether `own` is behind by more than the standard error; never for one seed."""
+        return self.lead.mean < -self.error
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the lead is above its standard error; never for one seed."""
-        return self.lead.mean > self.lead.error
+        """Whether `own` is ahead by more than the standard error; never for one seed."""
+        return self.lead.mean > self.error
+
+    @property
+    def is_behind_by_seed(self) -> bool:
+        """Whether the paired lead is below minus its own standard error."""
+        return self.lead.mean < -self.lead.error
 
 
 def default_set(optimizer: str, lr: float) -> Hyper:

@@ -48,9 +48,10 @@ standard error of the difference to the best set of that row, paired by seed."""
 
 READING = """\
 Both optimizers have the same step size, initial weights and batches; the package's has its
-defaults otherwise. Mean ± standard error over seeds; accuracies in per cent. The lead is paired by
-seed, positive where the package's optimizer is better. *Behind*: the lead is below minus its
-standard error; *ahead*: above it. Diverged runs count as accuracy 0 or as the row's worst value."""
+defaults otherwise. Mean ± standard error over seeds; accuracies in per cent. *Behind*, *ahead*: by
+more than the standard error of the difference of the two means. The lead, positive where the
+package's optimizer is better, is paired by seed, which shows much smaller differences: bold where
+it is below minus its own standard error. Diverged runs count as accuracy 0 or as the row's worst."""
 
 
 def title(optimizer: str) -> str:
@@ -65,6 +66,11 @@ def number(unit: Unit, value: Measured, sign: str = "") -> str:
         digits = 2 if sign else 4
         text, error = f"{value.mean:{sign}.{digits}g}", f"{value.error:.2g}"
     return text if math.isnan(value.error) else f"{text} ± {error}"
+
+
+def lead(found: Comparison) -> str:
+    text = number(found.row.unit, found.lead, "+")
+    return f"**{text}**" if found.is_behind_by_seed else text
 
 
 def verdict(found: Comparison) -> str:
@@ -102,12 +108,14 @@ def compared(rows: Sequence[Row], peer: str, own: str) -> str:
         return head + "not run."
     behind = sum(each.is_behind for each in found)
     ahead = sum(each.is_ahead for each in found)
-    head += f"ahead in {ahead} of {len(found)}, behind in {behind}.\n\n"
+    by_seed = sum(each.is_behind_by_seed for each in found)
+    head += f"ahead in {ahead} of {len(found)}, behind in {behind} "
+    head += f"(seed by seed in {by_seed}).\n\n"
     lines = (
         [
             *(f"{each.row.name}", f"{each.lr:g}"),
             *(number(each.row.unit, each.peer), number(each.row.unit, each.own)),
-            *(number(each.row.unit, each.lead, "+"), verdict(each)),
+            *(lead(each), verdict(each)),
         ]
         for each in found
     )
