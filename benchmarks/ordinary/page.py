@@ -51,7 +51,7 @@ Both optimizers have the same step size, initial weights and batches; the packag
 defaults otherwise. Mean ± standard error over seeds; accuracies in per cent. *Behind*, *ahead*: by
 more than the standard error of the difference of the two means. The lead, positive where the
 package's optimizer is better, is paired by seed, which shows much smaller differences: bold where
-it is below minus its own standard error. Diverged runs count as accuracy 0 or as the row's worst."""
+it is below minus its own standard error. Diverged runs count as accuracy 0, or the row's worst."""
 
 
 def title(optimizer: str) -> str:
