@@ -4,16 +4,17 @@
         --output runs.csv.gz [--settings benchmarks/defaults.toml] [--tasks cnn vit]
     python benchmarks/defaults.py table search.csv.gz [streams.csv.gz ...] \
         [--fresh runs.csv.gz ...] --output docs/benchmarks/defaults.md
+    python benchmarks/defaults.py streams studies/* --output streams.csv.gz
 
 ``run`` trains every setting on every task with every seed, one thread a run. The settings are a
 TOML file: a table (or an array of tables) by optimizer, lists of values expanded as a grid.
 ``sgd``, ``sgd-momentum`` and ``adam`` are PyTorch's; other names are methods of this package, and
 what a table leaves out has the class's default. Runs that the output has already are not repeated.
 
+``streams`` writes what studies of ``upgd sweep`` and ``upgd run`` have, as such a file.
+
 ``table`` writes a page and its figure. Sets are ranked by the search; the defaults are compared
-with PyTorch's optimizers on fresh seeds, if there are any. Results on streams are tables with the
-columns ``problem``, ``method``, ``lr``, ``sigma``, ``beta_utility``, ``weight_decay``, ``seed``,
-``steps``, ``state`` and ``mean``.
+with PyTorch's optimizers on fresh seeds, if there are any.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from ordinary.evidence import collect
 from ordinary.page import figure, page
 from ordinary.runs import Run, run_all, settings
+from ordinary.streams import write as write_streams
 from ordinary.tasks import TASKS, Source
 
 from upgd.cli.arguments import seed_list
@@ -77,6 +79,10 @@ def main() -> None:
     runs.add_argument("--data-dir", help="where MNIST is")
     runs.add_argument("--small", action="store_true", help="a few steps on data without files")
     runs.add_argument("--output", type=Path, required=True, help="runs.csv.gz")
+    streams = commands.add_parser("streams", help="means of the runs of studies")
+    streams.set_defaults(do=lambda args: write_streams(args.studies, args.output))
+    streams.add_argument("studies", nargs="+", type=Path)
+    streams.add_argument("--output", type=Path, required=True, help="streams.csv.gz")
     tables = commands.add_parser("table", help="write the page and its figure")
     tables.set_defaults(do=table)
     tables.add_argument("results", nargs="+", type=Path, help="files of `run` and of streams")

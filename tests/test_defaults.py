@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from upgd import lab
 from upgd.optim.registry import scalars
 from upgd.threads import one_thread
 
@@ -157,3 +158,16 @@ def test_the_page_has_the_statistics(program: Program, results: list[Path], tmp_
     assert "27.33" in text
     assert "20.00" in text
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_studies_become_lines(program: Program, tmp_path: Path) -> None:
+    study, output = lab.Study(tmp_path / "study", quiet=True), tmp_path / "streams.csv.gz"
+    small = {"seeds": 1, "steps": 60, "window": 20, "task_length": 20, "hidden": "4"}
+    study.run("label-permuted-digits", ["sgd", "upgd-w"], **small)
+    program("streams", study.folder, "--output", output)
+    found = {row["method"]: row for row in lines(output)}
+    assert found.keys() == {"sgd", "upgd"}
+    for row in study.table().rows:
+        name = "upgd" if row["method"] == "upgd-w" else row["method"]
+        assert float(found[name]["mean"]) == pytest.approx(row["mean"], abs=1e-5)
+        assert found[name]["problem"] == "label-permuted-digits/20"

@@ -15,7 +15,9 @@ from upgd.rules.vocabulary import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
-PAGES += [ROOT / "docs" / f"{name}.md" for name in ("choosing", "data", "laboratory", "paper", "sweeps")]
+PAGES += [
+    ROOT / "docs" / f"{name}.md" for name in ("choosing", "data", "laboratory", "paper", "sweeps")
+]
 
 
 def test_the_table_of_methods_is_the_registry() -> None:

@@ -55,8 +55,8 @@ class Row:
         """What its values are; other rows than tasks and streams are returns of agents."""
         if self.name in TASKS:
             return "accuracy" if TASKS[self.name].higher_is_better else "loss"
-        if self.name in PROBLEMS:
-            return "accuracy" if PROBLEMS[self.name].loss == "cross_entropy" else "loss"
+        if (stream := self.name.split("/")[0]) in PROBLEMS:
+            return "accuracy" if PROBLEMS[stream].loss == "cross_entropy" else "loss"
         return "return"
 
     @property
