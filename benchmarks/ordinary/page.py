@@ -37,6 +37,7 @@ COMPARED = {
 """Which optimizers are compared at which step sizes, the default first."""
 UNTOLD = ("lr", "beta1", "beta2", "eps")  # not part of what is chosen
 SHOWN_SETS = 10
+FEW = 2  # an optimizer with so many sets or rows is not drawn beside others with more
 DARKEST = 10.0  # points; larger regrets have the same colour
 
 METHOD = """\
@@ -216,7 +217,8 @@ def page(
 
 def figure(rows: Mapping[str, Row], path: Path) -> None:
     """Regrets as colours: a panel per optimizer, a line per set, a column per row."""
-    selections = choices(rows)
+    found = choices(rows)
+    selections = [c for c in found if len(c.regrets) > FEW and len(c.rows) > FEW] or found
     if not selections:
         return
     most = max(len(choice.regrets) for choice in selections)
@@ -235,7 +237,5 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
         axis.set_xticks(range(len(names)), names, fontsize=7, rotation=60, ha="right")
         axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}", fontsize=9)
     bar = drawn.colorbar(image, ax=list(axes[0]), extend="max")
-    bar.set_label(
-        "regret: points of accuracy or of explained variance, % of other losses", fontsize=8
-    )
+    bar.set_label("regret: points, or per cent", fontsize=8)
     save(drawn, path)
