@@ -98,7 +98,7 @@ def test_every_optimizer_has_the_same_weights_and_batches(stream: bool) -> None:
 @pytest.mark.parametrize(
     ("factory", "partner"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9, weight_decay=0.1), "UPGD"),
+        (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9, weight_decay=0.1), "UPGD, momentum"),
         (lambda p: UPGD(p, lr=0.2), "UPGD"),
         (lambda p: torch.optim.AdamW(p, lr=0.2, weight_decay=0.1, betas=(0.8, 0.9)), "AdaUPGD"),
         (lambda p: torch.optim.RMSprop(p, lr=0.2), "AdaUPGD"),
@@ -404,14 +404,3 @@ def test_a_figure_that_is_not_ours_stays(tmp_path: Path, monkeypatch: pytest.Mon
     Path("compare.png").write_bytes(b"mine")
     assert "was not made by upgd" in call(written(tmp_path, FILE)).stderr
     assert Path("compare.png").read_bytes() == b"mine"
-
-
-def test_beside_momentum_upgd_has_momentum() -> None:
-    def optimizer(params: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.01, momentum=0.9)
-
-    arms = comparing._families(make_task(network, (X, Y)), optimizer, {})[0]
-    made = arms[1].make(3.0, network())
-    assert isinstance(made, UPGD)
-    assert made.param_groups[0]["momentum"] == 0.9
-    assert made.param_groups[0]["lr"] == pytest.approx(0.03)

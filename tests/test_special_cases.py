@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -349,3 +350,15 @@ def test_a_first_step_that_was_skipped_leaves_no_utility() -> None:
     opt.step()
     assert torch.equal(opt.utility(model.weight), torch.zeros(1, 2))
     assert torch.equal(opt.scaled_utility(model.weight), torch.full((1, 2), 0.5))
+
+
+def test_a_group_cannot_have_momentum_that_is_not_kept() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"keeps no velocity; pass momentum= to UPGD"):
+        UPGD([{"params": [weight], "momentum": 0.9}])
+    opt = UPGD([{"params": [weight], "momentum": 0.0}], momentum=0.9, sigma=0.0)
+    for _ in range(2):
+        weight.grad = torch.zeros(2) if opt.state else torch.full((2,), 0.5)
+        opt.step()
+    plain = 1 - 0.01 * 2 * 0.5 / (1 + math.exp(-1))  # of utility -g·w, the largest: η its size
+    assert weight.tolist() == pytest.approx([plain] * 2)

@@ -35,13 +35,13 @@ def rl(
         list[str] | None, Argument(help="Such as Hopper or Ant-v4; see '--list'.")
     ] = None,
     optimizers: Annotated[
-        str, Option(help="Methods; one may have settings: adam,ada-upgd:lr=6e-4:sigma=0.01.")
+        str, Option(help="Methods; one may have settings: adam,ada-upgd:lr=1e-3:sigma=0.01.")
     ] = "adam,ada-upgd",
     seeds: o.SEEDS = "5",
     steps: Annotated[str, Option(help="Steps of each agent in its environment.")] = "1e6",
     settings: Annotated[
         list[str] | None,
-        Option("--set", help="lr=1e-3, or a method's own: ada-upgd:lr=6e-4. Repeatable."),
+        Option("--set", help="lr=1e-3, or a method's own: ada-upgd:lr=3e-4. Repeatable."),
     ] = None,
     anneal: Annotated[
         bool,
@@ -142,7 +142,7 @@ def _pair(text: str, whole_text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     with suppress(ValueError):
         return name, float(value)
-    raise ValueError(f"a hyperparameter is name=number, such as lr=6e-4; got {whole_text!r}")
+    raise ValueError(f"a hyperparameter is name=number, such as lr=1e-3; got {whole_text!r}")
 
 
 # -------------------------------------------------------------------------- environments

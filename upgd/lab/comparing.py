@@ -258,7 +258,7 @@ def _probe(task: Task, name: str, factory: Factory) -> _Probed:
             raise ValueError(f"{name} has the step size lr={lr:g}; a positive one is needed")
         moved = zip(_trained(model), before, strict=True)
         lengths.append(sum(float((p.detach() - old).abs().sum()) for p, old in moved))
-    momentum = made.param_groups[0].get("momentum", 0) != 0
+    momentum = any(group.get("momentum", 0) != 0 for group in made.param_groups)
     return _Probed(type(made).__name__, lr, lengths[1] < 30 * lengths[0], momentum)
 
 

@@ -137,8 +137,8 @@ GATED = frozenset(row for row, defaults in METHODS.values() if "beta_utility" in
 def whole_step_json(text: str) -> str:
     """The JSON of the same run in rules 3; raises ValueError for a run that has no such form.
 
-    Other rules than 2 stay as they are. So does a user's method with a utility trace: it may call
-    the package's rules, and what it makes of its hyperparameters is not known.
+    Other rules than 2 stay as they are. So do users' methods: they may call the package's rules,
+    and what they make of their hyperparameters is not known.
 
     Example:
         >>> old = '{"hyper":{"lr":0.5,"weight_decay":0.25},"method":"upgd","rules":2}'
@@ -148,10 +148,10 @@ def whole_step_json(text: str) -> str:
     content: dict[str, Any] = json.loads(text)
     try:
         method, hyper = content["method"], content["hyper"]
-        own = "method" not in content.get("sources", {}) and method in GATED
-        if content["rules"] != 2 or ("beta_utility" in hyper and not own):
+        own = "method" not in content.get("sources", {})
+        if content["rules"] != 2 or not own or ("beta_utility" in hyper and method not in GATED):
             return text
-        if own:
+        if method in GATED:
             hyper = _whole_steps(method, hyper)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not the JSON of a run: {error}") from None

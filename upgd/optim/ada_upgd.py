@@ -173,9 +173,9 @@ class AdamW(RuleOptimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
-        weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.01,
         **common: Unpack[Common],
     ) -> None:
         hyper = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}

@@ -44,8 +44,8 @@ def converted(group: Mapping[str, Any], protect: bool, features: bool) -> dict[s
     found = {CONVENTION: CURRENT, **group}
     # What is not a number is left for the checks to refuse.
     found |= {k: group[k] * f for k, f in factors.items() if k in group and _is_number(group[k])}
-    if features and protect:
-        found.setdefault("output_gate", 2.0)
+    if features:
+        found.setdefault("output_gate", 2.0 if protect else 1.0)
     return found
 
 

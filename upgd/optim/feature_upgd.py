@@ -84,7 +84,8 @@ class FeatureUPGD(UtilityOptimizer):
         features: What measures the gates; see :class:`~upgd.Features` for which outputs
             count as features and which layer is the output.
         output_gate: Factor of the output layer's steps, from 0 to 2. The paper's algorithm has 2:
-            there the output layer takes the step α, and hidden weights without utility α/2.
+            there the output layer takes the step α, and hidden weights without utility α/2. Without
+            effect with ``protect=False``, where steps are not gated.
         lr, weight_decay, beta_utility, sigma, scaling, order, protect, curvature: See
             :class:`~upgd.UPGD`.
         common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
