@@ -31,10 +31,10 @@ from upgd.text import count, pairs
 TITLES = {"sgd": "SGD", "sgd-momentum": "SGD, momentum 0.9", "adam": "Adam"}
 COMPARED = {
     ("sgd", "upgd"): (0.01, 0.03, 0.1),
-    ("adam", "ada-upgd"): (1e-3, 3e-3),
+    ("adam", "ada-upgd"): (1e-3, 3e-3, 3e-4),
     ("sgd-momentum", "upgd-momentum"): (0.003, 0.01, 0.03),
 }
-"""Which optimizers are compared at which step sizes, the default first."""
+"""Which optimizers are compared at which step sizes, the default first; 3e-4 is of PPO."""
 UNTOLD = ("lr", "beta1", "beta2", "eps")  # not part of what is chosen
 SHOWN_SETS = 10
 FEW = 2  # an optimizer with so many sets or rows is not drawn beside others with more
