@@ -264,6 +264,7 @@ def test_gradient_norms_are_those_of_the_gradient() -> None:
     assert measured[4] == pytest.approx((np.abs(gradient) > 1e-9).mean(), abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="the other tests compile them")
 def test_the_kernels_compile_for_hopper() -> None:
     """All kernels become machine code for sm_90 on a machine without a GPU."""
