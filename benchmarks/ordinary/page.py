@@ -63,6 +63,8 @@ def number(unit: Unit, value: Measured, sign: str = "") -> str:
     """A mean and its standard error; accuracies in per cent. With a `sign` it is a difference."""
     if unit == "accuracy":
         text, error = f"{100 * value.mean:{sign}.2f}", f"{100 * value.error:.2f}"
+    elif unit == "return":
+        text, error = f"{value.mean:{sign}.0f}", f"{value.error:.0f}"
     else:
         digits = 2 if sign else 4
         text, error = f"{value.mean:{sign}.{digits}g}", f"{value.error:.2g}"
