@@ -545,6 +545,7 @@ def learn(
             _scale_features(
                 trace, acts, dh, d2h, layers, utility, etas, decays[0], local_features, second
             )
+            # As upgd.optim.feature_upgd.output_utility; a gate of 2 gives minus infinity.
             etas[last[ROW_AT] :] = math.log(2.0 / hyper[OUTPUT_GATE] - 1.0)
         elif eta_kind == GLOBAL:
             found = _largest_trace(
