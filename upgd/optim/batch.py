@@ -337,11 +337,8 @@ class Batch:
         """The norms of all rows of a state, end to end; never zero."""
         states = self.lists[name]
         if isinstance(states, Tensor):
-            parts = states.split([size for size, _ in self._row_runs])
-            runs = [
-                part.view(-1, length)
-                for part, (_, length) in zip(parts, self._row_runs, strict=True)
-            ]
+            parts = states.split([rows * length for rows, length in self._row_runs])
+            runs = [part.view(run) for part, run in zip(parts, self._row_runs, strict=True)]
         else:
             runs = [
                 u.reshape(n, u.numel() // max(1, n))
@@ -439,10 +436,10 @@ def _largest_magnitude(tensors: list[Tensor] | Tensor) -> Tensor:
 
 
 def _row_runs(tensors: list[Tensor], row_counts: list[int]) -> list[tuple[int, int]]:
-    """Size and row length of each run of neighbours whose rows have one length."""
+    """Rows and row length of each run of neighbours whose rows have one length."""
     lengths = [t.numel() // max(1, n) for t, n in zip(tensors, row_counts, strict=True)]
     pairs = groupby(zip(lengths, row_counts, strict=True), itemgetter(0))
-    return [(length * sum(n for _, n in run), length) for length, run in pairs]
+    return [(sum(n for _, n in run), length) for length, run in pairs]
 
 
 def _row_of_weight(params: list[Tensor], row_counts: list[int]) -> Tensor:

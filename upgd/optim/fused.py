@@ -226,11 +226,6 @@ class FusedStep:
             at = [rows[m.group, clocks[id(opt.state[m.param]["step"])]] for m in some]
             states = [[local(opt.state[m.param][name]) for name in method.states] for m in some]
             plan.parts.append(_part(method, some, states, dtype, at))
-        if kind == "cpu" and any(part.cut and part.noisy for part in plan.parts):
-            raise ValueError(
-                f"{owner}: fused=True on the CPU cannot perturb parts of parameters; leave out "
-                "fused=True, or pass sigma=0"
-            )
         plan.cancels = (
             len(plan.clocks) == 1
             and len({_decay(opt, g) for g in plan.groups}) == 1
@@ -421,6 +416,11 @@ class _Cpu:
     def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import cpu_flat
 
+        if any(part.cut and part.noisy for part in plan.parts):
+            raise ValueError(
+                "fused=True on the CPU cannot perturb parts of parameters; leave out fused=True, "
+                "or pass sigma=0"
+            )
         self.launch: Callable[..., None] = cpu_flat.launch
         self.parts: list[tuple[FusedPart, _CpuPart]] = []
         for part in plan.parts:
