@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from tests.cases import (
@@ -21,6 +22,7 @@ from tests.cases import (
     every_method,
     loss_of,
     network,
+    provide,
     train,
     weights,
 )
@@ -264,3 +266,48 @@ def test_a_refused_dict_brings_no_velocity() -> None:
     with pytest.raises(ValueError, match="lr must be"):
         opt.load_state_dict(saved)
     assert opt.method == METHODS["upgd"].method
+
+
+# --------------------------------------------------------------------------- compile
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("upgd", "foreach"), ("upgd-local", "single"), ("ada-upgd", "skip"), ("s-ewc", "foreach")],
+)
+def test_a_compiled_step_follows_a_scheduler(name: str, path: str) -> None:
+    compile_under_a_schedule(METHODS[name], PATHS[path])
+
+
+@pytest.mark.slow
+@every_method
+@pytest.mark.parametrize("path", ["foreach", "single", "skip"])
+def test_every_compiled_step_follows_a_scheduler(row: Row, path: str) -> None:
+    compile_under_a_schedule(row, PATHS[path])
+
+
+def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
+    """Twelve step sizes, decays and betas, one graph; the weights are the eager ones."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    models = [network(dtype=torch.float64) for _ in range(2)]
+    optimizers = [row.make(model, seed=1, **path) for model in models]
+    scalars = [nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) for _ in models]
+    for opt, scalar in zip(optimizers, scalars, strict=True):
+        opt.add_param_group({"params": [scalar]})
+    step = torch.compile(optimizers[0].step, backend=counter)
+    for k, batch in enumerate(batches(12, dtype=torch.float64)):
+        for opt, model, scalar in zip(optimizers, models, scalars, strict=True):
+            for group in opt.param_groups:
+                group["lr"] = 0.001 * (12 - k)
+                if "weight_decay" in group:
+                    group["weight_decay"] = 0.01 * k
+                if "betas" in group:
+                    group["betas"] = (0.9 - 0.01 * k, 0.999)
+            train(row, opt, model, [batch], step=lambda: None)
+            provide(row, opt, model)
+            scalar.grad = scalar.detach().clone()
+            if "curvature" in row.needs and "gates" not in row.needs:
+                scalar.curvature = torch.ones_like(scalar)
+            step() if opt is optimizers[0] else opt.step()
+    assert counter.frame_count <= 2
+    assert_close(*map(weights, models), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*scalars, rtol=1e-8, atol=1e-10)

@@ -197,7 +197,7 @@ class RuleOptimizer(StatefulOptimizer):
     def _update(self) -> None:
         if self.fused:
             self._step_fused()
-        elif batches := self._gather():
+        elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
         if getattr(self, "grad_scale", None) is not None:
@@ -267,8 +267,12 @@ class RuleOptimizer(StatefulOptimizer):
 
     @uncompiled
     @torch.no_grad()
-    def _gather(self) -> list[Batch]:
-        """Collect this step's parameters and draw its noise: the only part that is not compiled."""
+    def _gather(self, compiling: bool) -> list[Batch]:
+        """Collect this step's parameters and draw its noise: the only part that is not compiled.
+
+        Where the other part is (`compiling`), scalars become tensors: it would be compiled again
+        for each new number, as those of a scheduler.
+        """
         self._prepare()
         members = self._members_with_gradient()
         if not members:
@@ -281,6 +285,8 @@ class RuleOptimizer(StatefulOptimizer):
             batch.begin()
             batch.scalars = self._scalars(batch)
             batch.load_decays([batch.scalars[decay] for decay in self.method.decays.values()])
+            if compiling:
+                batch.put_scalars()
             self._load_derivatives(batch)
         self._draw_noise(batches)
         for batch in batches:
@@ -607,12 +613,13 @@ class RuleOptimizer(StatefulOptimizer):
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
         if self._overrides("_combine"):
             return False  # other shards may hold traces of another age
-        decay = self.method.decays.get(trace)
+        decays = list(self.method.decays)
+        decay = decays.index(trace) if trace in decays else None
         first = batches[0]
         return all(
             b.step is first.step
             and b.dtype == first.dtype
-            and (decay is None or b.scalars[decay] == first.scalars[decay])
+            and (decay is None or b.decay_values[decay] == first.decay_values[decay])
             for b in batches
         )
 

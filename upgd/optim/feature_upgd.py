@@ -214,8 +214,8 @@ class FeatureUPGD(UtilityOptimizer):
     def _structure(self, members: list[Member], gated: bool) -> Any:
         return super()._structure(members, gated), self.features.count
 
-    def _gather(self) -> list[Batch]:
-        batches: list[Batch] = super()._gather()
+    def _gather(self, compiling: bool) -> list[Batch]:
+        batches: list[Batch] = super()._gather(compiling)
         for layer in self.features.layers:
             layer.second = None  # valid for one step
         return batches
