@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -311,3 +311,77 @@ def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
     assert counter.frame_count <= 2
     assert_close(*map(weights, models), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(*scalars, rtol=1e-8, atol=1e-10)
+
+
+# ------------------------------------------------------- one optimizer per parameter
+def step_in_backward(model: nn.Module, make: Callable[[nn.Parameter], Any]) -> list[Any]:
+    """An optimizer for each parameter, stepped when its gradient is there."""
+    optimizers = []
+    for p in model.parameters():
+        opt = make(p)
+
+        def hook(p: torch.Tensor, opt: Any = opt) -> None:
+            opt.step()
+            p.grad = None
+
+        p.register_post_accumulate_grad_hook(hook)
+        optimizers.append(opt)
+    return optimizers
+
+
+LOCAL = {"lr": 0.1, "sigma": 0.0, "scaling": "local"}
+
+
+@pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
+@pytest.mark.parametrize("by", ["hooks", "torch"])
+def test_steps_in_a_backward_pass_are_those_after_it(cls: Any, by: str) -> None:
+    models = [network(dtype=torch.float64) for _ in range(2)]
+    if by == "hooks":
+        step_in_backward(models[0], lambda p: cls([p], **LOCAL))
+    else:
+        optim = pytest.importorskip("torch.distributed.optim")
+        optim._apply_optimizer_in_backward(cls, models[0].parameters(), LOCAL)
+    opt = cls(models[1].parameters(), **LOCAL)
+    for batch in batches(4, dtype=torch.float64):
+        loss_of(models[0], batch).backward()
+        opt.zero_grad()
+        loss_of(models[1], batch).backward()
+        opt.step()
+    assert_close(*map(weights, models), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_eta_for_all_needs_all_gradients(fused: bool) -> None:
+    if fused:
+        pytest.importorskip("numba")
+    model = network()
+    step_in_backward(model, lambda p: UPGD([p], fused=fused))
+    with pytest.raises(RuntimeError, match=r"UPGD: .*scaling='local', or call step\(\) after"):
+        loss_of(model, batches(1)[0]).backward()
+
+
+def test_optimizers_in_a_backward_pass_need_seeds_of_their_own() -> None:
+    options: dict[str, Any] = {"lr": 0.1, "scaling": "local"}
+    batch = batches(1)[0]
+    model = network()
+    step_in_backward(model, lambda p: UPGD([p], seed=7, **options))
+    with pytest.raises(RuntimeError, match="seed=7 step inside one backward pass"):
+        loss_of(model, batch).backward()
+    for make in (
+        lambda p: UPGD([p], **options),  # each draws a seed
+        lambda p: UPGD([p], seed=7, **{**options, "sigma": 0.0}),  # no noise
+    ):
+        model = network()
+        kept = step_in_backward(model, make)
+        for _ in range(2):
+            loss_of(model, batch).backward()
+        assert all(int(opt.state[opt.param_groups[0]["params"][0]]["step"]) == 2 for opt in kept)
+
+
+def test_two_models_with_one_seed_do_not_meet() -> None:
+    kept = []
+    for _ in range(2):
+        lone = nn.Linear(3, 1, bias=False)
+        kept.append((lone, step_in_backward(lone, lambda p: UPGD([p], seed=7, scaling="local"))))
+        for model, _ in kept:
+            model(torch.ones(1, 3)).sum().backward()

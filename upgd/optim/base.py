@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.state import StatefulOptimizer
@@ -36,6 +38,10 @@ from upgd.rules.vocabulary import Method, Phase, as_numbers
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 _SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
+
+
+_IN_BACKWARD: WeakValueDictionary[int, RuleOptimizer] = WeakValueDictionary()
+"""The last optimizer with each seed that made a step inside a backward pass."""
 
 
 class Common(TypedDict, total=False):
@@ -87,6 +93,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
 
     def __init__(
@@ -312,6 +319,32 @@ class RuleOptimizer(StatefulOptimizer):
     def _prepare(self) -> None:
         """What every step begins with, on all paths."""
         self._refuse_sharded()
+        task = torch._C._current_graph_task_id()
+        if task != OUTSIDE:
+            self._check_in_backward(task)
+
+    def _check_in_backward(self, task: int) -> None:
+        """Raise where a step inside the backward pass number `task` would be wrong.
+
+        So it is with one optimizer per parameter, each stepped by a hook once its gradient exists.
+        """
+        owner = type(self).__name__
+        if any(phase.reduce == "max" for phase in self.method.phases):
+            raise RuntimeError(
+                f"{owner}: a step inside a backward pass cannot know the largest utility of all "
+                "weights, since other gradients do not exist yet; make the optimizer with "
+                "scaling='local', or call step() after backward()"
+            )
+        if not any(self.method.is_perturbed(group) for group in self.param_groups):
+            return
+        seed = self.param_groups[0]["seed"]
+        other = _IN_BACKWARD.get(seed)
+        if other is not None and other is not self and other._task == task:
+            raise RuntimeError(
+                f"{owner}: two optimizers with seed={seed} step inside one backward pass and would "
+                "give their parameters the same noise; leave out seed=, or give each its own"
+            )
+        _IN_BACKWARD[seed], self._task = self, task
 
     def _members_with_gradient(self) -> list[Member]:
         """The parameters that this step updates, with their memory checked."""
