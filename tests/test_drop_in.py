@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
+import upgd
 from tests.cases import (
     assert_close,
     assert_equal,
@@ -26,7 +27,7 @@ from tests.cases import (
     train,
     weights,
 )
-from upgd import PGD, UPGD, AdaUPGD, ShrinkAndPerturb, StreamingEWC
+from upgd import PGD, SGDW, UPGD, AdaUPGD, ShrinkAndPerturb, StreamingEWC
 from upgd.optim.registry import METHODS, Row
 
 
@@ -385,3 +386,108 @@ def test_two_models_with_one_seed_do_not_meet() -> None:
         kept.append((lone, step_in_backward(lone, lambda p: UPGD([p], seed=7, scaling="local"))))
         for model, _ in kept:
             model(torch.ones(1, 3)).sum().backward()
+
+
+# ------------------------------------------------------------------ what groups spare
+class TinyRMSNorm(nn.Module):
+    """A normalisation that PyTorch does not know, as those of language models."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+class Words(nn.Module):
+    """A small model with all that is spared, and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=2)
+        self.bags = nn.EmbeddingBag(7, 4, mode="sum", padding_idx=2)
+        self.norm = TinyRMSNorm(4)
+        self.hidden = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU(), nn.LayerNorm(4))
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.norm(self.words(x).mean(1) + self.bags(x))))
+
+
+SPARED = {
+    *("words.weight", "bags.weight", "norm.weight"),
+    *("hidden.1.weight", "hidden.1.bias", "hidden.3.weight", "hidden.3.bias"),
+}
+
+
+def named(group: dict[str, Any]) -> set[str]:
+    return set(group["param_names"])
+
+
+def test_groups_spare_norms_and_embeddings() -> None:
+    model = Words()
+    groups = upgd.param_groups(model, lr=0.5, sigma=0.1)
+    rest, spared = groups
+    assert named(spared) == SPARED
+    assert named(rest) == {"hidden.0.weight", "hidden.0.bias", "head.bias"}
+    assert (rest["lr"], rest["sigma"], spared["lr"], spared["sigma"]) == (0.5, 0.1, 0.5, 0.0)
+    assert (spared["protect"], spared["weight_decay"]) == (False, 0.0)
+    opt = UPGD(groups, weight_decay=0.25)
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.25, 0.0]
+    held = [p for group in opt.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(model.parameters()))
+    model.bags.weight.grad = torch.ones(7, 4).to_sparse()
+    with pytest.raises(TypeError, match=r"'bags.weight'"):  # errors name parameters
+        opt.step()
+
+
+def test_groups_of_choice() -> None:
+    model = Words()
+    everything, *none = upgd.param_groups(model, spare=())
+    assert not none
+    assert everything["params"] == list(model.parameters())
+    rest, biases = upgd.param_groups(model, spare="biases", weight_decay=0.1)
+    assert named(biases) == {"hidden.0.bias", "head.bias"}  # those of norms are norms
+    assert (rest["weight_decay"], biases["weight_decay"]) == (0.1, 0.0)
+    assert "sigma" not in biases
+    all_kinds = upgd.param_groups(model, spare=("norms", "embeddings", "biases"))
+    assert [len(group["params"]) for group in all_kinds] == [1, 2, 7]
+    with pytest.raises(ValueError, match=r"spare must be some of .* got 'heads'"):
+        upgd.param_groups(model, spare=("heads",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        upgd.param_groups(nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("cls", "keys"),
+    [
+        (torch.optim.SGD, {"weight_decay"}),
+        (PGD, {"sigma"}),
+        (SGDW, {"weight_decay"}),
+        (AdaUPGD, {"weight_decay", "sigma", "protect"}),
+    ],
+)
+def test_groups_for_other_optimizers(cls: Any, keys: set[str]) -> None:
+    groups = upgd.param_groups(Words(), optimizer=cls)
+    assert groups[1].keys() - {"params", "param_names"} == keys
+    cls(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
+@pytest.mark.parametrize("spare", [True, False])
+def test_padding_rows_stay_zero(cls: Any, spare: bool) -> None:
+    torch.manual_seed(0)
+    model = Words()
+    model.head.weight = nn.Parameter(torch.randn(7, 4))  # a tied head moves the row itself
+    params = upgd.param_groups(model) if spare else model.parameters()
+    opt = cls(params, lr=0.01, sigma=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        words = torch.tensor([[1, 2, 3], [4, 2, 2]])
+        nn.functional.cross_entropy(model(words), torch.tensor([0, 1])).backward()
+        opt.step()
+    for layer in (model.words, model.bags):
+        assert bool((layer.weight[2] == 0).all()) is spare  # else noise moves it
+        assert bool((layer.weight[1] != 0).all())

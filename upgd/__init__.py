@@ -19,6 +19,7 @@ from upgd.optim import (
     StreamingMAS,
     StreamingRWalk,
     StreamingSI,
+    param_groups,
 )
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "StreamingSI",
     "__version__",
     "curvature",
+    "param_groups",
     "utility",
 ]
 
