@@ -21,6 +21,7 @@ from upgd.optim import (
     StreamingSI,
     param_groups,
 )
+from upgd.optim.registry import create
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "StreamingRWalk",
     "StreamingSI",
     "__version__",
+    "create",
     "curvature",
     "param_groups",
     "utility",

@@ -30,8 +30,8 @@ from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.checks import CLOCK, parameter_name
 from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
+from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
-from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
@@ -63,7 +63,7 @@ class BatchPlan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(StatefulOptimizer):
+class RuleOptimizer(GrowingOptimizer):
     """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
@@ -460,7 +460,7 @@ class RuleOptimizer(StatefulOptimizer):
         if local:  # neighbouring rows of one length are reduced together
             members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
         params = [m.param for m in members]
-        targets = {"w": params}
+        targets = {"w": [self._by_rows(p, p) for p in params]}
         for name in self._weight_states():
             targets[name] = [self.state[p][name] for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
@@ -470,6 +470,10 @@ class RuleOptimizer(StatefulOptimizer):
             for p, tensor in zip(params, batch.targets[name], strict=True):
                 self.state[p][name] = tensor
         return batch
+
+    def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
+        """A view of `t`, which is shaped like `p`, whose rows lead into one unit each."""
+        return t
 
     def _new_batch(
         self,
@@ -505,7 +509,9 @@ class RuleOptimizer(StatefulOptimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        gradients = [m.param.grad for m in batch.members if m.param.grad is not None]
+        gradients = [
+            self._by_rows(m.param, m.param.grad) for m in batch.members if m.param.grad is not None
+        ]
         given = {"g": (gradients, self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
