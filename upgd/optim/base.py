@@ -509,16 +509,16 @@ class RuleOptimizer(GrowingOptimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        gradients = [
-            self._by_rows(m.param, m.param.grad) for m in batch.members if m.param.grad is not None
-        ]
-        given = {"g": (gradients, self._factor(batch, scaled=True))}
+        given = {"g": (self._gradients(batch), self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
             for m in batch.members:  # valid for one step
                 m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        return [m.param.grad for m in batch.members if m.param.grad is not None]
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """The factor from derivatives of a maximised or scaled loss to those of the objective."""

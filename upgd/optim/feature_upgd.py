@@ -326,6 +326,10 @@ class FeatureUPGD(UtilityOptimizer):
             given["s"] = (second, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
 
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        found = super()._gradients(batch)
+        return [self._by_rows(m.param, g) for m, g in zip(batch.members, found, strict=True)]
+
     def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
         """Where data-parallel replicas average the derivatives of the gates, as DDP does gradients.
 
