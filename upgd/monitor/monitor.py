@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from upgd.monitor import weights
 from upgd.monitor.reading import Array, Reading
 from upgd.monitor.recorder import Activation, Recorder
+from upgd.monitor.replay import Inputs, is_compiled, undisturbed, unwrapped
 from upgd.optim.uncompiled import uncompiled
 from upgd.text import error_line
 
@@ -103,8 +104,10 @@ class Monitor:
         self.measured = 0
         self._closure = closure
         self._observed: tuple[Closure, Tensor] | None = None
-        self._recorder = Recorder(self.model, output, samples, activation)
-        self._recorder.failed = lambda error: self._fail("features", error)
+        self._inputs = Inputs(model) if is_compiled(model) else None
+        chosen = [output] if isinstance(output, str) else output and list(output)
+        self._recording = (chosen or None, samples, activation)
+        self._recorder = Recorder(self.model, *self._recording, self._features_failed)
         self._history: list[tuple[int, dict[str, float]]] = []
         self._histograms: list[tuple[int, dict[str, Array]]] = []
         self._pending: Reading | None = None
@@ -116,7 +119,7 @@ class Monitor:
             first = self.optimizers[0]
             self._handles.append(first.register_step_pre_hook(self._before_step))
             self._handles.append(first.register_step_post_hook(self._after_step))
-        self._recorder.open()  # for one step, to see how many rows a pass has
+        self._open()  # for one step, to see how many rows a pass has
         self._window = 1
         self._measure_at = every
         self._next = 1
@@ -158,15 +161,28 @@ class Monitor:
         if self.steps >= self._measure_at:
             self._measure()
             self._measure_at = self.steps + self.every
+        if self._recorder.watches(self.model):
+            self._recorder.settle()
+        else:  # layers were added or replaced
+            self._shut()
+            self._recorder = Recorder(self.model, *self._recording, self._features_failed)
         self._window = min(self.every, self._recorder.passes or self._window)
         opens = self._measure_at - self._window
         if self.steps >= opens:
-            self._recorder.open()
+            self._open()
             self._next = self._measure_at
         else:
-            self._recorder.close()
-            self._recorder.forget()
+            self._shut()
             self._next = opens
+
+    def _open(self) -> None:
+        """Record forward passes from now on."""
+        self._recorder.forget()
+        (self._inputs or self._recorder).open()
+
+    def _shut(self) -> None:
+        (self._inputs or self._recorder).close()
+        self._recorder.forget()
 
     # --------------------------------------------------------------------- measuring
     def observe(self, closure: Closure) -> None:
@@ -196,16 +212,9 @@ class Monitor:
             before = self._try("plasticity", lambda: self._evaluate(closure))
             self._observed = None if before is None else (closure, before)
 
-    @torch.no_grad()
     def _evaluate(self, closure: Closure) -> Tensor:
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        devices = {p.device for p in self.model.parameters() if p.device.type != "cpu"}
-        kind = next(iter(devices)).type if devices else "cuda"
-        with torch.random.fork_rng([d.index for d in devices], device_type=kind):
-            loss = torch.as_tensor(closure()).detach().reshape(-1).clone()
-        for buffer, before in kept:
-            buffer.copy_(before)
-        return loss
+        with undisturbed(self.model):
+            return torch.as_tensor(closure()).detach().reshape(-1).clone()
 
     @torch.no_grad()
     def _measure(self) -> None:
@@ -228,6 +237,13 @@ class Monitor:
             self._resolve()
 
     def _take_features(self, reading: Reading) -> None:
+        if self._inputs is not None:
+            self._inputs.replay(self._recorder)
+        if self._recorder.layers and not self._recorder.measured:
+            raise RuntimeError(
+                "no forward pass in training mode with gradients called a layer's hooks; if the "
+                "model is compiled, give Monitor the compiled one"
+            )
         dormant, dead, owners = [], [], []
         for layer in self._recorder.measured:
             found = self._recorder.measure(layer)
@@ -255,6 +271,9 @@ class Monitor:
             except Exception as error:
                 self._fail(what, error)
         return None
+
+    def _features_failed(self, error: Exception) -> None:
+        self._fail("features", error)
 
     def _fail(self, what: str, error: Exception) -> None:
         if what not in self._off:
@@ -321,8 +340,7 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._recorder.close()
-        self._recorder.forget()
+        self._shut()
         self._next = self._measure_at = -1
         self._resolve()
         for callback in self._callbacks:
@@ -341,18 +359,6 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside wrappers of ``torch.compile`` and of data-parallel training."""
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        elif isinstance(model, parallel):
-            model = model.module
-        else:
-            return model
 
 
 def _optimizers(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:

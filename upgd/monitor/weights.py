@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from upgd.monitor.measures import spread
+from upgd.monitor.measures import stride
 from upgd.monitor.reading import Reading
 from upgd.optim.batch import row_norms, tiny
 from upgd.optim.upgd import UtilityOptimizer
 
-SAMPLED = 1 << 14
+SAMPLED = 1 << 12
 """The most elements of a tensor that are looked at for updates and utilities."""
 PROTECTED = 0.55
 """The scaled utility Ū from which on a weight counts as protected: it takes at most 0.9 of a step
@@ -90,9 +90,7 @@ def take_gradients(reading: Reading, params: Sequence[Owned]) -> None:
 def sample(t: Tensor) -> Tensor:
     """At most :data:`SAMPLED` elements of a tensor, spread evenly."""
     flat = local(t).reshape(-1)
-    if flat.numel() <= SAMPLED:
-        return flat
-    return flat[spread(flat.numel(), SAMPLED, flat.device)]
+    return flat[:: stride(flat.numel(), SAMPLED)]
 
 
 def before_step(params: Iterable[Owned]) -> list[tuple[Owned, Tensor]]:
@@ -114,58 +112,53 @@ def take_updates(reading: Reading, before: Sequence[tuple[Owned, Tensor]]) -> No
 def take_utilities(
     reading: Reading, params: Sequence[Owned], optimizers: Iterable[Optimizer]
 ) -> None:
-    """``protected``, ``eta`` (global scaling) and histograms of scaled utilities."""
+    """``protected``, ``eta`` (with global scaling) and histograms of scaled utilities.
+
+    Of several optimizers with utilities, those of the first.
+    """
     for opt in optimizers:
-        if not isinstance(opt, UtilityOptimizer):
-            continue
         held = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
-        if not held:
-            continue
-        utilities = [local(opt.utility(p)) for _, p in held]
-        if opt.scaling == "global":
-            eta = stack([u.amax() for u in utilities]).amax().abs()
-            reading.add("eta", eta)
-            some = [sample(u) for u in utilities]
-            eta = eta.clamp_min(tiny(eta.dtype))
-            scaled = [torch.sigmoid(u / eta.to(u)) for u in some]
-        else:
-            rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
-            parts = [r / row_norms([r]).unsqueeze(1) for r in rows]
-            scaled = [torch.sigmoid(sample(part)) for part in parts]
-        sizes = [u.numel() for u in utilities]
-        counts = [
-            (s >= PROTECTED).sum() * (size / s.numel())
-            for s, size in zip(scaled, sizes, strict=True)
-        ]
-        layers = [layer for layer, _ in held]
-        owners = list(zip(layers, sizes, strict=True))
-        reading.add_means("protected", stack(counts), owners)
-        _take_histograms(reading, layers, scaled, sizes)
-        return  # of several such optimizers, the first
+        if isinstance(opt, UtilityOptimizer) and held:
+            utilities = [local(opt.utility(p)) for _, p in held]
+            scaled = _scaled(reading, opt, utilities)
+            owners = [(layer, u.numel()) for (layer, _), u in zip(held, utilities, strict=True)]
+            counts = [(each >= PROTECTED).sum() / each.numel() for each in scaled]
+            shares = stack(counts) * torch.tensor([size for _, size in owners]).to(counts[0])
+            reading.add_means("protected", shares, owners)
+            reading.add_histograms("utility", histograms(scaled), owners)
+            return
 
 
-def _take_histograms(
-    reading: Reading, layers: Sequence[str], scaled: Sequence[Tensor], sizes: Sequence[int]
-) -> None:
-    found: dict[str, Tensor] = {}
-    for layer, s, size in zip(layers, scaled, sizes, strict=True):
-        counts = histogram(s) * (size / s.numel())
-        for each in ("utility", f"utility/{layer}"):
-            found[each] = found[each] + counts.to(found[each]) if each in found else counts
-    for name, counts in found.items():
-        reading.add(name, counts, "histogram")
+def _scaled(reading: Reading, opt: UtilityOptimizer, utilities: list[Tensor]) -> list[Tensor]:
+    """Samples of Ū, a vector for each parameter."""
+    if opt.scaling == "global":
+        eta = stack([u.amax() for u in utilities]).amax().abs()
+        reading.add("eta", eta)
+        eta = eta.clamp_min(tiny(eta.dtype))
+        return [torch.sigmoid(sample(u) / eta.to(u)) for u in utilities]
+    rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
+    return [torch.sigmoid(sample(r / row_norms([r]).unsqueeze(1))) for r in rows]
 
 
-def histogram(values: Tensor) -> Tensor:
-    """How many of some values lie in each of :data:`BINS` equal parts of [0, 1].
+def histograms(values: Sequence[Tensor]) -> Tensor:
+    """The share of each tensor's elements in each of :data:`BINS` equal parts of [0, 1].
 
     Example:
-        >>> histogram(torch.tensor([0.0, 0.5, 0.5, 1.0])).nonzero().flatten()
+        >>> histograms([torch.tensor([0.0, 0.5, 0.5, 1.0])]).nonzero()[:, 1]
         tensor([ 0, 10, 20])
     """
-    # Not torch.histc: on CUDA it has no deterministic form.
-    places = (values * BINS).long().clamp(0, BINS - 1)
-    return torch.stack([(places == n).sum() for n in range(BINS)]).to(torch.float32)
+    home = values[0].device
+    places = [
+        (v.to(home) * BINS).long().clamp_(0, BINS - 1) + BINS * n for n, v in enumerate(values)
+    ]
+    flat, bins = torch.cat(places), BINS * len(values)
+    if home.type == "cpu":
+        counts = torch.bincount(flat, minlength=bins)
+    else:  # where bincount would wait for the device
+        edges = torch.arange(bins + 1, device=home)
+        counts = torch.searchsorted(flat.sort().values, edges).diff()
+    sizes = torch.tensor([v.numel() for v in values]).to(home, non_blocking=True)
+    return counts.view(-1, BINS) / sizes.unsqueeze(1)
 
 
 def take_skipped(reading: Reading, optimizers: Iterable[Optimizer]) -> None:
