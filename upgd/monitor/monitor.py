@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from upgd.monitor import weights
+from upgd.monitor.alarms import warnings_of
+from upgd.monitor.page import Follower, fragment, render, write
 from upgd.monitor.reading import Array, Reading
-from upgd.monitor.recorder import Activation, Recorder
+from upgd.monitor.recorder import Activation, Layer, Recorder
 from upgd.monitor.replay import Inputs, is_compiled, undisturbed, unwrapped
 from upgd.optim.uncompiled import uncompiled
 from upgd.text import error_line
@@ -113,6 +117,7 @@ class Monitor:
         self._pending: Reading | None = None
         self._callbacks: list[Callback] = []
         self._off: set[str] = set()
+        self._reads_at_once = False
         self._before: list[tuple[weights.Owned, Tensor]] = []
         self._handles: list[Any] = []
         if self.optimizers:
@@ -233,7 +238,7 @@ class Monitor:
         self._try("measurements", reading.send)
         self._pending = reading if reading.is_sent else None
         self.measured += reading.is_sent
-        if reading.on_host:
+        if reading.on_host or self._reads_at_once:
             self._resolve()
 
     def _take_features(self, reading: Reading) -> None:
@@ -251,7 +256,7 @@ class Monitor:
                 scores, silent, products = found
                 dormant.append((scores <= self.tau).sum())
                 dead.append(silent.sum())
-                name = layer.name or type(layer.module).__name__
+                name = layer_name(layer)
                 owners.append((name, layer.units))
                 reading.add(name, products, "products")
         if owners:
@@ -334,6 +339,64 @@ class Monitor:
         self._callbacks.append(callback)
         return callback
 
+    # ----------------------------------------------------------------------- looking
+    def warnings(self) -> list[str]:
+        """What the measurements mean, in sentences; :data:`upgd.monitor.alarms.RULES` lists why.
+
+        Example:
+            >>> import torch, upgd
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+            >>> _ = nn.init.constant_(model[0].bias, -100)  # no unit is ever active
+            >>> monitor = upgd.Monitor(model, every=1)
+            >>> _ = model(torch.randn(8, 2))
+            >>> monitor.step()
+            >>> monitor.warnings()[0]
+            "All of layer '0' (4 of 4 units) is dormant; 4 of these put out zero for every sample."
+        """
+        return warnings_of(self.history, self.units)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """The number of units of each hidden layer, once it was seen."""
+        layers = self._recorder.layers
+        return {layer_name(layer): layer.units for layer in layers if layer.units}
+
+    def page(self, path: str | os.PathLike[str], title: str = "Plasticity monitor") -> Path:
+        """Write all measurements as one HTML page that needs no network; return its path.
+
+        Raises:
+            FileExistsError: There is a file that upgd did not write.
+
+        Example:
+            >>> import tempfile, torch, upgd
+            >>> monitor = upgd.Monitor(torch.nn.Linear(2, 1), every=1)
+            >>> monitor.step()
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     monitor.page(f"{folder}/run.html").name
+            'run.html'
+        """
+        notes = [f"Every {self.every} steps; hidden units with a score of at most {self.tau:g}."]
+        notes += repr(self._recorder).splitlines()
+        args = (self.warnings(), self.history, self.histograms, self.units, notes)
+        return write(Path(path), render(title, *args))
+
+    def show(self) -> None:
+        """Show figures in a notebook; they follow the training, at most once a second.
+
+        Every measurement is then read at once, so the device is waited for at each of them.
+        """
+        follower = Follower(self)
+        self._reads_at_once = True
+        self.on_measure(follower)
+
+    def _repr_html_(self) -> str:
+        return fragment(self.warnings(), self.history, self.histograms)
+
+    def __repr__(self) -> str:
+        lines = [f"Monitor(every={self.every}, {self.steps} steps, {self.measured} measured)"]
+        return "\n  ".join([*lines, *repr(self._recorder).splitlines()])
+
     # ----------------------------------------------------------------------- the end
     def close(self) -> None:
         """Take all hooks off; what was measured stays. Sinks that can be closed are."""
@@ -359,6 +422,11 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def layer_name(layer: Layer) -> str:
+    """A layer's name; a model that is a single layer has none."""
+    return layer.name or type(layer.module).__name__
 
 
 def _optimizers(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -122,22 +123,21 @@ def take_utilities(
             utilities = [local(opt.utility(p)) for _, p in held]
             scaled = _scaled(reading, opt, utilities)
             owners = [(layer, u.numel()) for (layer, _), u in zip(held, utilities, strict=True)]
-            counts = [(each >= PROTECTED).sum() / each.numel() for each in scaled]
-            shares = stack(counts) * torch.tensor([size for _, size in owners]).to(counts[0])
-            reading.add_means("protected", shares, owners)
-            reading.add_histograms("utility", histograms(scaled), owners)
+            counts = [(each >= math.log(PROTECTED / (1 - PROTECTED))).sum() for each in scaled]
+            reading.add_means("protected", stack(counts), owners)
+            shares = histograms([sample(each).sigmoid() for each in scaled])
+            reading.add_histograms("utility", shares, owners)
             return
 
 
 def _scaled(reading: Reading, opt: UtilityOptimizer, utilities: list[Tensor]) -> list[Tensor]:
-    """Samples of Ū, a vector for each parameter."""
+    """Û/η of each parameter; those of this process alone are scaled by each other."""
     if opt.scaling == "global":
         eta = stack([u.amax() for u in utilities]).amax().abs()
         reading.add("eta", eta)
-        eta = eta.clamp_min(tiny(eta.dtype))
-        return [torch.sigmoid(sample(u) / eta.to(u)) for u in utilities]
+        return [u / eta.clamp_min(tiny(eta.dtype)).to(u) for u in utilities]
     rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
-    return [torch.sigmoid(sample(r / row_norms([r]).unsqueeze(1))) for r in rows]
+    return [r / row_norms([r]).unsqueeze(1) for r in rows]
 
 
 def histograms(values: Sequence[Tensor]) -> Tensor:
