@@ -9,6 +9,8 @@ from typing import NamedTuple
 History = Sequence[tuple[int, Mapping[str, float]]]
 LATEST = 3
 """Measurements in a row that a slow change must have lasted."""
+STEADY = 0.9
+"""The part of today's dormant share that was there all the time of which a sentence speaks."""
 
 
 class Past(NamedTuple):
@@ -58,7 +60,7 @@ def _dormant(past: Past, limit: float) -> Iterator[str]:
         step, share = values[-1]
         since = step
         for earlier, value in reversed(values):
-            if value < limit:
+            if value < max(limit, STEADY * share):
                 break
             since = earlier
         units = past.units.get(layer, 0)
@@ -69,7 +71,8 @@ def _dormant(past: Past, limit: float) -> Iterator[str]:
             text += f" for the last {_count(step - since)} steps"
         dead = past.history[-1][1].get(f"dead/{layer}", 0.0)
         if dead > 0:
-            text += f"; {round(dead * units)} of these put out zero for every sample"
+            many = "all" if dead == share else str(round(dead * units))
+            text += f"; {many} of them put out zero for every sample"
         yield f"{text}."
 
 
@@ -87,7 +90,7 @@ def _growing(past: Past, limit: float) -> Iterator[str]:
 def _rank(past: Past, limit: float) -> Iterator[str]:
     for layer in past.names("effective_rank"):
         values = [value for _, value in past.values(f"effective_rank/{layer}")]
-        if len(values) > LATEST and max(values[-LATEST:]) < limit * values[0]:
+        if len(values) > LATEST and 0 < max(values[-LATEST:]) < limit * values[0]:
             told = f"fell from {values[0]:.1f} to {values[-1]:.1f}"
             yield f"The effective rank of layer {layer!r} {told}: its units have become more alike."
 

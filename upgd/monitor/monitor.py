@@ -352,7 +352,7 @@ class Monitor:
             >>> _ = model(torch.randn(8, 2))
             >>> monitor.step()
             >>> monitor.warnings()[0]
-            "All of layer '0' (4 of 4 units) is dormant; 4 of these put out zero for every sample."
+            "All of layer '0' (4 of 4 units) is dormant; all of them put out zero for every sample."
         """
         return warnings_of(self.history, self.units)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from upgd.monitor.reading import Array
 from upgd.pages import MARK, alike, as_table, details, grouped, join, style_sheet
-from upgd.pages.colours import LIGHT, style
+from upgd.pages.colours import DARK, LIGHT, css, style
 from upgd.text import short
 
 History = Sequence[tuple[int, Mapping[str, float]]]
@@ -20,6 +21,7 @@ POINTS = 300  # the most of a line
 LINES = 6  # the most in a figure, beside that of all layers
 COLUMNS = 60  # the most of a figure of histograms
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 190, 46, 10, 10, 22
+DARK_NOTEBOOKS = ('[data-jp-theme-light="false"]', ".vscode-dark", 'html[theme="dark"]')
 GAPS = ("", "7 4", "2 3", "7 3 2 3")
 
 
@@ -47,7 +49,7 @@ MEASURES = {
     "gradient_norm": Measure("Gradient norm", "Of the gradient that a step was made of."),
     "update_ratio": Measure("Update ratio", "A step's change, divided by the weights' norm."),
     "weight_norm": Measure("Weight norm", "Of weights and biases."),
-    "weight_magnitude": Measure("Mean magnitude of weights", "Of weights and biases."),
+    "weight_magnitude": Measure("Mean |w|", "Of weights and biases."),
     "protected": Measure(
         "Protected weights", "Weights that take at most 0.9 of a step.", share=True
     ),
@@ -60,7 +62,7 @@ ROWS = (
 )
 
 STYLE = """
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr));
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr));
   gap: 1.5rem 2rem; margin: 1rem 0; }
 figure { margin: 0; }
 figure h3 { margin: 0 0 .1rem; }
@@ -76,6 +78,7 @@ figure .all { stroke: var(--ink); stroke-width: 2.6; }
 .warnings { list-style: none; padding: 0; }
 .warnings li { border-left: .25rem solid var(--c1); padding: .1rem 0 .1rem .9rem; margin: .6rem 0;
   font-size: 1.05rem; }
+thead th { white-space: normal; min-width: 5rem; }
 """
 
 
@@ -132,13 +135,12 @@ def render(
 
 def fragment(warnings: Sequence[str], history: History, histograms: Histograms) -> str:
     """Warnings and figures for a notebook, in its own colours."""
-    colours = " ".join(f"--c{n}: {colour};" for n, colour in enumerate(LIGHT))
     soft = "--ink: currentColor; --soft: currentColor; --edge: #888888; --rule: #88888855;"
-    style_ = f".upgd-monitor {{ {colours} {soft} max-width: 62rem; }}\n" + "\n".join(
-        f".upgd-monitor {row}" if row and row[0] in ".f" else row for row in STYLE.splitlines()
-    )
+    dark = ", ".join(f"{theme} .upgd-monitor" for theme in DARK_NOTEBOOKS)
+    rules = re.sub(r"^(?=[.ft])", ".upgd-monitor ", STYLE, flags=re.MULTILINE)
+    rules += f".upgd-monitor {{ {css(LIGHT)} {soft} max-width: 62rem; }}\n{dark} {{ {css(DARK)} }}"
     body = _summary(warnings, history) + figures(history, histograms)
-    return f'<style>{style_}</style><div class="upgd-monitor">{body}</div>'
+    return f'<style>{rules}</style><div class="upgd-monitor">{body}</div>'
 
 
 def write(path: Path, text: str) -> Path:
@@ -216,7 +218,8 @@ def figures(history: History, histograms: Histograms) -> str:
     found = []
     for name, measure in MEASURES.items():
         lines, layers = _lines(name, history)
-        if any(line.points for line in lines):
+        values = [value for line in lines for _, value in line.points]
+        if values and (name != "skipped_steps" or any(values)):
             found.append(_figure(measure, lines, layers))
     if any("utility" in counts for _, counts in histograms):
         found.append(_heat(histograms))
@@ -346,7 +349,7 @@ def _heat(histograms: Histograms) -> str:
     """Utilities over time: a column per measurement, darker where more weights are."""
     held = [(step, counts["utility"]) for step, counts in histograms if "utility" in counts]
     every = -(-len(held) // COLUMNS)
-    held = held[len(held) % every and every - 1 :: every] or held[-1:]
+    held = held[(len(held) - 1) % every :: every]  # the last one is among them
     bins = len(held[0][1])
     wide, tall = (WIDTH - LEFT - RIGHT) / len(held), (HEIGHT - TOP - BOTTOM) / bins
     parts = []
