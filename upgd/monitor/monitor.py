@@ -144,21 +144,21 @@ class Monitor:
         if self.steps == self._next:
             self._at_event()
 
+    @uncompiled
     def _before_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
         if self.steps + 1 == self._measure_at:
             self._prepare()
 
+    @uncompiled
     def _after_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
         self.step()
 
-    @uncompiled
     def _prepare(self) -> None:
         before = self._try("updates", lambda: weights.before_step(weights.trained(self.model)))
         self._before = before or []
         if self._closure is not None:
             self.observe(self._closure)
 
-    @uncompiled
     def _at_event(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._next = self.steps + 1  # nothing may be read while a graph is captured

@@ -74,10 +74,10 @@ class Reading:
         self._owners[name] = owners
         self.add(name, torch.stack([above, below]), "ratios")
 
-    def add_histograms(self, name: str, shares: Tensor, owners: Sequence[tuple[str, int]]) -> None:
-        """Add a histogram of each tensor, as shares; :attr:`histograms` has counts of layers."""
+    def add_histograms(self, name: str, counts: Tensor, owners: Sequence[tuple[str, int]]) -> None:
+        """Add a histogram of a sample of each tensor; :attr:`histograms` has those of layers."""
         self._owners[name] = owners
-        self.add(name, shares, "histograms")
+        self.add(name, counts, "histograms")
 
     def send(self) -> None:
         """Start copying to the host; nobody waits for it."""
@@ -128,9 +128,10 @@ class Reading:
                 ranks = ranks_of_products(torch.from_numpy(part))
                 found[f"effective_rank/{name}"], found[f"stable_rank/{name}"] = ranks
             elif kind == "histograms":
-                for (layer, size), shares in zip(self._owners[name], part, strict=True):
+                for (layer, size), counts in zip(self._owners[name], part, strict=True):
                     for key in (name, f"{name}/{layer}"):
-                        self.histograms[key] = self.histograms.get(key, 0) + size * shares
+                        whole = counts * size / counts.sum()
+                        self.histograms[key] = self.histograms.get(key, 0) + whole
             elif kind == "losses":
                 found["loss"] = float(part[0].mean())
                 found[name] = float(sample_plasticity(part[0], part[1]).mean())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from upgd.monitor.measures import dormancy_scores, mean_magnitude, products, some_rows
 from upgd.optim.features import ACTIVATIONS, PASSED, feature_axis, has_features
+from upgd.optim.shards import is_dtensor
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -88,12 +89,16 @@ class Hook:
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return no_hook
 
-    def __reduce__(self) -> str:
-        return "no_hook"
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _no_hook, ()
 
 
 def no_hook(module: nn.Module, args: Any, output: Any) -> None:
     """Stands for a :class:`Hook` in copies of a model."""
+
+
+def _no_hook() -> Callable[..., None]:
+    return no_hook
 
 
 class Recorder:
@@ -262,6 +267,6 @@ def _follows(module: nn.Module) -> bool:
 
 def _is_plain(output: Any) -> bool:
     """Whether an output is an ordinary tensor, not one of a transform or spread over devices."""
-    if type(output) is not Tensor and (not isinstance(output, Tensor) or hasattr(output, "_spec")):
+    if type(output) is not Tensor and (not isinstance(output, Tensor) or is_dtensor(output)):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(output)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from upgd.monitor.measures import stride
 from upgd.monitor.reading import Reading
 from upgd.optim.batch import row_norms, tiny
+from upgd.optim.shards import local
 from upgd.optim.upgd import UtilityOptimizer
 
 SAMPLED = 1 << 12
@@ -31,11 +32,6 @@ class Owned(NamedTuple):
     layer: str
     param: Tensor
 
-    @property
-    def size(self) -> tuple[str, int]:
-        """The layer and the number of elements."""
-        return self.layer, self.param.numel()
-
 
 def trained(model: nn.Module) -> list[Owned]:
     """The parameters that require gradients, each once; of a sharded one, this process's part."""
@@ -47,12 +43,10 @@ def trained(model: nn.Module) -> list[Owned]:
     return list(found.values())
 
 
-def local(t: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, dense."""
-    t = t.detach()
-    part: Any = getattr(t, "to_local", None)
-    t = t if part is None else part()
-    return t.coalesce().values() if t.is_sparse else t
+def held(t: Tensor) -> Tensor:
+    """What this process holds of a tensor; of a sparse one, its values."""
+    part = local(t.detach())
+    return part.coalesce().values() if part.is_sparse else part
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
@@ -73,7 +67,7 @@ def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
     """``weight_norm``, and ``weight_magnitude``, the mean absolute value."""
     if not params:
         return
-    weights = [local(p) for _, p in params]
+    weights = [held(p) for _, p in params]
     owners = [(layer, w.numel()) for (layer, _), w in zip(params, weights, strict=True)]
     reading.add_norms("weight_norm", norms_of(weights), owners)
     sums = [w.abs().sum(dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
@@ -82,15 +76,15 @@ def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
 
 def take_gradients(reading: Reading, params: Sequence[Owned]) -> None:
     """``gradient_norm`` of what is in ``.grad``."""
-    held = [(layer, local(p.grad)) for layer, p in params if p.grad is not None]
-    if held:
-        owners = [(layer, g.numel()) for layer, g in held]
-        reading.add_norms("gradient_norm", norms_of([g for _, g in held]), owners)
+    found = [(layer, held(p.grad)) for layer, p in params if p.grad is not None]
+    if found:
+        owners = [(layer, g.numel()) for layer, g in found]
+        reading.add_norms("gradient_norm", norms_of([g for _, g in found]), owners)
 
 
 def sample(t: Tensor) -> Tensor:
     """At most :data:`SAMPLED` elements of a tensor, spread evenly."""
-    flat = local(t).reshape(-1)
+    flat = held(t).reshape(-1)
     return flat[:: stride(flat.numel(), SAMPLED)]
 
 
@@ -118,15 +112,18 @@ def take_utilities(
     Of several optimizers with utilities, those of the first.
     """
     for opt in optimizers:
-        held = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
-        if isinstance(opt, UtilityOptimizer) and held:
-            utilities = [local(opt.utility(p)) for _, p in held]
-            scaled = _scaled(reading, opt, utilities)
-            owners = [(layer, u.numel()) for (layer, _), u in zip(held, utilities, strict=True)]
-            counts = [(each >= math.log(PROTECTED / (1 - PROTECTED))).sum() for each in scaled]
-            reading.add_means("protected", stack(counts), owners)
-            shares = histograms([sample(each).sigmoid() for each in scaled])
-            reading.add_histograms("utility", shares, owners)
+        if not isinstance(opt, UtilityOptimizer):
+            continue
+        traced = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
+        found = [(layer, held(opt.utility(p))) for layer, p in traced]
+        found = [(layer, u) for layer, u in found if u.numel()]
+        if found:
+            scaled = _scaled(reading, opt, [u for _, u in found])
+            owners = [(layer, u.numel()) for layer, u in found]
+            many = [(each >= math.log(PROTECTED / (1 - PROTECTED))).sum() for each in scaled]
+            reading.add_means("protected", stack(many), owners)
+            counts = histograms([sample(each).sigmoid() for each in scaled])
+            reading.add_histograms("utility", counts, owners)
             return
 
 
@@ -141,7 +138,7 @@ def _scaled(reading: Reading, opt: UtilityOptimizer, utilities: list[Tensor]) ->
 
 
 def histograms(values: Sequence[Tensor]) -> Tensor:
-    """The share of each tensor's elements in each of :data:`BINS` equal parts of [0, 1].
+    """How many of each tensor's elements lie in each of :data:`BINS` equal parts of [0, 1].
 
     Example:
         >>> histograms([torch.tensor([0.0, 0.5, 0.5, 1.0])]).nonzero()[:, 1]
@@ -157,8 +154,7 @@ def histograms(values: Sequence[Tensor]) -> Tensor:
     else:  # where bincount would wait for the device
         edges = torch.arange(bins + 1, device=home)
         counts = torch.searchsorted(flat.sort().values, edges).diff()
-    sizes = torch.tensor([v.numel() for v in values]).to(home, non_blocking=True)
-    return counts.view(-1, BINS) / sizes.unsqueeze(1)
+    return counts.view(-1, BINS)
 
 
 def take_skipped(reading: Reading, optimizers: Iterable[Optimizer]) -> None:
