@@ -35,6 +35,8 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Threshold,
 )
 """Modules that are taken for the activation of the layer they directly follow."""
+PASSED: tuple[type[nn.Module], ...] = (*_NORMS, nn.Identity, nn.modules.dropout._DropoutNd)
+"""Modules that may stand between a layer and its activation."""
 OUTSIDE = -1
 """The engine's number of a backward pass where there is none."""
 
@@ -142,14 +144,19 @@ class FeatureLayer:
 
     def axis(self, h: Tensor) -> int:
         """The dimension of `h` along which the features lie."""
-        if isinstance(self.module, _CONVOLUTIONS):
-            return h.dim() - 1 - len(self.module.kernel_size)
-        return h.dim() - 1
+        return feature_axis(self.module, h)
 
     @property
     def _dtype(self) -> torch.dtype:
         double = self.params[0].dtype == torch.float64
         return torch.float64 if double else torch.float32
+
+
+def feature_axis(module: nn.Module, h: Tensor) -> int:
+    """The dimension of a layer's output `h` along which its units or channels lie."""
+    if isinstance(module, _CONVOLUTIONS):
+        return h.dim() - 1 - len(module.kernel_size)
+    return h.dim() - 1
 
 
 @dataclass
@@ -163,7 +170,8 @@ class _Tap:
     moved: bool = False
 
 
-def _has_features(module: nn.Module) -> bool:
+def has_features(module: nn.Module) -> bool:
+    """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
     inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     known = isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or _is_transposed(module)
@@ -228,7 +236,7 @@ class Features:
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         modules = dict(model.named_modules())
-        candidates = [n for n, m in modules.items() if _has_features(m)]
+        candidates = [n for n, m in modules.items() if has_features(m)]
         if not candidates:
             raise ValueError("Features: the model has no linear or convolutional layer")
         output = candidates[-1] if output is None else output
@@ -281,9 +289,8 @@ class Features:
             layer.module = modules[layer.name]
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
-        passing = (*_NORMS, nn.Identity, nn.modules.dropout._DropoutNd)
         for module in modules.values():
-            if isinstance(module, passing) or _is_activation(module):
+            if isinstance(module, PASSED) or _is_activation(module):
                 self._handles.append(module.register_forward_hook(self._on_follower))
 
     @staticmethod
