@@ -87,6 +87,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    _warned = False  # of hyperparameters in groups that are not the method's
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class RuleOptimizer(StatefulOptimizer):
             refuse(self, foreach)
         defaults = {
             **hyper,
+            **checks.plain(hyper, method.hyperparameters),
             **(options or {}),
             "maximize": maximize,
             "foreach": foreach,
@@ -131,12 +133,16 @@ class RuleOptimizer(StatefulOptimizer):
         self._refuse_own(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.update(checks.plain(group, self.method.hyperparameters))
         try:
             self._refuse_sharded()
             self._check_group(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        if not self._warned:
+            owner = type(self).__name__
+            self._warned = checks.warn_ignored(owner, group, self.defaults)
         # All groups draw from one sequence; a new group joins at its current position.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
@@ -212,7 +218,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.no_grad()
     def _step_fused(self) -> None:
         with self._lock:
-            self._refuse_sharded()
+            self._prepare()
             step: FusedStep | None = self.__dict__.get("_fused_step")
             if step is None:
                 step = self._fused_step = FusedStep(self)
@@ -263,7 +269,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.no_grad()
     def _gather(self) -> list[Batch]:
         """Collect this step's parameters and draw its noise: the only part that is not compiled."""
-        self._refuse_sharded()
+        self._prepare()
         members = self._members_with_gradient()
         if not members:
             return []
@@ -297,6 +303,10 @@ class RuleOptimizer(StatefulOptimizer):
             self._reduce(batches, index)
 
     # ------------------------------------------------------------------- gather
+    def _prepare(self) -> None:
+        """What every step begins with, on all paths."""
+        self._refuse_sharded()
+
     def _members_with_gradient(self) -> list[Member]:
         """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__

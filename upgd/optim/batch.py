@@ -36,7 +36,7 @@ DTYPES = (*_HALF, torch.float32, torch.float64)
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of traces and arithmetic for parameters of `dtype`."""
-    return torch.float32 if dtype in _HALF else dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

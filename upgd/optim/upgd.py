@@ -15,7 +15,7 @@ from upgd.optim import convention
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.rules.ops import sigmoid
-from upgd.rules.vocabulary import Method, Phase, Reduce
+from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase, Reduce
 
 Scaling: TypeAlias = Literal["global", "local"]
 Rule: TypeAlias = Callable[..., Any]
@@ -254,7 +254,8 @@ class UPGD(UtilityOptimizer):
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
         momentum: Decay μ of the velocity, which takes the gradient's place in the update as in
-            :class:`torch.optim.SGD`; 0 keeps none.
+            :class:`torch.optim.SGD`; 0 keeps none. A scheduler that cycles ``momentum``, such as
+            ``OneCycleLR``, may set it in groups later.
         scaling: ``"global"`` or ``"local"``.
         order: 1, or 2, which needs curvature: call ``opt.backward(loss)`` instead of
             ``loss.backward()``.
@@ -291,16 +292,57 @@ class UPGD(UtilityOptimizer):
         **common: Unpack[Common],
     ) -> None:
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
-        hyper["beta_utility"] = beta_utility
+        hyper |= {"beta_utility": beta_utility, "momentum": momentum}
         if momentum != 0:
-            hyper["momentum"] = momentum
-            self.build = partial(upgd_method, momentum=True)
+            self.build = _WITH_VELOCITY
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
 
+    # A group may get momentum later, as from OneCycleLR. From then on there is a velocity, which
+    # begins at zero as torch.optim.SGD's does.
+    @property
+    def _has_velocity(self) -> bool:
+        return "velocity" in self.method.states
+
+    def _keep_velocity(self) -> None:
+        self.build = _WITH_VELOCITY
+        self.method = self.build(self.scaling, self.order, bool(self.defaults["protect"]))
+
     def _check_group(self, group: dict[str, Any]) -> None:
+        if not self._has_velocity:
+            HYPERPARAMETERS["momentum"].check(type(self).__name__, group.get("momentum", 0.0))
         super()._check_group(group)
-        if "velocity" not in self.method.states and group.get("momentum", 0) != 0:
-            raise ValueError(
-                f"UPGD: a group has momentum={group['momentum']!r}, but the optimizer keeps no "
-                "velocity; pass momentum= to UPGD, and momentum=0 in groups that want none"
-            )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if not self._has_velocity and any(g.get("momentum", 0) != 0 for g in self.param_groups):
+            self._keep_velocity()
+            self._forget_plans()
+            for state in self.state.values():
+                if "utility" in state:
+                    state["velocity"] = torch.zeros_like(state["utility"])
+
+    def _checked_state_dict(self, given: Any) -> dict[str, Any]:
+        states = given.get("state") if isinstance(given, Mapping) else None
+        if not isinstance(states, Mapping):
+            return super()._checked_state_dict(given)
+        before = self.build, self.method
+        if any(isinstance(state, Mapping) and "velocity" in state for state in states.values()):
+            self._keep_velocity()
+        if self._has_velocity:
+            given = {**given, "state": {k: _with_velocity(state) for k, state in states.items()}}
+        try:
+            return super()._checked_state_dict(given)
+        except Exception:
+            self.build, self.method = before
+            raise
+
+
+_WITH_VELOCITY = partial(upgd_method, momentum=True)
+
+
+def _with_velocity(state: Any) -> Any:
+    """A saved state; its velocity is zero if there was no momentum yet."""
+    utility = state.get("utility") if isinstance(state, Mapping) else None
+    if not isinstance(utility, Tensor) or "velocity" in state:
+        return state
+    return {**state, "velocity": torch.zeros_like(utility)}
