@@ -23,13 +23,14 @@ study
 engine
 ledger
 networks
-streams metrics
+streams
 upgd
+monitor
 utility
 optim
 curvature
 kernels
-rules sources caches filesystem processes text threads timing
+rules metrics sources caches filesystem processes text threads timing
 """
 """Folders and modules of the package, top to bottom; ``upgd`` is the package's ``__init__``.
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 from upgd import curvature, utility
+from upgd.monitor import Monitor
 from upgd.optim import (
     PGD,
     SGDW,
@@ -30,6 +31,7 @@ __all__ = [
     "AdaUPGD",
     "FeatureUPGD",
     "Features",
+    "Monitor",
     "ShrinkAndPerturb",
     "StreamingEWC",
     "StreamingMAS",

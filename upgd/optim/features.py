@@ -34,6 +34,8 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Threshold,
 )
 """Modules that are taken for the activation of the layer they directly follow."""
+PASSED: tuple[type[nn.Module], ...] = (*_NORMS, nn.Identity, nn.modules.dropout._DropoutNd)
+"""Modules that may stand between a layer and its activation."""
 OUTSIDE = -1
 """The engine's number of a backward pass where there is none."""
 
@@ -139,14 +141,19 @@ class FeatureLayer:
 
     def axis(self, h: Tensor) -> int:
         """The dimension of `h` along which the features lie."""
-        if isinstance(self.module, _CONVOLUTIONS):
-            return h.dim() - 1 - len(self.module.kernel_size)
-        return h.dim() - 1
+        return feature_axis(self.module, h)
 
     @property
     def _dtype(self) -> torch.dtype:
         double = self.params[0].dtype == torch.float64
         return torch.float64 if double else torch.float32
+
+
+def feature_axis(module: nn.Module, h: Tensor) -> int:
+    """The dimension of a layer's output `h` along which its units or channels lie."""
+    if isinstance(module, _CONVOLUTIONS):
+        return h.dim() - 1 - len(module.kernel_size)
+    return h.dim() - 1
 
 
 @dataclass
@@ -160,7 +167,8 @@ class _Tap:
     moved: bool = False
 
 
-def _has_features(module: nn.Module) -> bool:
+def has_features(module: nn.Module) -> bool:
+    """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
     inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and not inside_attention
@@ -212,7 +220,7 @@ class Features:
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         modules = dict(model.named_modules())
-        candidates = [n for n, m in modules.items() if _has_features(m)]
+        candidates = [n for n, m in modules.items() if has_features(m)]
         if not candidates:
             raise ValueError("Features: the model has no linear or convolutional layer")
         output = candidates[-1] if output is None else output
@@ -258,8 +266,7 @@ class Features:
         for layer in self.layers:
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
-        passing: tuple[type[nn.Module], ...] = (*ACTIVATIONS, *_NORMS, nn.Identity)
-        passing += (nn.modules.dropout._DropoutNd,)
+        passing: tuple[type[nn.Module], ...] = (*ACTIVATIONS, *PASSED)
         for module in modules.values():
             if isinstance(module, passing):
                 self._handles.append(module.register_forward_hook(self._on_follower))
