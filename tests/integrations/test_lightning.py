@@ -14,6 +14,7 @@ import upgd
 from tests.integrations import plain
 
 L = pytest.importorskip("lightning", reason="needs the extra integrations")
+from lightning.pytorch.loggers import Logger  # noqa: E402
 
 COUNT = 6  # batches an epoch
 
@@ -173,3 +174,55 @@ def test_two_optimizers(tmp_path: Path) -> None:
         nn.functional.cross_entropy(model(x), y).backward()
         both[i % 2].step()
     plain.assert_same(module.model, model)
+
+
+class Kept(Logger):
+    """Keeps what is logged."""
+
+    name = version = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        found = {n: x for n, x in metrics.items() if n.startswith("monitor/")}
+        if found:
+            self.rows.append((step or 0, found))
+
+
+def test_the_callback_logs_and_changes_nothing(tmp_path: Path) -> None:
+    """Gradients are accumulated: steps of the optimizer count, before and after a resume."""
+    from upgd.integrations.lightning import MonitorCallback
+
+    more = {"accumulate_grad_batches": 2, "log_every_n_steps": 1000}
+    choice = plain.CHOICES["UPGD"]
+    logger, callback, module = Kept(), MonitorCallback(every=2, output="model.4"), Module(*choice)
+    runs = fit(module, tmp_path, epochs=2, logger=logger, callbacks=[callback], **more)
+    assert [step for step, _ in logger.rows] == [2, 4, 6]
+    newest = {f"monitor/{n}": x for n, x in callback.monitor.scalars().items()}
+    assert logger.rows[-1][1] == pytest.approx(newest)
+    assert {n for n in newest if "dormant/" in n} == {f"monitor/dormant/model.{n}" for n in (0, 2)}
+    assert float(runs.callback_metrics["monitor/weight_norm"]) == pytest.approx(
+        newest["monitor/weight_norm"]
+    )
+
+    file = tmp_path / "stopped.ckpt"
+    runs.save_checkpoint(file)
+    logger, callback = Kept(), MonitorCallback(every=2)
+    resumed, whole = Module(*choice), Module(*choice)
+    fit(resumed, tmp_path, 4, file, logger=logger, callbacks=[callback], **more)
+    fit(whole, tmp_path, 4, **more)
+    assert [step for step, _ in logger.rows] == [8, 10, 12]
+    plain.assert_same(resumed.model, whole.model)
+
+
+def test_the_callback_with_two_optimizers(tmp_path: Path) -> None:
+    from upgd.integrations.lightning import MonitorCallback
+
+    callback = MonitorCallback(every=1)
+    fit(Two(), tmp_path, callbacks=[callback], enable_checkpointing=False)
+    assert len(callback.monitor.optimizers) == 2
+    assert [step for step, _ in callback.monitor.history] == [1, 2, 3]  # of the first one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,55 @@ def test_other_agents(name: str) -> None:
     after = [p for owner in owners for p in owner.optimizer.param_groups[0]["params"]]
     assert all(isinstance(owner.optimizer, upgd.AdaUPGD) for owner in owners)
     assert not any(map(torch.equal, before, after))
+
+
+def hidden(scalars: dict[str, float]) -> set[str]:
+    """The layers whose units were looked at."""
+    return {name.removeprefix("dormant/") for name in scalars if name.startswith("dormant/")}
+
+
+def test_the_callback_writes_to_the_logger(tmp_path: Path) -> None:
+    from upgd.integrations.stable_baselines3 import MonitorCallback
+
+    chose = chosen(*plain.CHOICES["AdaUPGD"])
+    callback = MonitorCallback(every=3)
+    agent = ppo(chose)
+    agent.set_logger(sb3.common.logger.configure(str(tmp_path), ["json", "log"]))
+    agent.learn(3 * ROLLOUT, callback=callback)
+    assert_same(agent.policy, ppo(chose).learn(3 * ROLLOUT).policy)  # looking changes nothing
+
+    # 2 epochs of 2 batches after each rollout; what is measured then is written with the next one.
+    rows = [json.loads(line) for line in (tmp_path / "progress.json").read_text().splitlines()]
+    history = dict(callback.monitor.history)
+    assert list(history) == [3, 6, 9, 12]
+    written = [{n: x for n, x in row.items() if n.startswith("monitor/")} for row in rows]
+    named = [{f"monitor/{n}": x for n, x in history[step].items()} for step in (3, 6)]
+    assert written[0] == {}
+    assert written[1:] == [pytest.approx(each, nan_ok=True) for each in named]
+    assert hidden(history[12]) == {f"mlp_extractor.{net}_net.0" for net in ("policy", "value")}
+    assert "dormant/mlp" not in (tmp_path / "log.txt").read_text()
+
+    agent.learn(ROLLOUT, callback=callback, reset_num_timesteps=False)
+    assert [step for step, _ in callback.monitor.history] == [3, 6, 9, 12, 15]
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("DQN", {"q_net.q_net.2"}), ("TD3", {"actor.mu.2", "critic.qf0.2"})]
+)
+def test_the_callback_watches_what_is_trained(name: str, heads: set[str]) -> None:
+    """Neither targets nor heads; steps of the critics count, which step more often than actors."""
+    from upgd.integrations.stable_baselines3 import MonitorCallback
+
+    callback = MonitorCallback(every=8)
+    agent = getattr(sb3, name)(
+        "MlpPolicy", Corridor(continuous=name == "TD3"), learning_starts=8, batch_size=8, seed=5,
+        device="cpu", train_freq=1, policy_kwargs={"net_arch": [8]},
+    )  # fmt: skip
+    agent.learn(25, callback=callback)
+    steps = [step for step, _ in callback.monitor.history]
+    assert steps == [8, 16]
+    found = callback.monitor.scalars()
+    norms = {n.removeprefix("weight_norm/") for n in found if n.startswith("weight_norm/")}
+    assert heads <= norms
+    assert hidden(found) == {head[:-1] + "0" for head in norms if head.endswith(".2")}
+    assert not any("_target" in each for each in norms)

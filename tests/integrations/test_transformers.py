@@ -130,3 +130,29 @@ def test_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     opt = optimizer(other.parameters(), weight_decay=0.0, **options)
     plain_loop(other, opt, torch.optim.lr_scheduler.ConstantLR(opt, 0.5, 2))
     assert_close(net, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_callback_logs_and_changes_nothing(layers: bool, tmp_path: Path) -> None:
+    from upgd.integrations.transformers import MonitorCallback
+
+    more = {"optimizer_cls_and_kwargs": plain.CHOICES["AdaUPGD"], "save_steps": 4}
+    runs, other = trainer(tmp_path, **more), trainer(tmp_path / "other", **more)
+    callback = MonitorCallback(runs, every=2, layers=layers)
+    runs.add_callback(callback)
+    runs.train()
+    other.train()
+    assert_close(runs.model, other.model, rtol=0, atol=0)
+    rows = [row for row in runs.state.log_history if "monitor/weight_norm" in row]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    newest = callback.monitor.scalars()
+    logged = {n: x for n, x in newest.items() if layers or "/" not in n}
+    assert {n for n in newest if "/" in n}
+    assert {n: x for n, x in rows[-1].items() if n.startswith("monitor/")} == {
+        f"monitor/{n}": x for n, x in logged.items()
+    }
+
+    resumed = trainer(tmp_path, **more)
+    resumed.add_callback(MonitorCallback(resumed, every=2))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert [r["step"] for r in resumed.state.log_history if "monitor/eta" in r] == [2, 4, 6]
