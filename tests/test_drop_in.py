@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
+import upgd
 from tests.cases import (
     assert_close,
     assert_equal,
@@ -21,10 +23,11 @@ from tests.cases import (
     every_method,
     loss_of,
     network,
+    provide,
     train,
     weights,
 )
-from upgd import PGD, UPGD, AdaUPGD, ShrinkAndPerturb, StreamingEWC
+from upgd import PGD, SGDW, UPGD, AdaUPGD, ShrinkAndPerturb, StreamingEWC
 from upgd.optim.registry import METHODS, Row
 
 
@@ -264,3 +267,227 @@ def test_a_refused_dict_brings_no_velocity() -> None:
     with pytest.raises(ValueError, match="lr must be"):
         opt.load_state_dict(saved)
     assert opt.method == METHODS["upgd"].method
+
+
+# --------------------------------------------------------------------------- compile
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("upgd", "foreach"), ("upgd-local", "single"), ("ada-upgd", "skip"), ("s-ewc", "foreach")],
+)
+def test_a_compiled_step_follows_a_scheduler(name: str, path: str) -> None:
+    compile_under_a_schedule(METHODS[name], PATHS[path])
+
+
+@pytest.mark.slow
+@every_method
+@pytest.mark.parametrize("path", ["foreach", "single", "skip"])
+def test_every_compiled_step_follows_a_scheduler(row: Row, path: str) -> None:
+    compile_under_a_schedule(row, PATHS[path])
+
+
+def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
+    """Twelve step sizes, decays and betas, one graph; the weights are the eager ones."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    models = [network(dtype=torch.float64) for _ in range(2)]
+    optimizers = [row.make(model, seed=1, **path) for model in models]
+    scalars = [nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) for _ in models]
+    for opt, scalar in zip(optimizers, scalars, strict=True):
+        opt.add_param_group({"params": [scalar]})
+    step = torch.compile(optimizers[0].step, backend=counter)
+    for k, batch in enumerate(batches(12, dtype=torch.float64)):
+        for opt, model, scalar in zip(optimizers, models, scalars, strict=True):
+            for group in opt.param_groups:
+                group["lr"] = 0.001 * (12 - k)
+                if "weight_decay" in group:
+                    group["weight_decay"] = 0.01 * k
+                if "betas" in group:
+                    group["betas"] = (0.9 - 0.01 * k, 0.999)
+            train(row, opt, model, [batch], step=lambda: None)
+            provide(row, opt, model)
+            scalar.grad = scalar.detach().clone()
+            if "curvature" in row.needs and "gates" not in row.needs:
+                scalar.curvature = torch.ones_like(scalar)
+            step() if opt is optimizers[0] else opt.step()
+    assert counter.frame_count <= 2
+    assert_close(*map(weights, models), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*scalars, rtol=1e-8, atol=1e-10)
+
+
+# ------------------------------------------------------- one optimizer per parameter
+def step_in_backward(model: nn.Module, make: Callable[[nn.Parameter], Any]) -> list[Any]:
+    """An optimizer for each parameter, stepped when its gradient is there."""
+    optimizers = []
+    for p in model.parameters():
+        opt = make(p)
+
+        def hook(p: torch.Tensor, opt: Any = opt) -> None:
+            opt.step()
+            p.grad = None
+
+        p.register_post_accumulate_grad_hook(hook)
+        optimizers.append(opt)
+    return optimizers
+
+
+LOCAL = {"lr": 0.1, "sigma": 0.0, "scaling": "local"}
+
+
+@pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
+@pytest.mark.parametrize("by", ["hooks", "torch"])
+def test_steps_in_a_backward_pass_are_those_after_it(cls: Any, by: str) -> None:
+    models = [network(dtype=torch.float64) for _ in range(2)]
+    if by == "hooks":
+        step_in_backward(models[0], lambda p: cls([p], **LOCAL))
+    else:
+        optim = pytest.importorskip("torch.distributed.optim")
+        optim._apply_optimizer_in_backward(cls, models[0].parameters(), LOCAL)
+    opt = cls(models[1].parameters(), **LOCAL)
+    for batch in batches(4, dtype=torch.float64):
+        loss_of(models[0], batch).backward()
+        opt.zero_grad()
+        loss_of(models[1], batch).backward()
+        opt.step()
+    assert_close(*map(weights, models), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_eta_for_all_needs_all_gradients(fused: bool) -> None:
+    if fused:
+        pytest.importorskip("numba")
+    model = network()
+    step_in_backward(model, lambda p: UPGD([p], fused=fused))
+    with pytest.raises(RuntimeError, match=r"UPGD: .*scaling='local', or call step\(\) after"):
+        loss_of(model, batches(1)[0]).backward()
+
+
+def test_optimizers_in_a_backward_pass_need_seeds_of_their_own() -> None:
+    options: dict[str, Any] = {"lr": 0.1, "scaling": "local"}
+    batch = batches(1)[0]
+    model = network()
+    step_in_backward(model, lambda p: UPGD([p], seed=7, **options))
+    with pytest.raises(RuntimeError, match="seed=7 step inside one backward pass"):
+        loss_of(model, batch).backward()
+    for make in (
+        lambda p: UPGD([p], **options),  # each draws a seed
+        lambda p: UPGD([p], seed=7, **{**options, "sigma": 0.0}),  # no noise
+    ):
+        model = network()
+        kept = step_in_backward(model, make)
+        for _ in range(2):
+            loss_of(model, batch).backward()
+        assert all(int(opt.state[opt.param_groups[0]["params"][0]]["step"]) == 2 for opt in kept)
+
+
+def test_two_models_with_one_seed_do_not_meet() -> None:
+    kept = []
+    for _ in range(2):
+        lone = nn.Linear(3, 1, bias=False)
+        kept.append((lone, step_in_backward(lone, lambda p: UPGD([p], seed=7, scaling="local"))))
+        for model, _ in kept:
+            model(torch.ones(1, 3)).sum().backward()
+
+
+# ------------------------------------------------------------------ what groups spare
+class TinyRMSNorm(nn.Module):
+    """A normalisation that PyTorch does not know, as those of language models."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+class Words(nn.Module):
+    """A small model with all that is spared, and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=2)
+        self.bags = nn.EmbeddingBag(7, 4, mode="sum", padding_idx=2)
+        self.norm = TinyRMSNorm(4)
+        self.hidden = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU(), nn.LayerNorm(4))
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.norm(self.words(x).mean(1) + self.bags(x))))
+
+
+SPARED = {
+    *("words.weight", "bags.weight", "norm.weight"),
+    *("hidden.1.weight", "hidden.1.bias", "hidden.3.weight", "hidden.3.bias"),
+}
+
+
+def named(group: dict[str, Any]) -> set[str]:
+    return set(group["param_names"])
+
+
+def test_groups_spare_norms_and_embeddings() -> None:
+    model = Words()
+    groups = upgd.param_groups(model, lr=0.5, sigma=0.1)
+    rest, spared = groups
+    assert named(spared) == SPARED
+    assert named(rest) == {"hidden.0.weight", "hidden.0.bias", "head.bias"}
+    assert (rest["lr"], rest["sigma"], spared["lr"], spared["sigma"]) == (0.5, 0.1, 0.5, 0.0)
+    assert (spared["protect"], spared["weight_decay"]) == (False, 0.0)
+    opt = UPGD(groups, weight_decay=0.25)
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.25, 0.0]
+    held = [p for group in opt.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(model.parameters()))
+    model.bags.weight.grad = torch.ones(7, 4).to_sparse()
+    with pytest.raises(TypeError, match=r"'bags.weight'"):  # errors name parameters
+        opt.step()
+
+
+def test_groups_of_choice() -> None:
+    model = Words()
+    everything, *none = upgd.param_groups(model, spare=())
+    assert not none
+    assert everything["params"] == list(model.parameters())
+    rest, biases = upgd.param_groups(model, spare="biases", weight_decay=0.1)
+    assert named(biases) == {"hidden.0.bias", "head.bias"}  # those of norms are norms
+    assert (rest["weight_decay"], biases["weight_decay"]) == (0.1, 0.0)
+    assert "sigma" not in biases
+    all_kinds = upgd.param_groups(model, spare=("norms", "embeddings", "biases"))
+    assert [len(group["params"]) for group in all_kinds] == [1, 2, 7]
+    with pytest.raises(ValueError, match=r"spare must be some of .* got 'heads'"):
+        upgd.param_groups(model, spare=("heads",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        upgd.param_groups(nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("cls", "keys"),
+    [
+        (torch.optim.SGD, {"weight_decay"}),
+        (PGD, {"sigma"}),
+        (SGDW, {"weight_decay"}),
+        (AdaUPGD, {"weight_decay", "sigma", "protect"}),
+    ],
+)
+def test_groups_for_other_optimizers(cls: Any, keys: set[str]) -> None:
+    groups = upgd.param_groups(Words(), optimizer=cls)
+    assert groups[1].keys() - {"params", "param_names"} == keys
+    cls(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("cls", [UPGD, AdaUPGD])
+@pytest.mark.parametrize("spare", [True, False])
+def test_padding_rows_stay_zero(cls: Any, spare: bool) -> None:
+    torch.manual_seed(0)
+    model = Words()
+    model.head.weight = nn.Parameter(torch.randn(7, 4))  # a tied head moves the row itself
+    params = upgd.param_groups(model) if spare else model.parameters()
+    opt = cls(params, lr=0.01, sigma=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        words = torch.tensor([[1, 2, 3], [4, 2, 2]])
+        nn.functional.cross_entropy(model(words), torch.tensor([0, 1])).backward()
+        opt.step()
+    for layer in (model.words, model.bags):
+        assert bool((layer.weight[2] == 0).all()) is spare  # else noise moves it
+        assert bool((layer.weight[1] != 0).all())

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,15 +28,20 @@ from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
+from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
-from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 _SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
+
+
+_IN_BACKWARD: WeakValueDictionary[int, RuleOptimizer] = WeakValueDictionary()
+"""The last optimizer with each seed that made a step inside a backward pass."""
 
 
 class Common(TypedDict, total=False):
@@ -57,7 +63,7 @@ class BatchPlan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(StatefulOptimizer):
+class RuleOptimizer(GrowingOptimizer):
     """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
@@ -87,6 +93,7 @@ class RuleOptimizer(StatefulOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
 
     def __init__(
@@ -197,7 +204,7 @@ class RuleOptimizer(StatefulOptimizer):
     def _update(self) -> None:
         if self.fused:
             self._step_fused()
-        elif batches := self._gather():
+        elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
         if getattr(self, "grad_scale", None) is not None:
@@ -267,8 +274,12 @@ class RuleOptimizer(StatefulOptimizer):
 
     @uncompiled
     @torch.no_grad()
-    def _gather(self) -> list[Batch]:
-        """Collect this step's parameters and draw its noise: the only part that is not compiled."""
+    def _gather(self, compiling: bool) -> list[Batch]:
+        """Collect this step's parameters and draw its noise: the only part that is not compiled.
+
+        Where the other part is (`compiling`), scalars become tensors: it would be compiled again
+        for each new number, as those of a scheduler.
+        """
         self._prepare()
         members = self._members_with_gradient()
         if not members:
@@ -281,6 +292,8 @@ class RuleOptimizer(StatefulOptimizer):
             batch.begin()
             batch.scalars = self._scalars(batch)
             batch.load_decays([batch.scalars[decay] for decay in self.method.decays.values()])
+            if compiling:
+                batch.put_scalars()
             self._load_derivatives(batch)
         self._draw_noise(batches)
         for batch in batches:
@@ -306,6 +319,32 @@ class RuleOptimizer(StatefulOptimizer):
     def _prepare(self) -> None:
         """What every step begins with, on all paths."""
         self._refuse_sharded()
+        task = torch._C._current_graph_task_id()
+        if task != OUTSIDE:
+            self._check_in_backward(task)
+
+    def _check_in_backward(self, task: int) -> None:
+        """Raise where a step inside the backward pass number `task` would be wrong.
+
+        So it is with one optimizer per parameter, each stepped by a hook once its gradient exists.
+        """
+        owner = type(self).__name__
+        if any(phase.reduce == "max" for phase in self.method.phases):
+            raise RuntimeError(
+                f"{owner}: a step inside a backward pass cannot know the largest utility of all "
+                "weights, since other gradients do not exist yet; make the optimizer with "
+                "scaling='local', or call step() after backward()"
+            )
+        if not any(self.method.is_perturbed(group) for group in self.param_groups):
+            return
+        seed = self.param_groups[0]["seed"]
+        other = _IN_BACKWARD.get(seed)
+        if other is not None and other is not self and other._task == task:
+            raise RuntimeError(
+                f"{owner}: two optimizers with seed={seed} step inside one backward pass and would "
+                "give their parameters the same noise; leave out seed=, or give each its own"
+            )
+        _IN_BACKWARD[seed], self._task = self, task
 
     def _members_with_gradient(self) -> list[Member]:
         """The parameters that this step updates, with their memory checked."""
@@ -421,7 +460,7 @@ class RuleOptimizer(StatefulOptimizer):
         if local:  # neighbouring rows of one length are reduced together
             members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
         params = [m.param for m in members]
-        targets = {"w": params}
+        targets = {"w": [self._by_rows(p, p) for p in params]}
         for name in self._weight_states():
             targets[name] = [self.state[p][name] for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
@@ -431,6 +470,10 @@ class RuleOptimizer(StatefulOptimizer):
             for p, tensor in zip(params, batch.targets[name], strict=True):
                 self.state[p][name] = tensor
         return batch
+
+    def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
+        """A view of `t`, which is shaped like `p`, whose rows lead into one unit each."""
+        return t
 
     def _new_batch(
         self,
@@ -466,14 +509,16 @@ class RuleOptimizer(StatefulOptimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        gradients = [m.param.grad for m in batch.members if m.param.grad is not None]
-        given = {"g": (gradients, self._factor(batch, scaled=True))}
+        given = {"g": (self._gradients(batch), self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
             for m in batch.members:  # valid for one step
                 m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        return [m.param.grad for m in batch.members if m.param.grad is not None]
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """The factor from derivatives of a maximised or scaled loss to those of the objective."""
@@ -607,12 +652,13 @@ class RuleOptimizer(StatefulOptimizer):
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
         if self._overrides("_combine"):
             return False  # other shards may hold traces of another age
-        decay = self.method.decays.get(trace)
+        decays = list(self.method.decays)
+        decay = decays.index(trace) if trace in decays else None
         first = batches[0]
         return all(
             b.step is first.step
             and b.dtype == first.dtype
-            and (decay is None or b.scalars[decay] == first.scalars[decay])
+            and (decay is None or b.decay_values[decay] == first.decay_values[decay])
             for b in batches
         )
 

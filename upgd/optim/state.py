@@ -60,12 +60,15 @@ class StatefulOptimizer(Optimizer):
             self._part_clocks(set(params))
 
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
-        dtype = compute_dtype(p.dtype)
         for name in self.method.states:
-            if name in self.method.starts_as_weight:
-                state[name] = p.detach().to(dtype, copy=True)
-            else:
-                state[name] = torch.zeros_like(p, dtype=dtype)
+            state[name] = self._fresh(p, name)
+
+    def _fresh(self, p: Tensor, name: str) -> Tensor:
+        """A state as it begins."""
+        dtype = compute_dtype(p.dtype)
+        if name in self.method.starts_as_weight:
+            return p.detach().to(dtype, copy=True)
+        return torch.zeros_like(p, dtype=dtype)
 
     def _forget_plans(self) -> None:
         """Have the next step find its tensors again."""
@@ -270,7 +273,7 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        skipped = (*PLANS, "_step_lock")
+        skipped = (*PLANS, "_step_lock", "_task")
         own = {
             k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
         }

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from upgd.curvature import Curvature
-from upgd.optim import convention
+from upgd.optim import convention, growing
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.batch import row_norms, tiny, wide_dtype
 from upgd.rules.ops import sigmoid
@@ -212,12 +212,54 @@ class UtilityOptimizer(RuleOptimizer):
             torch.Size([2, 3])
         """
         utility = self.utility(p)
+        return self._scaled(utility, self._eta_of_all(utility))
+
+    def _eta_of_all(self, like: Tensor) -> Tensor | None:
+        """η over all parameters that have a trace; None with local scaling."""
         if self.scaling == "local":
+            return None
+        largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
+        return self._combine(torch.stack([x.to(like) for x in largest]).amax()).abs()
+
+    def _scaled(self, utility: Tensor, eta: Tensor | None) -> Tensor:
+        if eta is None:
             rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
             return torch.sigmoid(rows / row_norms([rows]).unsqueeze(1)).reshape(utility.shape)
-        largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
-        eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
-        return torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype)))
+        return torch.sigmoid(utility / eta.to(utility).clamp_min(tiny(utility.dtype)))
+
+    @torch.no_grad()
+    def utilities(self) -> dict[str, Tensor]:
+        """The bias-corrected utilities Û of all parameters that have been updated, by name.
+
+        Where the optimizer got no names, they are group and place: ``"0.3"``. With a utility per
+        feature there is a vector for every parameter that leads into features.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 2)
+            >>> opt = upgd.UPGD(model.named_parameters())
+            >>> model(torch.ones(1, 3)).sum().backward()
+            >>> opt.step()
+            >>> {name: tuple(utility.shape) for name, utility in opt.utilities().items()}
+            {'weight': (2, 3), 'bias': (2,)}
+        """
+        found = {}
+        for place, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [
+                f"{place}.{i}" for i in range(len(group["params"]))
+            ]
+            for name, p in zip(names, group["params"], strict=True):
+                if "utility" in self.state.get(self._keeper(p), ()):
+                    found[name] = self.utility(p)
+        return found
+
+    def scaled_utilities(self) -> dict[str, Tensor]:
+        """The scaled utilities Ū of :meth:`scaled_utility`, by the names of :meth:`utilities`."""
+        found = self.utilities()
+        if not found:
+            return {}
+        eta = self._eta_of_all(next(iter(found.values())))
+        return {name: self._scaled(utility, eta) for name, utility in found.items()}
 
 
 class UPGD(UtilityOptimizer):
@@ -296,6 +338,29 @@ class UPGD(UtilityOptimizer):
         if momentum != 0:
             self.build = _WITH_VELOCITY
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
+
+    @classmethod
+    def from_optimizer(cls, sgd: torch.optim.SGD, **arguments: Any) -> Self:
+        """Go on where :class:`torch.optim.SGD` stopped: its groups, its buffers as velocity.
+
+        Args:
+            sgd: Without dampening and Nesterov's momentum. A ``weight_decay`` is the same here if
+                there is no momentum, else it is refused.
+            arguments: Of the constructor; those that groups have, such as ``lr``, replace theirs.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 1)
+            >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            >>> opt = upgd.UPGD.from_optimizer(sgd, sigma=0.01)
+            >>> opt.param_groups[0]["lr"], opt.param_groups[0]["momentum"]
+            (0.1, 0.9)
+        """
+        opt = cls(growing.groups_of_sgd(cls.__name__, sgd, arguments), **arguments)
+        if any(group["momentum"] != 0 for group in opt.param_groups):
+            opt._keep_velocity()
+            growing.take_states(opt, sgd, {"velocity": "momentum_buffer"}, counted=False)
+        return opt
 
     # A group may get momentum later, as from OneCycleLR. From then on there is a velocity, which
     # begins at zero as torch.optim.SGD's does.
