@@ -103,7 +103,7 @@ class RuleOptimizer(GrowingOptimizer):
     _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
     process_group: Any = None
-    _meeting: tuple[list[Any], Ranks] | None = None  # the parameters, and what was found
+    _meeting: Ranks | None = None
     _default_noise = False
 
     def __init__(
@@ -698,10 +698,10 @@ class RuleOptimizer(GrowingOptimizer):
     # -------------------------------------------------------------- other processes
     def _meet(self) -> None:
         """Before the first step, or the first with other parameters: find out who holds what."""
-        held = [(id(p), p.shape) for g in self.param_groups for p in g["params"]]
-        if self._meeting is not None and self._meeting[0] == held:
+        params = [p for group in self.param_groups for p in group["params"]]
+        if self._meeting is not None and self._meeting.holds(params):
             return
-        ranks = meet(self)
+        ranks = meet(self, params)
         self._refuse_shards(ranks)
         if ranks.sharded and not isinstance(self.noise, PhiloxNoise):
             if not self._default_noise:
@@ -711,7 +711,7 @@ class RuleOptimizer(GrowingOptimizer):
                     f"got noise={self.noise!r}"
                 )
             self.noise = PhiloxNoise()
-        self._meeting = held, ranks
+        self._meeting = ranks
         self._describe_noise()
 
     @property
@@ -720,7 +720,7 @@ class RuleOptimizer(GrowingOptimizer):
         if self._meeting is None:
             self._meet()
         assert self._meeting is not None
-        return self._meeting[1]
+        return self._meeting
 
     def _refuse_shards(self, ranks: Ranks) -> None:
         """Raise where a method cannot be run on parts of a model."""
