@@ -13,8 +13,10 @@ from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params
-from upgd.optim.batch import Batch, Member, compute_dtype
+from upgd.optim.batch import Batch, Member, compute_dtype, wide_dtype
 from upgd.optim.features import FeatureLayer, Features
+from upgd.optim.ranks import Ranks, process_group
+from upgd.optim.shards import Part
 from upgd.optim.upgd import Scaling, UtilityOptimizer, update_non_protecting, update_protecting
 from upgd.rules.vocabulary import Method, Phase
 
@@ -127,7 +129,12 @@ class FeatureUPGD(UtilityOptimizer):
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper |= {"beta_utility": beta_utility, "output_gate": output_gate}
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
-        if all(features.of(p) is None for group in self.param_groups for p in group["params"]):
+        if process_group(self.process_group) is None:
+            self._refuse_other_features()
+
+    def _refuse_other_features(self) -> None:
+        params = [p for group in self.param_groups for p in group["params"]]
+        if all(self.features.of(p) is None for p in params):
             raise ValueError(
                 "FeatureUPGD: no parameter leads into a feature of `features`; it must watch the "
                 "model whose parameters these are, not another one or a copy"
@@ -232,18 +239,43 @@ class FeatureUPGD(UtilityOptimizer):
                 "known; leave the unscaling to scaler.step()"
             )
         first = [self._measured(batch, layer, "first") for layer in batch.layers]
-        given = {"f": (self._combine_gates(first), self._factor(batch, scaled=True))}
+        given = {"f": (first, self._factor(batch, scaled=True))}
         if self.order == 2:
             second = [self._measured(batch, layer, "second") for layer in batch.layers]
             given["s"] = (second, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
 
-    def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
-        """Where data-parallel replicas average the derivatives of the gates, as DDP does gradients.
+    @property
+    def _synchronises(self) -> bool:
+        return True  # gates are measured on the samples of each process
 
-        Each of `derivatives` is a vector with an entry per feature of a layer.
-        """
-        return derivatives
+    def _refuse_shards(self, ranks: Ranks) -> None:
+        super()._refuse_shards(ranks)
+        if not ranks.sharded:  # else this process may hold the output layer alone
+            self._refuse_other_features()
+        if any(part.size[1:] != part.shape[1:] for part in ranks.parts):
+            raise TypeError(
+                "FeatureUPGD: the weights into a feature must lie on one process, as rows of a "
+                "weight do with fully_shard (FSDP2), DDP and ZeRO; tensor parallelism along other "
+                "dimensions cuts them"
+            )
+
+    def _share_derivatives(self, members: list[Member]) -> None:
+        """Average the derivatives of the gates over the processes, as DDP and FSDP do gradients."""
+        if self._ranks.size == 1:
+            return
+        layers = self.features.layers
+        device = self.param_groups[0]["params"][0].device
+        kinds = ("first", "second")[: self.order]
+        held = [(layer, kind, getattr(layer, kind)) for kind in kinds for layer in layers]
+        values = [
+            torch.zeros(layer.size, dtype=torch.float64, device=device) if v is None else v.double()
+            for layer, _, v in held
+        ]
+        means = self._ranks.mean(torch.cat(values)).split([len(v) for v in values])
+        for (layer, kind, own), value in zip(held, means, strict=True):
+            if own is not None or any(p.grad is not None for p in layer.own):
+                setattr(layer, kind, value.to(layer._dtype))
 
     def _measured(
         self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
@@ -290,7 +322,7 @@ class FeatureUPGD(UtilityOptimizer):
                 # The output layer is not perturbed; it stands last.
                 hidden = sum(index >= 0 for index in batch.feature_index)
                 if isinstance(noise, Tensor):
-                    noise[sum(m.param.numel() for m in batch.members[:hidden]) :].zero_()
+                    noise[sum(m.local.numel() for m in batch.members[:hidden]) :].zero_()
                 else:
                     for output in noise[hidden:]:
                         output.zero_()
@@ -301,14 +333,24 @@ class FeatureUPGD(UtilityOptimizer):
         if index > 0:
             return
         measured = [batch for batch in batches if batch.layers]
-        etas = self._eta(measured, "utility") if measured and self.scaling == "global" else []
+        if self.scaling == "local":
+            etas = []
+        elif measured:
+            etas = self._eta(measured, "utility")
+        else:  # other processes may hold weights into features
+            device, etas = batches[0].device, []
+            self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
         scaled: list[Tensor] = []
         for i, batch in enumerate(measured):
             eta = etas[i] if etas else list(batch.row_norms("utility").unbind())
             scaled += torch._foreach_div(batch.targets["utility"], eta)
         for batch in batches:
             if not batch.layers:
-                rows = [scaled[i].to(batch.dtype) for i in batch.feature_index if i >= 0]
+                rows = [
+                    _held(scaled[i], m.part).to(batch.dtype)
+                    for i, m in zip(batch.feature_index, batch.members, strict=True)
+                    if i >= 0
+                ]
                 output = sum(batch.row_counts) - sum(r.numel() for r in rows)
                 if output:
                     u = output_utility(batch.group["output_gate"])
@@ -326,4 +368,9 @@ class FeatureUPGD(UtilityOptimizer):
         """The bias-corrected utility of each feature that `p` leads into: a vector."""
         layer = self.features.of(p)
         held = any(q is p for group in self.param_groups for q in group["params"])
-        return super().utility(self._owner(layer) if layer is not None and held else p)
+        return super()._corrected(self._owner(layer) if layer is not None and held else p)
+
+
+def _held(utilities: Tensor, part: Part) -> Tensor:
+    """Of the features that a parameter leads into, those whose weights are held here."""
+    return utilities if part.whole else utilities[part.start[0] : part.start[0] + part.size[0]]

@@ -12,8 +12,9 @@ from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
 from upgd.optim import convention
-from upgd.optim.base import Common, Params, RuleOptimizer
+from upgd.optim.base import Common, Params, RuleOptimizer, _rows
 from upgd.optim.batch import compute_dtype, row_norms, tiny, wide_dtype
+from upgd.optim.shards import Part, like, local
 from upgd.rules.ops import sigmoid
 from upgd.rules.vocabulary import Method, Phase, Reduce
 
@@ -182,7 +183,7 @@ class UtilityOptimizer(RuleOptimizer):
                 "it is not a parameter of this optimizer, or has not been updated yet"
             )
         state, beta = self.state[p], groups[0]["beta_utility"]
-        utility: Tensor = state["utility"]
+        utility = local(state["utility"])
         utility = utility.to(compute_dtype(utility.dtype))
         steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
         correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
@@ -191,7 +192,7 @@ class UtilityOptimizer(RuleOptimizer):
     @torch.no_grad()
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility trace Û of a parameter, shaped like it."""
-        return self._corrected(p)
+        return like(p, self._corrected(p))
 
     @torch.no_grad()
     def scaled_utility(self, p: Tensor) -> Tensor:
@@ -201,7 +202,7 @@ class UtilityOptimizer(RuleOptimizer):
         φ(1) = 0.73: such a weight takes 0.54 of a step, and no weight stands still.
 
         η is taken over all parameters that have a trace, whether or not the last step
-        updated them.
+        updated them. Where processes hold parts of the model, call it in all of them.
 
         Example:
             >>> import torch, upgd
@@ -212,13 +213,21 @@ class UtilityOptimizer(RuleOptimizer):
             >>> opt.scaled_utility(model.weight).shape
             torch.Size([2, 3])
         """
-        utility = self.utility(p)
+        whole = self.utility(p)
+        utility = local(whole)
         if self.scaling == "local":
-            rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
-            return torch.sigmoid(rows / row_norms([rows]).unsqueeze(1)).reshape(utility.shape)
-        largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
+            rows = utility.reshape(_rows(utility), utility.numel() // max(1, _rows(utility)))
+            norms = row_norms([rows])
+            self._combine_rows([(self._part(p), norms)])
+            return like(whole, torch.sigmoid(rows / norms.unsqueeze(1)).reshape(utility.shape))
+        traces = [self._corrected(q) for q in self.state if "utility" in self.state[q]]
+        largest = [u.amax() for u in traces if u.numel()] or [torch.tensor(-torch.inf)]
         eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
-        return torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype)))
+        return like(whole, torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype))))
+
+    def _part(self, p: Tensor) -> Part:
+        params = [q for group in self.param_groups for q in group["params"]]
+        return next(part for q, part in zip(params, self._ranks.parts, strict=True) if q is p)
 
 
 class UPGD(UtilityOptimizer):
