@@ -18,8 +18,10 @@ from upgd import SGDW, UPGD, AdaUPGD, Features, FeatureUPGD
 from upgd.kernels.philox import philox4x32
 from upgd.optim import fused, memory
 from upgd.optim.noise import ROUNDING, PhiloxNoise
+from upgd.optim.ranks import Ranks
 from upgd.optim.registry import METHODS, Row
 from upgd.optim.rounding import stochastic
+from upgd.optim.shards import Part
 
 BF16, F16 = torch.bfloat16, torch.float16
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -116,6 +118,20 @@ def test_the_bits_are_those_of_the_generator() -> None:
                 words = philox4x32([torch.tensor(c) for c in counter], key)
                 wanted.append(int(words[e // span]))
         assert found.tolist() == wanted
+
+
+def test_bits_of_parts_are_those_of_the_whole() -> None:
+    shapes, sizes = [(9, 5), (3, 2, 2)], [45, 12]
+    question: Any = {"seed": 5, "step": 3, "device": torch.device("cpu")}
+    whole = PhiloxNoise(shapes).bits([0, 45], 1, **question).split(sizes)
+    parts = [Part(0, (9, 5), (3, 0), (4, 5)), Part(1, (3, 2, 2), (1, 0, 1), (2, 2, 1))]
+    source = PhiloxNoise()
+    source.describe(parts)
+    held = [len(part.indices()) for part in parts]
+    for part, bits, all_ in zip(
+        parts, source.bits([0, 45], 1, **question).split(held), whole, strict=True
+    ):
+        assert torch.equal(bits, all_[part.indices()])
 
 
 def test_bits_are_independent_of_steps_weights_and_the_noise() -> None:
@@ -281,22 +297,30 @@ INTERPRETED = {
 """What is tried without a device; the interpreter cuts bfloat16 where a device rounds it."""
 
 
+def triton_device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A CUDA device, or the CPU with Triton's interpreter."""
+    if torch.cuda.is_available():
+        return "cuda"
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
+    from upgd.kernels import triton_flat
+    from upgd.optim.fused_cuda import Cuda
+
+    monkeypatch.setattr(fused, "_backend", lambda kind: Cuda)
+    monkeypatch.setattr(triton_flat, "BLOCK", 32)
+    return "cpu"
+
+
 @pytest.mark.parametrize("name", ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk", "sgdw"])
 @pytest.mark.parametrize("dtype", [BF16, F16, torch.float32], ids=str)
 @every_option
 def test_triton_kernels_draw_the_same_bits(
     name: str, dtype: torch.dtype, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        pytest.importorskip("triton")
-        if os.environ.get("TRITON_INTERPRET") != "1" or (name, dtype, option) not in INTERPRETED:
-            pytest.skip("needs a CUDA device")
-        from upgd.kernels import triton_flat
-        from upgd.optim.fused_cuda import Cuda
-
-        monkeypatch.setattr(fused, "_backend", lambda kind: Cuda)
-        monkeypatch.setattr(triton_flat, "BLOCK", 32)
+    if not torch.cuda.is_available() and (name, dtype, option) not in INTERPRETED:
+        pytest.skip("needs a CUDA device")
+    device = triton_device(monkeypatch)
     monkeypatch.setattr("tests.test_low_precision.SHAPES", [(5, 3), (5,), ()])
     results = []
     row = METHODS[name]
@@ -305,6 +329,24 @@ def test_triton_kernels_draw_the_same_bits(
         given = {"lr": 1e-3, "seed": 2**61 + 3, **row.options, **path, **OPTIONS[option]}
         opt = row.optimizer(problem.params, **given)
         results.append(problem.run(opt, 3).kept(opt))
+    assert_one_unit(*results)
+
+
+def test_triton_kernels_round_parts_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = triton_device(monkeypatch)
+    parts = [
+        Part(0, (9, 5), (3, 0), (4, 5)),
+        Part(2, (9, 3), (4,), (11,)),
+        Part(3, (6,), (0,), (6,)),
+    ]
+    monkeypatch.setattr("tests.test_low_precision.SHAPES", [part.size for part in parts])
+    results = []
+    for path in ({"fused": True}, {"foreach": False, "noise": PhiloxNoise()}):
+        problem = Problem(BF16, device)
+        opt = AdaUPGD(problem.params, seed=1, lr=1e-3, **path, **OPTIONS["both"])
+        opt._meeting = problem.params, Ranks(parts, sharded=True)
+        opt._describe_noise()
+        results.append(problem.run(opt, 2).kept(opt))
     assert_one_unit(*results)
 
 
@@ -450,7 +492,7 @@ def test_what_is_written_to_a_weight_is_taken_over(path: str) -> None:
     opt.step()
     master[0, 0] = 8.0
     assert torch.equal(opt.state[p]["master"], master)
-    assert float(p[0, 0]) == 8.0
+    assert float(p.detach()[0, 0]) == 8.0
 
 
 def test_masters_come_and_go() -> None:
