@@ -1,4 +1,4 @@
-"""What each process of a distributed test runs: ``python -m tests.sharing RANK WORLD FOLDER NAME``.
+"""What each process of a distributed test runs: ``python -m tests.sharing RANK WORLD FOLDER``.
 
 Results go to files in FOLDER, where :mod:`tests.test_distributed` compares them with one process.
 """
@@ -164,7 +164,7 @@ def share(t: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------- tasks
-def methods(folder: Path) -> dict[str, Any]:
+def methods() -> dict[str, Any]:
     """Every wrapper with every method; without noise, with noise, and noise alone."""
     found: dict[str, Any] = {}
     for wrapper, make in WRAPPERS.items():
@@ -182,6 +182,9 @@ def methods(folder: Path) -> dict[str, Any]:
     return found
 
 
+RESHARDED = ("upgd", "ada-upgd", "upgd-momentum", "feature-upgd")
+
+
 def resharding(folder: Path) -> dict[str, Any]:
     """Take up a checkpoint of another number of processes, go on, and leave one.
 
@@ -189,16 +192,16 @@ def resharding(folder: Path) -> dict[str, Any]:
     """
     found = {}
     size = dist.get_world_size()
-    for name in ("upgd", "ada-upgd", "upgd-momentum", "feature-upgd"):
+    for name in RESHARDED:
         for taken, before in ((folder / f"{name}-{n}", n) for n in (1, 2) if n * 2 == size):
             model, opt = fsdp2(name, 0.1)
             _load(model, opt, taken)
             train(model, opt, steps=2 * size, skip=2 * before)
-            found[name] = whole(model)
+            found[f"resumed/{name}"] = whole(model)
             _save(model, opt, folder / f"{name}-{size}")
         model, opt = fsdp2(name, 0.1)
         train(model, opt, steps=2 * size)
-        found[f"{name}/straight"] = whole(model)
+        found[f"straight/{name}"] = whole(model)
         if size == 1:
             _save(model, opt, folder / f"{name}-1")
     return found
@@ -215,7 +218,7 @@ def _load(model: nn.Module, opt: Any, path: Path) -> None:
     set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=states)
 
 
-def cases(folder: Path) -> dict[str, Any]:
+def cases() -> dict[str, Any]:
     """Everything else."""
     found: dict[str, Any] = {}
     for name, case in {
@@ -329,7 +332,7 @@ def one_process_state() -> list[Tensor]:
     train(plain, first, steps=2)
     model, opt = fsdp2("ada-upgd", 0.1)
     for p, whole_p in zip(model.parameters(), plain.parameters(), strict=True):
-        p.data = distribute_tensor(whole_p.detach(), p.device_mesh, p.placements)
+        p.detach().copy_(distribute_tensor(whole_p.detach(), p.device_mesh, p.placements))
     opt.load_state_dict(first.state_dict())
     train(model, opt, share, skip=2)
     return whole(model)
@@ -394,17 +397,16 @@ def steps_apart() -> str:
     return refused(lambda: train(model, opt))
 
 
-TASKS = {"methods": methods, "resharding": resharding, "cases": cases}
-
-
 def main() -> None:
-    rank, world, folder, name = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    group = folder / f"group-{name}-{world}"
+    group = folder / f"group-{world}"
     dist.init_process_group("gloo", f"file://{group}", rank=rank, world_size=world)
-    found = TASKS[name](folder)
-    torch.save(found, folder / f"{name}-{world}-{rank}.pt")
+    found = resharding(folder)
+    if world > 1:
+        found |= {**methods(), **cases()}
+    torch.save(found, folder / f"{world}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

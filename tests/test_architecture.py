@@ -23,13 +23,15 @@ study
 engine
 ledger
 networks
-streams metrics
+streams
+integrations
 upgd
+monitor
 utility
 optim
 curvature
 kernels
-rules sources caches filesystem processes text threads timing
+rules metrics pages sources caches filesystem processes text threads timing
 """
 """Folders and modules of the package, top to bottom; ``upgd`` is the package's ``__init__``.
 

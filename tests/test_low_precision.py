@@ -495,6 +495,25 @@ def test_what_is_written_to_a_weight_is_taken_over(path: str) -> None:
     assert float(p.detach()[0, 0]) == 8.0
 
 
+def test_masters_of_a_parameter_that_grows() -> None:
+    """What was copied keeps its lower bits, what is new begins with none."""
+    old = nn.Parameter(torch.randn(3, 2).bfloat16())
+    opt = UPGD([old], lr=1e-4, sigma=0.0, master_weights=True, trace_dtype=BF16)
+    old.grad = torch.ones_like(old)
+    opt.step()
+    exact = opt.state[old]["master"]
+    new = nn.Parameter(torch.ones(4, 2).bfloat16())
+    new.data[:3] = old.detach()
+    opt.replace(old, new)
+    new.grad = torch.zeros_like(new)
+    opt.step()
+    found = opt.state[new]["master"]
+    assert torch.equal(found[:3], exact)
+    assert torch.equal(found[3], torch.ones(2))
+    assert not torch.equal(exact, old.detach().float())
+    assert opt.state[new]["utility"].dtype == BF16
+
+
 def test_masters_come_and_go() -> None:
     problem = Problem(BF16)
     row = METHODS["upgd"]

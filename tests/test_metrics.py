@@ -10,6 +10,7 @@ from torch import nn
 
 from upgd import metrics
 from upgd.metrics import Meter
+from upgd.monitor import measures
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -89,7 +90,7 @@ def test_norms_are_of_all_parameters_stacked() -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(3, 4), torch.zeros(2), torch.randn(5)]
     flat = np.concatenate([t.numpy().ravel() for t in tensors])
-    found = metrics.norms(tensors)
+    found = measures.norms(tensors)
     assert found.l0 == pytest.approx((flat != 0).mean())
     assert found.l1 == pytest.approx(np.linalg.norm(flat, 1), rel=1e-6)
     assert found.l2 == pytest.approx(np.linalg.norm(flat), rel=1e-6)
@@ -102,28 +103,28 @@ def test_effective_ranks_are_each_matrix_own(device: str) -> None:
     x[5, :6], x[6], x[8] = 0, x[6, :1], 0
     x[7] *= torch.logspace(0, -9, 30, device=device)
     x[9, 3, 4] = torch.inf
-    together = metrics.effective_ranks_later(x)()
+    together = measures.effective_ranks_later(x)()
     assert np.isnan(together[9])
-    alone = [metrics.effective_rank(one.cpu()) for i, one in enumerate(x) if i != 9]
+    alone = [measures.effective_rank(one.cpu()) for i, one in enumerate(x) if i != 9]
     del together[9]
     np.testing.assert_allclose(together, alone, rtol=1e-5 if device == "cuda" else 0)
     x = torch.cat([x[:9], x[10:]])
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    assert metrics.effective_ranks_later(x[order.to(device)])() == [together[i] for i in order]
-    assert metrics.effective_ranks_later(x[3:8])() == together[3:8]
-    assert metrics.effective_ranks_later(x[40:41])() == together[40:41]
+    assert measures.effective_ranks_later(x[order.to(device)])() == [together[i] for i in order]
+    assert measures.effective_ranks_later(x[3:8])() == together[3:8]
+    assert measures.effective_ranks_later(x[40:41])() == together[40:41]
 
 
 def test_effective_rank_of_known_matrices() -> None:
-    assert metrics.effective_rank(torch.diag(torch.tensor([1.0, 1, 1, 0]))) == pytest.approx(3)
-    assert metrics.effective_rank(torch.outer(torch.arange(1.0, 4), torch.ones(5))) == 1
-    assert metrics.effective_rank(torch.zeros(3, 3)) == 0
+    assert measures.effective_rank(torch.diag(torch.tensor([1.0, 1, 1, 0]))) == pytest.approx(3)
+    assert measures.effective_rank(torch.outer(torch.arange(1.0, 4), torch.ones(5))) == 1
+    assert measures.effective_rank(torch.zeros(3, 3)) == 0
     shares = np.array([0.5, 0.25, 0.25])
     expected = np.exp(stats.entropy(shares))
-    assert metrics.effective_rank(torch.diag(torch.tensor(shares))) == pytest.approx(expected)
+    assert measures.effective_rank(torch.diag(torch.tensor(shares))) == pytest.approx(expected)
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Linear(3, 3))
-    ranks = [metrics.effective_rank(p) for p in (model[0].weight.flatten(1), model[1].weight)]
-    assert metrics.mean_effective_rank(model) == pytest.approx(np.mean(ranks))
+    ranks = [measures.effective_rank(p) for p in (model[0].weight.flatten(1), model[1].weight)]
+    assert measures.mean_effective_rank(model) == pytest.approx(np.mean(ranks))
 
 
 def test_interquartile_mean_is_scipys_where_quarters_are_whole() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from tests.cases import needs_cuda
-from upgd import metrics
 from upgd.engine import Setting
 from upgd.engine.batched import BatchedRun
 from upgd.engine.feed import HeldOut
 from upgd.engine.stacked import Networks
+from upgd.monitor import measures
 from upgd.networks import build
 from upgd.streams import get
 
@@ -58,7 +58,7 @@ def test_each_networks_own(together: int, device: str) -> None:
     for number, model in enumerate(models(run)):
         flat = nn.utils.parameters_to_vector(model.parameters()).detach().double()
         assert norms[number] == pytest.approx([float(flat.abs().sum()), float(flat.norm())])
-        assert ranks[number] == pytest.approx(metrics.mean_effective_rank(model), rel=1e-5)
+        assert ranks[number] == pytest.approx(measures.mean_effective_rank(model), rel=1e-5)
         x, y = run.streams[number].held_out(3, 60)
         right = model(torch.from_numpy(x)).argmax(1).numpy() == y
         assert shares[number] == pytest.approx(right.mean())

@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 from upgd import curvature, utility
+from upgd.monitor import Monitor
 from upgd.optim import (
     PGD,
     SGDW,
@@ -19,7 +20,9 @@ from upgd.optim import (
     StreamingMAS,
     StreamingRWalk,
     StreamingSI,
+    param_groups,
 )
+from upgd.optim.registry import create
 
 __version__ = "0.1.0"
 
@@ -30,13 +33,16 @@ __all__ = [
     "AdaUPGD",
     "FeatureUPGD",
     "Features",
+    "Monitor",
     "ShrinkAndPerturb",
     "StreamingEWC",
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
     "__version__",
+    "create",
     "curvature",
+    "param_groups",
     "utility",
 ]
 

@@ -7,19 +7,16 @@ problem sets another length. Forgetting and loss of plasticity use windows of tw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
 
 Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
-AT_A_TIME = 32  # matrices, or networks, per batch on a GPU
 
 
 # ------------------------------------------------------------------------- per sample
@@ -143,99 +140,6 @@ def _first_minus_last(windows: Series, what: str) -> float:
         wrong = f"it takes two windows of two tasks each, found {len(windows)}"
         raise ValueError(f"{what}: the run is too short; {wrong}")
     return float(windows[0] - windows[-1])
-
-
-# ------------------------------------------------------------------------ diagnostics
-class Norms(NamedTuple):
-    """Norms of stacked tensors; ``l0`` is the fraction of non-zero elements."""
-
-    l0: float
-    l1: float
-    l2: float
-
-
-@torch.no_grad()
-def norms(tensors: Iterable[Tensor]) -> Norms:
-    """ℓ0 (as a fraction), ℓ1 and ℓ2 norms of all tensors stacked into one vector.
-
-    Example:
-        >>> norms([torch.tensor([3.0, 0.0]), torch.tensor([-4.0, 0.0])])
-        Norms(l0=0.5, l1=7.0, l2=5.0)
-    """
-    flat = [t.detach().double().flatten() for t in tensors]
-    stacked = torch.cat(flat) if flat else torch.zeros(0)
-    share = float((stacked != 0).double().mean()) if len(stacked) else float("nan")
-    return Norms(share, float(stacked.abs().sum()), float(stacked.square().sum().sqrt()))
-
-
-@torch.no_grad()
-def effective_rank(matrix: Tensor) -> float:
-    """The exponential of the entropy of the normalised singular values.
-
-    A tensor of more dimensions is reshaped to one row per output unit.
-
-    Example:
-        >>> round(effective_rank(torch.eye(4)), 6), effective_rank(torch.ones(4, 4))
-        (4.0, 1.0)
-    """
-    rows = matrix.detach().double().reshape(matrix.shape[0], -1)
-    return float(_effective_ranks(torch.linalg.svdvals(rows)))
-
-
-@torch.no_grad()
-def effective_ranks_later(matrices: Tensor) -> Callable[[], list[float]]:
-    """Returns a function that gives the :func:`effective_rank` of each of R matrices [R, ...].
-
-    The function uses only the CPU and may run in another thread; the matrices may change meanwhile.
-    Exact on CPU. For matrices on CUDA, the products of rows are copied to the CPU and give the
-    singular values; ranks then have a relative error of up to 1e-5. A matrix that is not finite
-    has rank NaN, and no rank depends on the other matrices.
-    """
-    found: list[tuple[Tensor, Tensor]] = []
-    for some in matrices.detach().reshape(*matrices.shape[:2], -1).split(AT_A_TIME):
-        rows = some.double()
-        finite = rows.isfinite().flatten(1).all(1)
-        other = torch.eye(*rows.shape[1:], dtype=rows.dtype, device=rows.device)
-        rows = torch.where(finite[:, None, None], rows, other)
-        found.append((_products(rows).cpu() if rows.is_cuda else rows, finite.cpu()))
-
-    def ranks() -> list[float]:
-        all_: list[float] = []
-        for rows, finite in found:
-            values = _from_products(rows) if matrices.is_cuda else torch.linalg.svdvals(rows)
-            all_ += _effective_ranks(values).where(finite, math.nan).tolist()
-        return all_
-
-    return ranks
-
-
-def _products(rows: Tensor) -> Tensor:
-    """The products of each matrix's rows, or of its columns if they are fewer."""
-    # A fixed batch size: the algorithm, and so the rounding, depends on it.
-    filled = torch.cat([rows, rows[-1:].expand(AT_A_TIME - len(rows), -1, -1)])
-    if filled.shape[1] > filled.shape[2]:
-        filled = filled.mT
-    return (filled @ filled.mT)[: len(rows)]
-
-
-def _from_products(products: Tensor) -> Tensor:
-    """Singular values; those below 1e-8 of the largest are lost in rounding."""
-    values: Tensor = torch.linalg.eigvalsh(products).clamp(min=0).sqrt().flip(-1)
-    return values
-
-
-def _effective_ranks(singular_values: Tensor) -> Tensor:
-    total = singular_values.sum(-1, keepdim=True)
-    shares = torch.where(total > 0, singular_values / total, 0)
-    shares = torch.where(shares > 1e-12, shares, 0)
-    ranks = (-torch.special.xlogy(shares, shares).sum(-1)).exp().round(decimals=12)
-    return torch.where(total[..., 0] > 0, ranks, 0)
-
-
-def mean_effective_rank(model: nn.Module) -> float:
-    """The mean of :func:`effective_rank` over all weights of two dimensions or more."""
-    ranks = [effective_rank(p) for p in model.parameters() if p.dim() > 1]
-    return float(np.mean(ranks)) if ranks else float("nan")
 
 
 # -------------------------------------------------------------------------- over seeds

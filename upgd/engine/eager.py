@@ -32,7 +32,8 @@ from upgd.engine.packing import (
     unpack,
 )
 from upgd.engine.precision import full_float32
-from upgd.metrics import Meter, mean_effective_rank, norms, sample_plasticity
+from upgd.metrics import Meter, sample_plasticity
+from upgd.monitor.measures import mean_effective_rank, norms
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.convention import ConventionWarning
 from upgd.optim.noise import PhiloxNoise

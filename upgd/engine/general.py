@@ -25,6 +25,7 @@ from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
 from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, NUMBERS, STATES, reduces, source
+from upgd.monitor.measures import zero_share
 from upgd.optim.batch import tiny
 from upgd.rules.ops import FUNCTIONS
 from upgd.rules.vocabulary import Method, Phase
@@ -387,7 +388,7 @@ def zero_shares(model: nn.Module, active: bool = True) -> Iterator[list[Tensor]]
     shares: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
-        shares.append((output == 0).double().mean())
+        shares.append(zero_share(output))
 
     relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
     handles = [module.register_forward_hook(note) for module in relus]

@@ -25,7 +25,7 @@ from upgd.engine.feed import has_table
 from upgd.engine.general import forward
 from upgd.engine.layout import Layout
 from upgd.kernels.rules import source
-from upgd.metrics import AT_A_TIME
+from upgd.monitor.measures import AT_A_TIME
 from upgd.networks import build_for
 from upgd.streams import Problem
 

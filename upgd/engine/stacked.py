@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from upgd.engine.feed import HeldOut
-from upgd.metrics import AT_A_TIME, effective_ranks_later
+from upgd.monitor.measures import AT_A_TIME, effective_ranks_later
 from upgd.networks import build_for
 from upgd.streams import Problem
 from upgd.threads import one_thread
@@ -22,9 +22,9 @@ from upgd.threads import one_thread
 class Networks:
     """The networks of all runs, in the runs' order.
 
-    A GPU works on :data:`~upgd.metrics.AT_A_TIME` of them `together`, always as many, since how
-    sums are taken depends on that: what is measured of a run must not depend on the size of its
-    stack. A CPU takes one at a time.
+    A GPU works on :data:`~upgd.monitor.measures.AT_A_TIME` of them `together`, always as many,
+    since how sums are taken depends on that: what is measured of a run must not depend on the
+    size of its stack. A CPU takes one at a time.
     """
 
     def __init__(self, problem: Problem, stack: Any, together: int | None = None) -> None:

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -28,18 +29,23 @@ from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.checks import CLOCK, MASTER, parameter_name
+from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
+from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.ranks import Ranks, meet
 from upgd.optim.rounding import Rounding, rounding_bits
 from upgd.optim.shards import Part, like, local, local_gradient
-from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 _SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
+
+
+_IN_BACKWARD: WeakValueDictionary[int, RuleOptimizer] = WeakValueDictionary()
+"""The last optimizer with each seed that made a step inside a backward pass."""
 
 
 class Common(TypedDict, total=False):
@@ -65,7 +71,7 @@ class BatchPlan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(StatefulOptimizer):
+class RuleOptimizer(GrowingOptimizer):
     """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
@@ -108,6 +114,8 @@ class RuleOptimizer(StatefulOptimizer):
     rounding: Rounding = "nearest"
     trace_dtype: torch.dtype | None = None
     master_weights = False
+    _task = OUTSIDE  # the last backward pass inside of which there was a step
+    _warned = False  # of hyperparameters in groups that are not the method's
     process_group: Any = None
     _meeting: tuple[list[Tensor], Ranks] | None = None
     _default_noise = False
@@ -149,6 +157,7 @@ class RuleOptimizer(StatefulOptimizer):
             refuse(self, foreach)
         defaults = {
             **hyper,
+            **checks.plain(hyper, method.hyperparameters),
             **(options or {}),
             "maximize": maximize,
             "foreach": foreach,
@@ -164,11 +173,15 @@ class RuleOptimizer(StatefulOptimizer):
         self._refuse_own(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.update(checks.plain(group, self.method.hyperparameters))
         try:
             self._check_group(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        if not self._warned:
+            owner = type(self).__name__
+            self._warned = checks.warn_ignored(owner, group, self.defaults)
         # All groups draw from one sequence; a new group joins at its current position.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
@@ -223,7 +236,7 @@ class RuleOptimizer(StatefulOptimizer):
     def _update(self) -> None:
         if self.fused:
             self._step_fused()
-        elif batches := self._gather():
+        elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
             for batch in batches:
@@ -247,7 +260,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.no_grad()
     def _step_fused(self) -> None:
         with self._lock:
-            self._meet()
+            self._prepare()
             step: FusedStep | None = self.__dict__.get("_fused_step")
             if step is None:
                 step = self._fused_step = FusedStep(self)
@@ -296,9 +309,13 @@ class RuleOptimizer(StatefulOptimizer):
 
     @uncompiled
     @torch.no_grad()
-    def _gather(self) -> list[Batch]:
-        """Collect this step's parameters and draw its noise: the only part that is not compiled."""
-        self._meet()
+    def _gather(self, compiling: bool) -> list[Batch]:
+        """Collect this step's parameters and draw its noise: the only part that is not compiled.
+
+        Where the other part is (`compiling`), scalars become tensors: it would be compiled again
+        for each new number, as those of a scheduler.
+        """
+        self._prepare()
         members = self._members_with_gradient()
         mode = self._nonfinite_mode(members)
         if mode == "raise":
@@ -312,6 +329,8 @@ class RuleOptimizer(StatefulOptimizer):
             batch.begin()
             batch.scalars = self._scalars(batch)
             batch.load_decays([batch.scalars[decay] for decay in self.method.decays.values()])
+            if compiling:
+                batch.put_scalars()
             self._load_derivatives(batch)
         if self._rounds:
             self._draw_rounding(batches)
@@ -336,6 +355,36 @@ class RuleOptimizer(StatefulOptimizer):
             self._reduce(batches, index)
 
     # ------------------------------------------------------------------- gather
+    def _prepare(self) -> None:
+        """What every step begins with, on all paths."""
+        self._meet()
+        task = torch._C._current_graph_task_id()
+        if task != OUTSIDE:
+            self._check_in_backward(task)
+
+    def _check_in_backward(self, task: int) -> None:
+        """Raise where a step inside the backward pass number `task` would be wrong.
+
+        So it is with one optimizer per parameter, each stepped by a hook once its gradient exists.
+        """
+        owner = type(self).__name__
+        if any(phase.reduce == "max" for phase in self.method.phases):
+            raise RuntimeError(
+                f"{owner}: a step inside a backward pass cannot know the largest utility of all "
+                "weights, since other gradients do not exist yet; make the optimizer with "
+                "scaling='local', or call step() after backward()"
+            )
+        if not any(self.method.is_perturbed(group) for group in self.param_groups):
+            return
+        seed = self.param_groups[0]["seed"]
+        other = _IN_BACKWARD.get(seed)
+        if other is not None and other is not self and other._task == task:
+            raise RuntimeError(
+                f"{owner}: two optimizers with seed={seed} step inside one backward pass and would "
+                "give their parameters the same noise; leave out seed=, or give each its own"
+            )
+        _IN_BACKWARD[seed], self._task = self, task
+
     def _members_with_gradient(self) -> list[Member]:
         """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__
@@ -466,14 +515,14 @@ class RuleOptimizer(StatefulOptimizer):
         if by_row:  # neighbouring rows of one length are reduced together
             members = sorted(members, key=lambda m: m.local.numel() // max(1, _rows(m.local)))
         params = [m.param for m in members]
-        targets = {"w": [m.local for m in members]}
+        targets = {"w": [self._by_rows(m.param, m.local) for m in members]}
         for name in self._weight_states():
             targets[name] = [local(self.state[p][name]) for p in params]
         mastered = all(MASTER in self.state[p] for p in params)
         if mastered:
-            targets["w"] = [local(self.state[p][MASTER]) for p in params]
+            targets["w"] = [self._by_rows(p, local(self.state[p][MASTER])) for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
-        batch.copies = [m.local for m in members] if mastered else []
+        batch.copies = [self._by_rows(m.param, m.local) for m in members] if mastered else []
         batch.row_counts = [_rows(p) for p in targets["w"]]
         batch.row_names = frozenset({"eta"} if by_row else ())
         for name in self._weight_states():
@@ -481,6 +530,10 @@ class RuleOptimizer(StatefulOptimizer):
                 if local(self.state[p][name]) is not tensor:  # it has moved
                     self.state[p][name] = like(p, tensor)
         return batch
+
+    def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
+        """A view of `t`, which is shaped like `p`, whose rows lead into one unit each."""
+        return t
 
     def _new_batch(
         self,
@@ -516,14 +569,16 @@ class RuleOptimizer(StatefulOptimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        gradients = [local_gradient(m.param) for m in batch.members]
-        given = {"g": (gradients, self._factor(batch, scaled=True))}
+        given = {"g": (self._gradients(batch), self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
             for m in batch.members:  # valid for one step
                 m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        return [local_gradient(m.param) for m in batch.members]
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """The factor from derivatives of a maximised or scaled loss to those of the objective."""
@@ -685,12 +740,13 @@ class RuleOptimizer(StatefulOptimizer):
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
         if self._is_part:
             return False  # other shards may hold traces of another age
-        decay = self.method.decays.get(trace)
+        decays = list(self.method.decays)
+        decay = decays.index(trace) if trace in decays else None
         first = batches[0]
         return all(
             b.step is first.step
             and b.dtype == first.dtype
-            and (decay is None or b.scalars[decay] == first.scalars[decay])
+            and (decay is None or b.decay_values[decay] == first.decay_values[decay])
             for b in batches
         )
 

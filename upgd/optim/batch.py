@@ -38,7 +38,7 @@ DTYPES = (*_HALF, torch.float32, torch.float64)
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of traces and arithmetic for parameters of `dtype`."""
-    return torch.float32 if dtype in _HALF else dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -124,10 +124,11 @@ class Batch:
         self._row_runs: list[tuple[int, int]] = []
         self._programs: list[Program | None] = []
         self._programs_for: Any = None
-        self._decays_for: list[float] = []
+        self.decay_values: list[float] = []
         self.decays: Tensor | None = None
         # Targets of fewer bits: rules read and write copies, which are rounded into them.
         self.narrow = {n for n, ts in self.targets.items() if ts[0].dtype != self.dtype}
+        self._on_device: dict[str, tuple[float, Tensor]] = {}
         if self.packed:
             for name, tensors in self.targets.items():
                 if name == "w" or name not in self.narrow:
@@ -225,8 +226,8 @@ class Batch:
         """Find the programs for what this step reads."""
         if not self.foreach:
             return
-        tensor_lr = isinstance(self.scalars["lr"], Tensor)
-        key = (frozenset(self.spare), frozenset(self.absent), tensor_lr)
+        tensors = tuple(n for n, value in self.scalars.items() if isinstance(value, Tensor))
+        key = (frozenset(self.spare), frozenset(self.absent), tensors)
         if key != self._programs_for:
             self._programs_for = key
             self._programs = [self._program(i) for i in range(len(self.phases))]
@@ -365,10 +366,21 @@ class Batch:
     # ------------------------------------------------------------------ scalars
     def load_decays(self, values: list[float]) -> None:
         """Create `values` on the device without a copy from the host."""
-        if values and values != self._decays_for:
+        if values and values != self.decay_values:
             dtype = wide_dtype(self.device)
             full = [torch.full((), v, dtype=dtype, device=self.device) for v in values]
-            self.decays, self._decays_for = torch.stack(full), values
+            self.decays, self.decay_values = torch.stack(full), values
+
+    def put_scalars(self) -> None:
+        """Replace scalar arguments by tensors, in double precision until they are used."""
+        for name, value in self.scalars.items():
+            if not isinstance(value, Tensor):
+                known, tensor = self._on_device.get(name, (None, None))
+                if tensor is None:
+                    tensor = torch.empty((), dtype=wide_dtype(self.device), device=self.device)
+                if value != known:
+                    self._on_device[name] = value, tensor.fill_(value)
+                self.scalars[name] = tensor
 
     def corrections(self) -> list[Tensor]:
         """``1 - decay ** t`` of each decay, in double precision until it is used."""

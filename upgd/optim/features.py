@@ -35,6 +35,8 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Threshold,
 )
 """Modules that are taken for the activation of the layer they directly follow."""
+PASSED: tuple[type[nn.Module], ...] = (*_NORMS, nn.Identity, nn.modules.dropout._DropoutNd)
+"""Modules that may stand between a layer and its activation."""
 OUTSIDE = -1
 """The engine's number of a backward pass where there is none."""
 
@@ -55,7 +57,8 @@ class FeatureLayer:
         name: The layer's name in the model.
         module: A linear or convolutional layer.
         params: Parameters into the features, the weight first; each has one entry per
-            feature along dimension 0.
+            feature along dimension 0, the weight along dimension 1 where `transposed`.
+        transposed: Whether the weight is [inputs, outputs], as of Transformers' ``Conv1D``.
         gated: Name of the module on whose output the gates sit, known after a forward
             pass.
         first: ``∂L/∂gate`` per feature, summed over the backward passes that the layer's
@@ -67,6 +70,7 @@ class FeatureLayer:
     name: str
     module: nn.Module
     params: list[Tensor]
+    transposed: bool = False
     gated: str = ""
     first: Tensor | None = None
     second: Tensor | None = None
@@ -75,7 +79,7 @@ class FeatureLayer:
     @property
     def size(self) -> int:
         """The number of features."""
-        return self.params[0].shape[0]
+        return self.params[0].shape[1 if self.transposed else 0]
 
     @property
     def own(self) -> list[Tensor]:
@@ -140,14 +144,19 @@ class FeatureLayer:
 
     def axis(self, h: Tensor) -> int:
         """The dimension of `h` along which the features lie."""
-        if isinstance(self.module, _CONVOLUTIONS):
-            return h.dim() - 1 - len(self.module.kernel_size)
-        return h.dim() - 1
+        return feature_axis(self.module, h)
 
     @property
     def _dtype(self) -> torch.dtype:
         double = self.params[0].dtype == torch.float64
         return torch.float64 if double else torch.float32
+
+
+def feature_axis(module: nn.Module, h: Tensor) -> int:
+    """The dimension of a layer's output `h` along which its units or channels lie."""
+    if isinstance(module, _CONVOLUTIONS):
+        return h.dim() - 1 - len(module.kernel_size)
+    return h.dim() - 1
 
 
 @dataclass
@@ -165,18 +174,32 @@ def _count(layer: FeatureLayer, _: Tensor) -> None:
     layer.count()  # a function of this module, so that a watched model can be pickled
 
 
-def _has_features(module: nn.Module) -> bool:
+def has_features(module: nn.Module) -> bool:
+    """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
     inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and not inside_attention
+    known = isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or _is_transposed(module)
+    return known and not inside_attention
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether it is a linear layer with a weight of [inputs, outputs]: Transformers' ``Conv1D``."""
+    weight = getattr(module, "weight", None)
+    named = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.dim() == 2
+    return named and getattr(module, "nf", None) == weight.shape[1]  # type: ignore[union-attr]
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return isinstance(module, ACTIVATIONS) or type(module).__module__ == "transformers.activations"
 
 
 class Features:
     """The hidden features of a model, watched by hooks.
 
-    *Which outputs count.* Every ``nn.Linear`` unit and every ``nn.Conv1d/2d/3d`` channel
-    is a feature, except those of the output layer. Its gate sits on the output of the
-    activation module that directly follows the layer; a normalisation or dropout module in
+    *Which outputs count.* Every unit of ``nn.Linear`` or of Transformers' ``Conv1D`` and every
+    channel of ``nn.Conv1d/2d/3d`` is a feature, except those of the output layer. Its gate sits
+    on the output of the activation module (one of PyTorch's or of Transformers') that directly
+    follows the layer; a normalisation or dropout module in
     between is passed, and a normalisation's scale and shift count as leading into the
     features. Where no activation module follows (there is none, or it is a function such as
     ``F.relu``), the gate sits on the layer's own output, which is the same thing for
@@ -217,7 +240,7 @@ class Features:
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         modules = dict(model.named_modules())
-        candidates = [n for n, m in modules.items() if _has_features(m)]
+        candidates = [n for n, m in modules.items() if has_features(m)]
         if not candidates:
             raise ValueError("Features: the model has no linear or convolutional layer")
         output = candidates[-1] if output is None else output
@@ -240,7 +263,6 @@ class Features:
             )
         self.output = tuple(outputs)
         self.layers = [self._layer(name, modules[name]) for name in names]
-        self._names = {module: name for name, module in modules.items()}
         self._of: dict[Tensor, FeatureLayer] = {}
         for layer in self.layers:
             for p in layer.params:
@@ -260,13 +282,19 @@ class Features:
         self._mark = f"_upgd_tap_{id(self)}"  # several may watch one model
         self._handles: list[Any] = []
         self._counting: dict[Tensor, Any] = {}
+        self._model = model
+        self._attach()
+
+    def _attach(self) -> None:
+        """Put hooks on the modules of the model."""
+        modules = dict(self._model.named_modules())
+        self._names = {module: name for name, module in modules.items()}
         for layer in self.layers:
+            layer.module = modules[layer.name]
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
-        passing: tuple[type[nn.Module], ...] = (*ACTIVATIONS, *_NORMS, nn.Identity)
-        passing += (nn.modules.dropout._DropoutNd,)
         for module in modules.values():
-            if isinstance(module, passing):
+            if isinstance(module, PASSED) or _is_activation(module):
                 self._handles.append(module.register_forward_hook(self._on_follower))
 
     @staticmethod
@@ -277,7 +305,7 @@ class Features:
                 f"Features: the weight of layer {name!r} is computed from other parameters "
                 "(a parametrization); leave it out of `layers`"
             )
-        return FeatureLayer(name, module, params)  # type: ignore[arg-type]
+        return FeatureLayer(name, module, params, _is_transposed(module))  # type: ignore[arg-type]
 
     def of(self, p: Tensor) -> FeatureLayer | None:
         """The layer whose features `p` leads into; None for an output layer's parameter."""
@@ -287,6 +315,28 @@ class Features:
     def count(self) -> int:
         """The number of parameters that lead into features; a forward pass may find more."""
         return len(self._of)
+
+    def check_new(self, p: Tensor) -> None:
+        """Raise unless `p` is a parameter of the model as it is now."""
+        if not any(q is p for q in self._model.parameters()):
+            raise ValueError(
+                f"Features: the new parameter of shape {tuple(p.shape)} is not in the model that "
+                "is watched; put it there first"
+            )
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Watch `new` in the place of `old`, in the same module or in one of the same name.
+
+        An optimizer's :meth:`~upgd.FeatureUPGD.replace` calls it. Derivatives recorded so far are
+        forgotten.
+        """
+        layer = self._of.pop(old, None)
+        if layer is not None:
+            self._of[new] = layer
+            layer.params[next(i for i, p in enumerate(layer.params) if p is old)] = new
+        self.remove()
+        self._attach()
+        self.reset()
 
     def reset(self) -> None:
         """Forget the derivatives recorded so far."""
@@ -342,7 +392,7 @@ class Features:
             if tap.curvature is not None:
                 tap.curvature[:] = [t for t in tap.curvature if t.owner is not tap.layer]
             tap.moved = True
-        self._sit(_Tap(tap.layer), module, output, final=isinstance(module, ACTIVATIONS))
+        self._sit(_Tap(tap.layer), module, output, final=_is_activation(module))
 
     def _sit(self, tap: _Tap, module: nn.Module, h: Tensor, final: bool = False) -> None:
         """Put the gate on `h`; let a following module move it unless this is its last place."""
@@ -377,6 +427,14 @@ class Features:
             if isinstance(p, Tensor) and p.shape == (layer.size,) and p not in self._of:
                 layer.params.append(p)
                 self._of[p] = layer
+
+    @classmethod
+    def nothing(cls) -> Features:
+        """Features of no model, until one is watched."""
+        found = cls.__new__(cls)
+        found.layers, found.output, found._of = [], (), {}
+        found._handles, found._counting = [], {}
+        return found
 
     def __repr__(self) -> str:
         lines = [

@@ -13,11 +13,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
-from upgd.optim.checks import CLOCK, MASTER, checked_seed
+from upgd.optim.checks import CLOCK, MASTER, checked_seed, plain
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.rounding import BITS, Rounding
 from upgd.optim.shards import local, place_like
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method
+
+PLANS = ("_plan", "_fused_step")
+"""What an optimizer remembers of its last step, to save time."""
+IGNORED = "ignored"
+"""Names the hyperparameters of a saved group that are not the optimizer's own."""
 
 
 class StatefulOptimizer(Optimizer):
@@ -66,11 +71,19 @@ class StatefulOptimizer(Optimizer):
 
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
         for name in self.method.states:
-            dtype = self._state_dtype(p, name)
-            if name in self.method.starts_as_weight:
-                state[name] = p.detach().to(dtype, copy=True)
-            else:
-                state[name] = torch.zeros_like(p, dtype=dtype)
+            state[name] = self._fresh(p, name)
+
+    def _fresh(self, p: Tensor, name: str) -> Tensor:
+        """A state as it begins."""
+        dtype = self._state_dtype(p, name)
+        if name in self.method.starts_as_weight:
+            return p.detach().to(dtype, copy=True)
+        return torch.zeros_like(p, dtype=dtype)
+
+    def _forget_plans(self) -> None:
+        """Have the next step find its tensors again."""
+        for name in PLANS:
+            self.__dict__.pop(name, None)
 
     # ---------------------------------------------------------------- precision
     def _state_dtype(self, p: Tensor, name: str) -> torch.dtype:
@@ -106,6 +119,19 @@ class StatefulOptimizer(Optimizer):
             if key in paused:
                 parted.setdefault(key, {k: state[k].clone() for k in CLOCK})
                 state.update(parted[key])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer, as :meth:`torch.optim.Optimizer.state_dict`.
+
+        A group that a framework gave a hyperparameter of another optimizer (Transformers sets
+        ``weight_decay`` in all groups) names it under ``"ignored"``.
+        """
+        saved: dict[str, Any] = super().state_dict()
+        for group in saved.get("param_groups", ()):  # a hook may have changed it
+            ignored = sorted((group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys())
+            if ignored:
+                group[IGNORED] = ignored
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; nothing is shared with it.
@@ -208,9 +234,13 @@ class StatefulOptimizer(Optimizer):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
             raise ValueError(f"{owner}: group {place} of this state dict lists no parameters")
         required = {*self.method.hyper, "seed", "noise_step"} - self.method.added
-        foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
+        # What this optimizer ignores was a framework's when it was saved, and is its own now.
+        ignored = {*own, *group.get(IGNORED, ())}
+        foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys() - ignored
         self._refuse_state("groups", required - group.keys(), foreign)
         full = {**{k: own[k] for k in self.defaults if k in own}, **self._converted(group)}
+        full.pop(IGNORED, None)
+        full |= plain(full, self.method.hyperparameters)
         try:
             checked_seed(owner, full["seed"], drawn=False)
             self._check_group({**full, **{k: own[k] for k in own if k.startswith("param")}})
@@ -289,7 +319,7 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        skipped = ("_plan", "_fused_step", "_step_lock", "_meeting", "_bit_source")
+        skipped = (*PLANS, "_step_lock", "_meeting", "_task", "_bit_source")
         own = {
             k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
         }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from upgd.metrics import norms
+from upgd.monitor.measures import norms, saturated_share
 from upgd.rl.network import Network
 from upgd.threads import one_thread
 
@@ -54,7 +54,7 @@ def diagnose(
         if utility is not None:
             worth = norms([torch.from_numpy(utility[where])])
             found |= {f"{part}_utility_l1": worth.l1, f"{part}_utility_l2": worth.l2}
-        found[f"{part}_saturated"] = float((np.abs(units) > SATURATED).mean())
+        found[f"{part}_saturated"] = float(saturated_share(torch.from_numpy(units), SATURATED))
         found[f"{part}_dead_units"] = float((units.std(0) < DEAD).mean())
     return found
 
