@@ -28,12 +28,13 @@ from torch import Tensor
 from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.checks import CLOCK, MASTER, parameter_name
 from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.ranks import Ranks, meet
+from upgd.optim.rounding import Rounding, rounding_bits
 from upgd.optim.shards import Part, like, local, local_gradient
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
@@ -57,6 +58,9 @@ class Common(TypedDict, total=False):
     fused: bool
     capturable: bool
     nonfinite: Nonfinite | None
+    rounding: Rounding
+    trace_dtype: torch.dtype | None
+    master_weights: bool
     process_group: Any
 
 
@@ -93,6 +97,13 @@ class RuleOptimizer(GrowingOptimizer):
             one flag from the device; ``"skip"`` leaves weights, traces and counters as they
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
+        rounding: How 16-bit weights are stored: to the ``"nearest"`` number, or ``"stochastic"``,
+            up or down at random and right on average, so that small steps are not lost
+            (:mod:`upgd.optim.rounding`). No effect on wider weights.
+        trace_dtype: ``torch.bfloat16`` keeps the traces of all but float64 weights in 16 bits,
+            always rounded stochastically; by default they are float32.
+        master_weights: Keep a float32 copy of 16-bit weights, which is updated; the weights are it,
+            rounded to the nearest. What is written to a weight is taken over at the next step.
         process_group: The processes that train this model together (:mod:`upgd.optim.ranks`). By
             default those of ``torch.distributed``'s default group, if there is one; False for a
             process that trains a model of its own.
@@ -100,6 +111,9 @@ class RuleOptimizer(GrowingOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    rounding: Rounding = "nearest"
+    trace_dtype: torch.dtype | None = None
+    master_weights = False
     _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
     process_group: Any = None
@@ -120,6 +134,9 @@ class RuleOptimizer(GrowingOptimizer):
         fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
+        rounding: Rounding = "nearest",
+        trace_dtype: torch.dtype | None = None,
+        master_weights: bool = False,
         process_group: Any = None,
         **unknown: Any,
     ) -> None:
@@ -127,6 +144,8 @@ class RuleOptimizer(GrowingOptimizer):
         given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
         given["process_group"] = process_group
         checks.check_arguments(owner, self._arguments(), given, unknown)
+        checks.check_precision(owner, rounding, trace_dtype, master_weights)
+        self.rounding, self.trace_dtype, self.master_weights = rounding, trace_dtype, master_weights
         self.method = method
         default = PhiloxNoise() if fused else GeneratorNoise()
         self.noise: NoiseSource = noise if noise is not None else default
@@ -171,6 +190,9 @@ class RuleOptimizer(GrowingOptimizer):
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):
             self.noise.describe(self._ranks.parts)
+        if self._rounds:
+            self._bits.first = getattr(self.noise, "first", 0)
+            self._bits.describe(self._ranks.parts)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
@@ -217,6 +239,9 @@ class RuleOptimizer(GrowingOptimizer):
         elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
+            for batch in batches:
+                if batch.narrow:
+                    batch.end()
         if getattr(self, "grad_scale", None) is not None:
             self._unscale()
 
@@ -307,6 +332,8 @@ class RuleOptimizer(GrowingOptimizer):
             if compiling:
                 batch.put_scalars()
             self._load_derivatives(batch)
+        if self._rounds:
+            self._draw_rounding(batches)
         self._draw_noise(batches)
         for batch in batches:
             batch.compile()
@@ -464,7 +491,7 @@ class RuleOptimizer(GrowingOptimizer):
     def _structure(self, members: list[Member], gated: bool) -> Any:
         """Everything that a plan depends on; equal keys mean equal plans."""
         params = []
-        kept = (*CLOCK, *self.method.states)
+        kept = (*CLOCK, *self.method.states, MASTER)
         for group, place, offset, p, part in members:
             where = (group, place, offset, id(p), p.shape, p.dtype, p.device, part)
             state = self.state[p]
@@ -490,7 +517,11 @@ class RuleOptimizer(GrowingOptimizer):
         targets = {"w": [self._by_rows(m.param, m.local) for m in members]}
         for name in self._weight_states():
             targets[name] = [local(self.state[p][name]) for p in params]
+        mastered = all(MASTER in self.state[p] for p in params)
+        if mastered:
+            targets["w"] = [self._by_rows(p, local(self.state[p][MASTER])) for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
+        batch.copies = [self._by_rows(m.param, m.local) for m in members] if mastered else []
         batch.row_counts = [_rows(p) for p in targets["w"]]
         batch.row_names = frozenset({"eta"} if by_row else ())
         for name in self._weight_states():
@@ -593,6 +624,29 @@ class RuleOptimizer(GrowingOptimizer):
             for group in self.param_groups:
                 for p in group["params"]:
                     p.__dict__.pop("curvature", None)
+
+    def _draw_rounding(self, batches: list[Batch]) -> None:
+        """Draw the random bits by which this step rounds, one call per device."""
+        asking: dict[torch.device, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            if batch.members and self._rounded(batch.narrow):
+                asking[batch.device].append(batch)
+        for device, some in asking.items():
+            wanted = {slot for batch in some for slot in self._rounded(batch.narrow).values()}
+            offsets = [m.offset for batch in some for m in batch.members]
+            found = self._draw_bits(offsets, wanted, device)
+            first = 0
+            for batch in some:
+                end = first + sum(t.numel() for t in batch.targets["w"])
+                for name, slot in self._rounded(batch.narrow).items():
+                    batch.load_bits(name, found[slot][first:end])
+                first = end
+
+    def _draw_bits(
+        self, offsets: list[int], slots: Iterable[int], device: torch.device
+    ) -> dict[int, Tensor]:
+        seed, step = self.param_groups[0]["seed"], self._noise_step(device)
+        return rounding_bits(self._bits, offsets, slots, seed=seed, step=step, device=device)
 
     def _draw_noise(self, batches: list[Batch]) -> None:
         """Draw this step's perturbations, one call per device, and pass them to the batches."""
