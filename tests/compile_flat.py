@@ -69,7 +69,7 @@ def build_method(method: Method) -> dict[str, str]:
         kernels.update_kernel,
         **{f"D{k}": place for k, place in enumerate(decays)},
         **{"RULE": rules.update, "STATES": len(method.states), "NOISE": "noise" in method.needs},
-        **{"GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
+        **{"CUT": False, "GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
         DECAY=-1,
         **common,
     )

@@ -14,6 +14,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ from upgd.kernels import flat, philox
 from upgd.optim import fused
 from upgd.optim.ada_upgd import AdamW
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.ranks import Ranks
 from upgd.optim.registry import METHODS, Row
+from upgd.optim.shards import Part
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("numba", "triton")}
 INTERPRETED = HAS["triton"] and os.environ.get("TRITON_INTERPRET") == "1"
@@ -403,6 +406,58 @@ def test_shards_agree(device: str) -> None:
         opt = Sharded(problem.params, seed=1, nonfinite="skip", **path, **noise)
         results.append([*problem.run(opt, 3).weights, *states(opt)])
     assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_parts_of_parameters(device: str, request: pytest.FixtureRequest, scaling: Any) -> None:
+    """The noise of a part is that of its place in the whole; foreach draws it element by element.
+
+    That numbers drawn so are those of the whole is shown in test_distributed.py.
+    """
+    if "numba" in request.node.callspec.id:
+        pytest.skip("the CPU's kernels refuse it: test_distributed.py")
+    parts = [
+        Part(0, (9, 5), (3, 0), (4, 5)),
+        Part(2, (13, 6), (5, 0), (7, 6)),
+        Part(4, (9, 3), (4,), (11,)),
+        Part(5, (6,), (0,), (6,)),
+    ]
+    parts = parts[:2] + parts[3:] if scaling == "local" else parts
+    results = []
+    for path in PATHS:
+        problem = Problem([part.size for part in parts], device)
+        noise = {} if "fused" in path else {"noise": PhiloxNoise()}
+        opt = UPGD(problem.params, seed=1, sigma=0.1, scaling=scaling, **path, **noise)
+        opt._meeting = problem.params, Ranks(parts, sharded=True)
+        opt._describe_noise()
+        results.append([*problem.run(opt, 3).weights, *states(opt)])
+    assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["upgd", "upgd-local", "ada-upgd"])
+def test_fully_sharded_on_one_device(name: str, tmp_path: Path) -> None:
+    """FSDP2 with a world of one process, fused, against the unsharded model."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    where = {"rank": 0, "world_size": 1, "device_id": torch.device("cuda", 0)}
+    dist.init_process_group("nccl", f"file://{tmp_path / 'group'}", **where)
+    try:
+        results = []
+        for shard in (False, True):
+            model = network("cuda", dtype=torch.float64)
+            if shard:
+                fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
+            opt = METHODS[name].make(model, seed=1, sigma=0.1, fused=True)
+            for batch in batches(5, "cuda", torch.float64):
+                train(METHODS[name], opt, model, [batch])
+            params = [p.full_tensor() if shard else p for p in model.parameters()]
+            results.append([p.detach() for p in params])
+        assert_close(*results, rtol=1e-10, atol=1e-12)
+    finally:
+        dist.destroy_process_group()
 
 
 # --------------------------------------------------------------------------- checkpoints

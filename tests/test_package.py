@@ -94,7 +94,7 @@ print(upgd.__version__, "site-packages" in upgd.__file__)
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {"upgd/py.typed", *(f"upgd/report/assets/report.{x}" for x in ("css", "js"))} <= {*names}
+    assert {"upgd/py.typed", "upgd/pages/page.css", "upgd/report/assets/report.js"} <= {*names}
     assert all(name.startswith(("upgd/", "upgd-")) for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -18,11 +18,13 @@ pytest.importorskip("plotly")
 from typer.testing import CliRunner
 
 from tests.waiting import PATIENCE, wait_for
+from upgd import pages
 from upgd.cli import app
 from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.metrics import mean_interval, standard_error
+from upgd.pages import colours
 from upgd.paper.experiments import EXPERIMENTS
-from upgd.report import colours, html, sections
+from upgd.report import html, sections
 from upgd.report.figures import Curve, draw_curves
 
 EVIL = '</script><img src=x onerror="window.hacked = 1"><b>%{y}</b>'
@@ -357,7 +359,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("paper", [html.WHITE, html.BLACK], ids=["light", "dark"])
+@pytest.mark.parametrize("paper", [pages.WHITE, pages.BLACK], ids=["light", "dark"])
 def test_texts_and_lines_stand_out(paper: str) -> None:
     found = dict(re.findall(r"--(\w+): (#\w{6})", paper))
     for name in ("ink", "soft", "link", *(f"c{n}" for n in range(6))):

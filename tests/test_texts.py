@@ -11,13 +11,14 @@ import pytest
 from upgd import metrics
 from upgd.cli.arguments import all_methods
 from upgd.metrics import Interval
+from upgd.pages import alike, colours
 from upgd.paper import evidence, experiments, grids, pages, policy_collapse, provenance, tables
 from upgd.paper.evidence import NO, TOLD, UNKNOWN, YES, Finding, worst
 from upgd.paper.measuring import How
 from upgd.paper.results import Results
 from upgd.paper.searches import variants
 from upgd.paper.sets import best
-from upgd.report import colours, html, sections, verdict
+from upgd.report import html, sections, verdict
 from upgd.text import ranges
 
 
@@ -114,7 +115,7 @@ def test_numbers_of_pages() -> None:
 def test_numbers_beside_each_other_have_the_same_decimals(
     values: tuple[float, ...], expected: list[str]
 ) -> None:
-    assert html._alike(*values) == expected
+    assert alike(*values) == expected
 
 
 def test_json_in_a_page_cannot_end_its_script() -> None:

@@ -57,6 +57,8 @@ def is_reset(params: Iterable[Tensor]) -> bool | Tensor:
     found = [p.grad for p in params if p.grad is not None]
     if not found:
         return True
+    if any(hasattr(gradient, "placements") for gradient in found):
+        return False  # a DTensor's zeros here say nothing about its other parts
     return ~torch.stack([gradient.any() for gradient in found]).any()
 
 

@@ -27,7 +27,9 @@ GROUP = NUMBER + 1  # row of the group's numbers
 LENGTH = GROUP + 1  # of a row over which a norm is taken
 ROW = LENGTH + 1  # where its norms begin
 ALIGNED = ROW + 1  # whether four weights at a time may be loaded
-COLUMNS = ALIGNED + 1
+FIRST = ALIGNED + 1  # of a part of a parameter: its first weight in the whole, or -1
+WHOLE_SPAN = FIRST + 1  # and how many quads the whole has
+COLUMNS = WHOLE_SPAN + 1
 
 # Columns of a group's row.
 CORRECTION = MOST_NUMBERS  # and the following; a method's numbers come first

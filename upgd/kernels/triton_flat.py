@@ -24,6 +24,7 @@ _W, _G, _H, _STATE = (tl.constexpr(x) for x in (flat.W, flat.G, flat.H, flat.STA
 _TOTAL, _SPAN, _NUMBER = (tl.constexpr(x) for x in (flat.TOTAL, flat.SPAN, flat.NUMBER))
 _GROUP, _LENGTH, _ROW = (tl.constexpr(x) for x in (flat.GROUP, flat.LENGTH, flat.ROW))
 _ALIGNED, _COLUMNS = tl.constexpr(flat.ALIGNED), tl.constexpr(flat.COLUMNS)
+_FIRST, _WHOLE_SPAN = tl.constexpr(flat.FIRST), tl.constexpr(flat.WHOLE_SPAN)
 _CORRECTION, _FACTOR, _SIGN = (
     tl.constexpr(x) for x in (flat.CORRECTION, flat.FACTOR, flat.SIGN)
 )
@@ -307,10 +308,21 @@ def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z
 
 
 @triton.jit
+def _own_normal(seed, place, span, tensor, step, REAL: tl.constexpr):
+    """The normal number of each weight by its place in the whole parameter.
+
+    The four of a quad lie on several processes, so that three of four numbers are not used.
+    """
+    z0, z1, z2, z3 = four_normals(seed, (place % span).to(tl.uint32), tensor, step, REAL)
+    lane = place // span
+    return tl.where(lane < 2, tl.where(lane == 0, z0, z1), tl.where(lane == 2, z2, z3))
+
+
+@triton.jit
 def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
             RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr,
-            LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr,
-            aligned: tl.constexpr):
+            CUT: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
+            BLOCK: tl.constexpr, aligned: tl.constexpr):
     aw, ag, ah = _address(row, _W, True), _address(row, _G, True), _address(row, _H, SECOND)
     a0, a1 = _address(row, _STATE, STATES > 0), _address(row, _STATE + 1, STATES > 1)
     a2, a3 = _address(row, _STATE + 2, STATES > 2), _address(row, _STATE + 3, STATES > 3)
@@ -336,7 +348,17 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
         # would have to be carried over through shared memory.
         quad = (start + tl.load(iota + tl.arange(0, BLOCK))).to(tl.uint32)
         tensor = quad * 0 + tl.load(row + _NUMBER).to(tl.uint32)
-        z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
+        if CUT:
+            first, span = tl.load(row + _FIRST), tl.load(row + _WHOLE_SPAN)
+            if first >= 0:
+                z0 = _own_normal(seed, first + i0, span, tensor, step, REAL)
+                z1 = _own_normal(seed, first + i1, span, tensor, step, REAL)
+                z2 = _own_normal(seed, first + i2, span, tensor, step, REAL)
+                z3 = _own_normal(seed, first + i3, span, tensor, step, REAL)
+            else:
+                z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
+        else:
+            z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
     _advance(
         row, start, 0, norms, eta, i0, k0, w0, g0, h0, z0, x00, x01, x02, x03, x04, aw, a0, a1,
         a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
@@ -358,7 +380,7 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
 @triton.jit(do_not_specialize=["finishing"])
 def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, draw, finishing,
                   RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr,
-                  NOISE: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
+                  NOISE: tl.constexpr, CUT: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
                   DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
                   D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
                   BLOCK: tl.constexpr):
@@ -388,10 +410,10 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
         number, seed = tl.load(draw), tl.load(draw + 1)
         if tl.load(row + _ALIGNED) != 0:
             _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4,
-                    RULE, STATES, SECOND, NOISE, LOCAL, KIND, REAL, BLOCK, True)
+                    RULE, STATES, SECOND, NOISE, CUT, LOCAL, KIND, REAL, BLOCK, True)
         else:
             _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4,
-                    RULE, STATES, SECOND, NOISE, LOCAL, KIND, REAL, BLOCK, False)
+                    RULE, STATES, SECOND, NOISE, CUT, LOCAL, KIND, REAL, BLOCK, False)
     if finishing > 0:
         before = tl.atomic_add(done, 1)
         if before == tl.num_programs(0) - 1:

@@ -15,9 +15,10 @@ from upgd.lab.study import Study
 from upgd.lab.views import Table
 from upgd.ledger import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.ledger.files import check_generated, check_output
+from upgd.pages import MARK
 from upgd.report import sections, verdict
 from upgd.report.figures import draw_curves
-from upgd.report.html import MARK, Report, plotly_source, render
+from upgd.report.html import Report, plotly_source, render
 
 PROBLEM = "label-permuted-digits"
 TASK_LENGTH = 500

@@ -18,9 +18,10 @@ from upgd.lab.views import Picture, Rankings, Table
 from upgd.ledger import Ledger, Run, RunSpec, Scalar, StudyError, write_atomically
 from upgd.ledger.files import check_generated, check_output
 from upgd.ledger.ledger import NAME
+from upgd.pages import MARK
 from upgd.paper.claims import judge_study
 from upgd.report import figures, sections, tables
-from upgd.report.html import MARK, Report, render
+from upgd.report.html import Report, render
 from upgd.study.execution import Tally
 from upgd.study.kinds import kind_of
 from upgd.study.options import Options, check_device

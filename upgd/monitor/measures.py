@@ -158,22 +158,20 @@ def zero_share(h: Tensor) -> Tensor:
     return (h == 0).double().mean()
 
 
-def spread(total: int, count: int, device: torch.device | None = None) -> Tensor:
-    """`count` different numbers below `total`, spread evenly; all of them if there are no more.
+def stride(total: int, count: int) -> int:
+    """The least distance at which at most `count` of `total` elements lie.
 
-    Neighbours are a golden section apart, at a distance without a common divisor with `total`: no
-    row or column of a tensor with `total` elements is preferred.
+    It has no common divisor with `total`, so that no row or column of a tensor of that many
+    elements is preferred.
 
     Example:
-        >>> spread(10, 4)
-        tensor([0, 7, 4, 1])
+        >>> stride(6, 6), stride(784 * 300, 4096)
+        (1, 59)
     """
-    if count >= total:
-        return torch.arange(total, device=device)
-    step = max(1, round(0.618 * total))
-    while math.gcd(step, total) != 1:
-        step += 1
-    return torch.arange(count, device=device) * step % total
+    found = max(1, -(-total // count))
+    while math.gcd(found, total) != 1:
+        found += 1
+    return found
 
 
 def some_rows(h: Tensor, count: int) -> Tensor:
@@ -182,7 +180,7 @@ def some_rows(h: Tensor, count: int) -> Tensor:
     total = math.prod(lead)
     if total <= count:
         return h.reshape(total, units)
-    index, places = spread(total, count, h.device), []
+    index, places = torch.arange(count, device=h.device) * stride(total, count) % total, []
     for size in reversed(lead):
         places.append(index % size)
         index = index // size

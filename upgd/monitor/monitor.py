@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from upgd.monitor import weights
+from upgd.monitor.alarms import warnings_of
+from upgd.monitor.page import Follower, fragment, render, write
 from upgd.monitor.reading import Array, Reading
-from upgd.monitor.recorder import Activation, Recorder
+from upgd.monitor.recorder import Activation, Layer, Recorder
+from upgd.monitor.replay import Inputs, is_compiled, undisturbed, unwrapped
 from upgd.optim.uncompiled import uncompiled
 from upgd.text import error_line
 
@@ -103,20 +108,23 @@ class Monitor:
         self.measured = 0
         self._closure = closure
         self._observed: tuple[Closure, Tensor] | None = None
-        self._recorder = Recorder(self.model, output, samples, activation)
-        self._recorder.failed = lambda error: self._fail("features", error)
+        self._inputs = Inputs(model) if is_compiled(model) else None
+        chosen = [output] if isinstance(output, str) else output and list(output)
+        self._recording = (chosen or None, samples, activation)
+        self._recorder = Recorder(self.model, *self._recording, self._features_failed)
         self._history: list[tuple[int, dict[str, float]]] = []
         self._histograms: list[tuple[int, dict[str, Array]]] = []
         self._pending: Reading | None = None
         self._callbacks: list[Callback] = []
         self._off: set[str] = set()
+        self._reads_at_once = False
         self._before: list[tuple[weights.Owned, Tensor]] = []
         self._handles: list[Any] = []
         if self.optimizers:
             first = self.optimizers[0]
             self._handles.append(first.register_step_pre_hook(self._before_step))
             self._handles.append(first.register_step_post_hook(self._after_step))
-        self._recorder.open()  # for one step, to see how many rows a pass has
+        self._open()  # for one step, to see how many rows a pass has
         self._window = 1
         self._measure_at = every
         self._next = 1
@@ -136,21 +144,21 @@ class Monitor:
         if self.steps == self._next:
             self._at_event()
 
+    @uncompiled
     def _before_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
         if self.steps + 1 == self._measure_at:
             self._prepare()
 
+    @uncompiled
     def _after_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
         self.step()
 
-    @uncompiled
     def _prepare(self) -> None:
         before = self._try("updates", lambda: weights.before_step(weights.trained(self.model)))
         self._before = before or []
         if self._closure is not None:
             self.observe(self._closure)
 
-    @uncompiled
     def _at_event(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._next = self.steps + 1  # nothing may be read while a graph is captured
@@ -158,15 +166,28 @@ class Monitor:
         if self.steps >= self._measure_at:
             self._measure()
             self._measure_at = self.steps + self.every
+        if self._recorder.watches(self.model):
+            self._recorder.settle()
+        else:  # layers were added or replaced
+            self._shut()
+            self._recorder = Recorder(self.model, *self._recording, self._features_failed)
         self._window = min(self.every, self._recorder.passes or self._window)
         opens = self._measure_at - self._window
         if self.steps >= opens:
-            self._recorder.open()
+            self._open()
             self._next = self._measure_at
         else:
-            self._recorder.close()
-            self._recorder.forget()
+            self._shut()
             self._next = opens
+
+    def _open(self) -> None:
+        """Record forward passes from now on."""
+        self._recorder.forget()
+        (self._inputs or self._recorder).open()
+
+    def _shut(self) -> None:
+        (self._inputs or self._recorder).close()
+        self._recorder.forget()
 
     # --------------------------------------------------------------------- measuring
     def observe(self, closure: Closure) -> None:
@@ -196,16 +217,9 @@ class Monitor:
             before = self._try("plasticity", lambda: self._evaluate(closure))
             self._observed = None if before is None else (closure, before)
 
-    @torch.no_grad()
     def _evaluate(self, closure: Closure) -> Tensor:
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        devices = {p.device for p in self.model.parameters() if p.device.type != "cpu"}
-        kind = next(iter(devices)).type if devices else "cuda"
-        with torch.random.fork_rng([d.index for d in devices], device_type=kind):
-            loss = torch.as_tensor(closure()).detach().reshape(-1).clone()
-        for buffer, before in kept:
-            buffer.copy_(before)
-        return loss
+        with undisturbed(self.model):
+            return torch.as_tensor(closure()).detach().reshape(-1).clone()
 
     @torch.no_grad()
     def _measure(self) -> None:
@@ -224,10 +238,17 @@ class Monitor:
         self._try("measurements", reading.send)
         self._pending = reading if reading.is_sent else None
         self.measured += reading.is_sent
-        if reading.on_host:
+        if reading.on_host or self._reads_at_once:
             self._resolve()
 
     def _take_features(self, reading: Reading) -> None:
+        if self._inputs is not None:
+            self._inputs.replay(self._recorder)
+        if self._recorder.layers and not self._recorder.measured:
+            raise RuntimeError(
+                "no forward pass in training mode with gradients called a layer's hooks; if the "
+                "model is compiled, give Monitor the compiled one"
+            )
         dormant, dead, owners = [], [], []
         for layer in self._recorder.measured:
             found = self._recorder.measure(layer)
@@ -235,7 +256,7 @@ class Monitor:
                 scores, silent, products = found
                 dormant.append((scores <= self.tau).sum())
                 dead.append(silent.sum())
-                name = layer.name or type(layer.module).__name__
+                name = layer_name(layer)
                 owners.append((name, layer.units))
                 reading.add(name, products, "products")
         if owners:
@@ -255,6 +276,9 @@ class Monitor:
             except Exception as error:
                 self._fail(what, error)
         return None
+
+    def _features_failed(self, error: Exception) -> None:
+        self._fail("features", error)
 
     def _fail(self, what: str, error: Exception) -> None:
         if what not in self._off:
@@ -315,14 +339,71 @@ class Monitor:
         self._callbacks.append(callback)
         return callback
 
+    # ----------------------------------------------------------------------- looking
+    def warnings(self) -> list[str]:
+        """What the measurements mean, in sentences; :data:`upgd.monitor.alarms.RULES` lists why.
+
+        Example:
+            >>> import torch, upgd
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+            >>> _ = nn.init.constant_(model[0].bias, -100)  # no unit is ever active
+            >>> monitor = upgd.Monitor(model, every=1)
+            >>> _ = model(torch.randn(8, 2))
+            >>> monitor.step()
+            >>> monitor.warnings()[0]
+            "All of layer '0' (4 of 4 units) is dormant; all of them put out zero for every sample."
+        """
+        return warnings_of(self.history, self.units)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """The number of units of each hidden layer, once it was seen."""
+        layers = self._recorder.layers
+        return {layer_name(layer): layer.units for layer in layers if layer.units}
+
+    def page(self, path: str | os.PathLike[str], title: str = "Plasticity monitor") -> Path:
+        """Write all measurements as one HTML page that needs no network; return its path.
+
+        Raises:
+            FileExistsError: There is a file that upgd did not write.
+
+        Example:
+            >>> import tempfile, torch, upgd
+            >>> monitor = upgd.Monitor(torch.nn.Linear(2, 1), every=1)
+            >>> monitor.step()
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     monitor.page(f"{folder}/run.html").name
+            'run.html'
+        """
+        notes = [f"Every {self.every} steps; hidden units with a score of at most {self.tau:g}."]
+        notes += repr(self._recorder).splitlines()
+        args = (self.warnings(), self.history, self.histograms, self.units, notes)
+        return write(Path(path), render(title, *args))
+
+    def show(self) -> None:
+        """Show figures in a notebook; they follow the training, at most once a second.
+
+        Every measurement is then read at once, so the device is waited for at each of them.
+        """
+        follower = Follower(self)
+        self._reads_at_once = True
+        self.on_measure(follower)
+
+    def _repr_html_(self) -> str:
+        return fragment(self.warnings(), self.history, self.histograms)
+
+    def __repr__(self) -> str:
+        lines = [f"Monitor(every={self.every}, {self.steps} steps, {self.measured} measured)"]
+        return "\n  ".join([*lines, *repr(self._recorder).splitlines()])
+
     # ----------------------------------------------------------------------- the end
     def close(self) -> None:
         """Take all hooks off; what was measured stays. Sinks that can be closed are."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._recorder.close()
-        self._recorder.forget()
+        self._shut()
         self._next = self._measure_at = -1
         self._resolve()
         for callback in self._callbacks:
@@ -343,16 +424,9 @@ class Monitor:
         self.close()
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside wrappers of ``torch.compile`` and of data-parallel training."""
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        elif isinstance(model, parallel):
-            model = model.module
-        else:
-            return model
+def layer_name(layer: Layer) -> str:
+    """A layer's name; a model that is a single layer has none."""
+    return layer.name or type(layer.module).__name__
 
 
 def _optimizers(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:

@@ -48,8 +48,8 @@ class Reading:
         Args:
             name: Its name in :meth:`scalars`.
             value: A tensor on any device.
-            kind: ``"scalar"``; ``"products"``, of which ranks are taken; ``"histogram"``;
-                ``"losses"``, a row before a step and a row after it.
+            kind: ``"scalar"``; ``"products"``, of which ranks are taken; ``"losses"``, a row
+                before a step and a row after it.
         """
         self._parts.append((kind, name, tuple(value.shape)))
         self._tensors.append(value.detach().reshape(-1))
@@ -73,6 +73,11 @@ class Reading:
         """Add two ℓ2 norms of each tensor; :meth:`scalars` has ratios of layers and of all."""
         self._owners[name] = owners
         self.add(name, torch.stack([above, below]), "ratios")
+
+    def add_histograms(self, name: str, counts: Tensor, owners: Sequence[tuple[str, int]]) -> None:
+        """Add a histogram of a sample of each tensor; :attr:`histograms` has those of layers."""
+        self._owners[name] = owners
+        self.add(name, counts, "histograms")
 
     def send(self) -> None:
         """Start copying to the host; nobody waits for it."""
@@ -122,8 +127,11 @@ class Reading:
             elif kind == "products":
                 ranks = ranks_of_products(torch.from_numpy(part))
                 found[f"effective_rank/{name}"], found[f"stable_rank/{name}"] = ranks
-            elif kind == "histogram":
-                self.histograms[name] = part.copy()
+            elif kind == "histograms":
+                for (layer, size), counts in zip(self._owners[name], part, strict=True):
+                    for key in (name, f"{name}/{layer}"):
+                        whole = counts * size / counts.sum()
+                        self.histograms[key] = self.histograms.get(key, 0) + whole
             elif kind == "losses":
                 found["loss"] = float(part[0].mean())
                 found[name] = float(sample_plasticity(part[0], part[1]).mean())

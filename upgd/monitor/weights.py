@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from upgd.monitor.measures import spread
+from upgd.monitor.measures import stride
 from upgd.monitor.reading import Reading
 from upgd.optim.batch import row_norms, tiny
+from upgd.optim.shards import local
 from upgd.optim.upgd import UtilityOptimizer
 
-SAMPLED = 1 << 14
+SAMPLED = 1 << 12
 """The most elements of a tensor that are looked at for updates and utilities."""
 PROTECTED = 0.55
 """The scaled utility Ū from which on a weight counts as protected: it takes at most 0.9 of a step
@@ -30,11 +32,6 @@ class Owned(NamedTuple):
     layer: str
     param: Tensor
 
-    @property
-    def size(self) -> tuple[str, int]:
-        """The layer and the number of elements."""
-        return self.layer, self.param.numel()
-
 
 def trained(model: nn.Module) -> list[Owned]:
     """The parameters that require gradients, each once; of a sharded one, this process's part."""
@@ -46,12 +43,10 @@ def trained(model: nn.Module) -> list[Owned]:
     return list(found.values())
 
 
-def local(t: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, dense."""
-    t = t.detach()
-    part: Any = getattr(t, "to_local", None)
-    t = t if part is None else part()
-    return t.coalesce().values() if t.is_sparse else t
+def held(t: Tensor) -> Tensor:
+    """What this process holds of a tensor; of a sparse one, its values."""
+    part = local(t.detach())
+    return part.coalesce().values() if part.is_sparse else part
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
@@ -72,7 +67,7 @@ def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
     """``weight_norm``, and ``weight_magnitude``, the mean absolute value."""
     if not params:
         return
-    weights = [local(p) for _, p in params]
+    weights = [held(p) for _, p in params]
     owners = [(layer, w.numel()) for (layer, _), w in zip(params, weights, strict=True)]
     reading.add_norms("weight_norm", norms_of(weights), owners)
     sums = [w.abs().sum(dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
@@ -81,18 +76,16 @@ def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
 
 def take_gradients(reading: Reading, params: Sequence[Owned]) -> None:
     """``gradient_norm`` of what is in ``.grad``."""
-    held = [(layer, local(p.grad)) for layer, p in params if p.grad is not None]
-    if held:
-        owners = [(layer, g.numel()) for layer, g in held]
-        reading.add_norms("gradient_norm", norms_of([g for _, g in held]), owners)
+    found = [(layer, held(p.grad)) for layer, p in params if p.grad is not None]
+    if found:
+        owners = [(layer, g.numel()) for layer, g in found]
+        reading.add_norms("gradient_norm", norms_of([g for _, g in found]), owners)
 
 
 def sample(t: Tensor) -> Tensor:
     """At most :data:`SAMPLED` elements of a tensor, spread evenly."""
-    flat = local(t).reshape(-1)
-    if flat.numel() <= SAMPLED:
-        return flat
-    return flat[spread(flat.numel(), SAMPLED, flat.device)]
+    flat = held(t).reshape(-1)
+    return flat[:: stride(flat.numel(), SAMPLED)]
 
 
 def before_step(params: Iterable[Owned]) -> list[tuple[Owned, Tensor]]:
@@ -114,58 +107,54 @@ def take_updates(reading: Reading, before: Sequence[tuple[Owned, Tensor]]) -> No
 def take_utilities(
     reading: Reading, params: Sequence[Owned], optimizers: Iterable[Optimizer]
 ) -> None:
-    """``protected``, ``eta`` (global scaling) and histograms of scaled utilities."""
+    """``protected``, ``eta`` (with global scaling) and histograms of scaled utilities.
+
+    Of several optimizers with utilities, those of the first.
+    """
     for opt in optimizers:
         if not isinstance(opt, UtilityOptimizer):
             continue
-        held = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
-        if not held:
-            continue
-        utilities = [local(opt.utility(p)) for _, p in held]
-        if opt.scaling == "global":
-            eta = stack([u.amax() for u in utilities]).amax().abs()
-            reading.add("eta", eta)
-            some = [sample(u) for u in utilities]
-            eta = eta.clamp_min(tiny(eta.dtype))
-            scaled = [torch.sigmoid(u / eta.to(u)) for u in some]
-        else:
-            rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
-            parts = [r / row_norms([r]).unsqueeze(1) for r in rows]
-            scaled = [torch.sigmoid(sample(part)) for part in parts]
-        sizes = [u.numel() for u in utilities]
-        counts = [
-            (s >= PROTECTED).sum() * (size / s.numel())
-            for s, size in zip(scaled, sizes, strict=True)
-        ]
-        layers = [layer for layer, _ in held]
-        owners = list(zip(layers, sizes, strict=True))
-        reading.add_means("protected", stack(counts), owners)
-        _take_histograms(reading, layers, scaled, sizes)
-        return  # of several such optimizers, the first
+        traced = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
+        found = [(layer, held(opt.utility(p))) for layer, p in traced]
+        found = [(layer, u) for layer, u in found if u.numel()]
+        if found:
+            scaled = _scaled(reading, opt, [u for _, u in found])
+            owners = [(layer, u.numel()) for layer, u in found]
+            many = [(each >= math.log(PROTECTED / (1 - PROTECTED))).sum() for each in scaled]
+            reading.add_means("protected", stack(many), owners)
+            counts = histograms([sample(each).sigmoid() for each in scaled])
+            reading.add_histograms("utility", counts, owners)
+            return
 
 
-def _take_histograms(
-    reading: Reading, layers: Sequence[str], scaled: Sequence[Tensor], sizes: Sequence[int]
-) -> None:
-    found: dict[str, Tensor] = {}
-    for layer, s, size in zip(layers, scaled, sizes, strict=True):
-        counts = histogram(s) * (size / s.numel())
-        for each in ("utility", f"utility/{layer}"):
-            found[each] = found[each] + counts.to(found[each]) if each in found else counts
-    for name, counts in found.items():
-        reading.add(name, counts, "histogram")
+def _scaled(reading: Reading, opt: UtilityOptimizer, utilities: list[Tensor]) -> list[Tensor]:
+    """Û/η of each parameter; those of this process alone are scaled by each other."""
+    if opt.scaling == "global":
+        eta = stack([u.amax() for u in utilities]).amax().abs()
+        reading.add("eta", eta)
+        return [u / eta.clamp_min(tiny(eta.dtype)).to(u) for u in utilities]
+    rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
+    return [r / row_norms([r]).unsqueeze(1) for r in rows]
 
 
-def histogram(values: Tensor) -> Tensor:
-    """How many of some values lie in each of :data:`BINS` equal parts of [0, 1].
+def histograms(values: Sequence[Tensor]) -> Tensor:
+    """How many of each tensor's elements lie in each of :data:`BINS` equal parts of [0, 1].
 
     Example:
-        >>> histogram(torch.tensor([0.0, 0.5, 0.5, 1.0])).nonzero().flatten()
+        >>> histograms([torch.tensor([0.0, 0.5, 0.5, 1.0])]).nonzero()[:, 1]
         tensor([ 0, 10, 20])
     """
-    # Not torch.histc: on CUDA it has no deterministic form.
-    places = (values * BINS).long().clamp(0, BINS - 1)
-    return torch.stack([(places == n).sum() for n in range(BINS)]).to(torch.float32)
+    home = values[0].device
+    places = [
+        (v.to(home) * BINS).long().clamp_(0, BINS - 1) + BINS * n for n, v in enumerate(values)
+    ]
+    flat, bins = torch.cat(places), BINS * len(values)
+    if home.type == "cpu":
+        counts = torch.bincount(flat, minlength=bins)
+    else:  # where bincount would wait for the device
+        edges = torch.arange(bins + 1, device=home)
+        counts = torch.searchsorted(flat.sort().values, edges).diff()
+    return counts.view(-1, BINS)
 
 
 def take_skipped(reading: Reading, optimizers: Iterable[Optimizer]) -> None:

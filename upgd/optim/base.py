@@ -14,6 +14,7 @@ Unless ``nonfinite="raise"``, nothing reads a value back, so no step waits for t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,8 @@ from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
+from upgd.optim.ranks import Ranks, meet
+from upgd.optim.shards import Part, like, local, local_gradient
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
@@ -54,6 +57,7 @@ class Common(TypedDict, total=False):
     fused: bool
     capturable: bool
     nonfinite: Nonfinite | None
+    process_group: Any
 
 
 class BatchPlan(NamedTuple):
@@ -72,10 +76,10 @@ class RuleOptimizer(GrowingOptimizer):
         hyper: Values of the method's hyperparameters; groups may override them.
         options: Further per-group defaults of a subclass.
         seed: Determines the perturbations, together with the step. By default it is
-            drawn from PyTorch's global generator, so ``torch.manual_seed`` governs it;
-            pass one in distributed training, where all replicas need the same.
-        noise: Where perturbations come from (default: :class:`GeneratorNoise`; with ``fused``,
-            :class:`PhiloxNoise`, which is the only one there).
+            drawn from PyTorch's global generator, so ``torch.manual_seed`` governs it.
+            In distributed training all processes take that of the first.
+        noise: Where perturbations come from (default: :class:`GeneratorNoise`; with ``fused``
+            and where processes hold parts of parameters :class:`PhiloxNoise`, the only one there).
         maximize: Ascend instead of descend. The gradient is negated before anything
             else, the utility included.
         foreach: ``True`` for the multi-tensor path, ``False`` for the plain rule on
@@ -89,12 +93,18 @@ class RuleOptimizer(GrowingOptimizer):
             one flag from the device; ``"skip"`` leaves weights, traces and counters as they
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
+        process_group: The processes that train this model together (:mod:`upgd.optim.ranks`). By
+            default those of ``torch.distributed``'s default group, if there is one; False for a
+            process that trains a model of its own.
     """
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
     _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
+    process_group: Any = None
+    _meeting: tuple[list[Tensor], Ranks] | None = None
+    _default_noise = False
 
     def __init__(
         self,
@@ -110,16 +120,20 @@ class RuleOptimizer(GrowingOptimizer):
         fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
+        process_group: Any = None,
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
         given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
+        given["process_group"] = process_group
         checks.check_arguments(owner, self._arguments(), given, unknown)
         self.method = method
         default = PhiloxNoise() if fused else GeneratorNoise()
         self.noise: NoiseSource = noise if noise is not None else default
         self.nonfinite = nonfinite
         self.fused = fused
+        self.process_group = process_group
+        self._default_noise = noise is None
         if fused:
             refuse(self, foreach)
         defaults = {
@@ -142,7 +156,6 @@ class RuleOptimizer(GrowingOptimizer):
         group = self.param_groups[-1]
         group.update(checks.plain(group, self.method.hyperparameters))
         try:
-            self._refuse_sharded()
             self._check_group(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
@@ -153,11 +166,11 @@ class RuleOptimizer(GrowingOptimizer):
         # All groups draw from one sequence; a new group joins at its current position.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
-        self._describe_noise()
+        self._meeting = None
 
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):
-            self.noise.describe([p.shape for g in self.param_groups for p in g["params"]])
+            self.noise.describe(self._ranks.parts)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
@@ -170,9 +183,6 @@ class RuleOptimizer(GrowingOptimizer):
         if self.param_groups:
             shared["seed"] = self.param_groups[0]["seed"]
         checks.refuse_own(type(self).__name__, group, shared)
-
-    def _refuse_sharded(self) -> None:
-        checks.refuse_sharded(type(self).__name__, self.param_groups)
 
     @classmethod
     def _arguments(cls) -> tuple[str, ...]:
@@ -217,7 +227,7 @@ class RuleOptimizer(GrowingOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    alike[p.grad.device].append(p.grad)
+                    alike[p.grad.device].append(local(p.grad))
         for device, gradients in alike.items():
             torch._foreach_div_(gradients, self.grad_scale.reshape(()).to(device))  # type: ignore[attr-defined]
 
@@ -282,11 +292,13 @@ class RuleOptimizer(GrowingOptimizer):
         """
         self._prepare()
         members = self._members_with_gradient()
-        if not members:
-            return []
         mode = self._nonfinite_mode(members)
         if mode == "raise":
             self._raise_nonfinite(members)
+        self._share_derivatives(members)
+        if not members:
+            self._take_part(members, checked=mode == "raise")
+            return []
         batches = self._planned(members, gated=mode == "skip")
         for batch in batches:
             batch.begin()
@@ -318,7 +330,7 @@ class RuleOptimizer(GrowingOptimizer):
     # ------------------------------------------------------------------- gather
     def _prepare(self) -> None:
         """What every step begins with, on all paths."""
-        self._refuse_sharded()
+        self._meet()
         task = torch._C._current_graph_task_id()
         if task != OUTSIDE:
             self._check_in_backward(task)
@@ -350,17 +362,18 @@ class RuleOptimizer(GrowingOptimizer):
         """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__
         found = []
-        offset = 0
+        offset = number = 0
         for g, group in enumerate(self.param_groups):
             for i, p in enumerate(group["params"]):
-                size = p.numel()
-                if p.grad is not None and size > 0:
+                part = self._ranks.parts[number]
+                if p.grad is not None and p.numel() > 0:
                     checks.check_gradient(owner, group, i, g)
                     if "step" in self.state.get(p, ()):
                         shapes = self._state_shapes(p)
                         checks.check_state(owner, group, i, g, self.state[p], shapes)
-                    found.append(Member(g, i, offset, p))
-                offset += size
+                    found.append(Member(g, i, offset, p, part))
+                offset += math.prod(part.shape)
+                number += 1
         return found
 
     def _nonfinite_mode(self, members: list[Member]) -> Nonfinite:
@@ -370,7 +383,8 @@ class RuleOptimizer(GrowingOptimizer):
         if self.nonfinite is not None:
             return self.nonfinite
         capturable = any(group["capturable"] for group in self.param_groups)
-        on_cpu = all(m.param.device.type == "cpu" for m in members)
+        params = [m.param for m in members] or [p for g in self.param_groups for p in g["params"]]
+        on_cpu = all(p.device.type == "cpu" for p in params)
         return "raise" if on_cpu and not capturable else "skip"
 
     def _refuse_capture(self) -> None:
@@ -392,10 +406,11 @@ class RuleOptimizer(GrowingOptimizer):
             (torch.stack(torch._foreach_norm(ts)).to(compute_dtype(dtype)), limit)
             for (_, dtype, limit), ts in alike.items()
         ]
-        if all(bool((norm <= limit).all()) for norm, limit in norms):
+        within = all(bool((norm <= limit).all()) for norm, limit in norms)
+        if self._agree(within):
             return
         for whose, what, t, limit in read:
-            largest = float(torch.linalg.vector_norm(t, torch.inf))
+            largest = float(torch.linalg.vector_norm(t, torch.inf)) if t.numel() else 0.0
             if not largest <= limit:
                 finite = math.isfinite(largest)
                 wrong = f"reaches {largest:.3g}, over the limit {limit:.3g}"
@@ -409,6 +424,18 @@ class RuleOptimizer(GrowingOptimizer):
                         else "nonfinite='skip' leaves such steps out instead"
                     )
                 )
+        if self._ranks.size > 1 and within:
+            raise FloatingPointError(
+                f"{type(self).__name__}: another process has a weight or derivative that is not "
+                "finite or over the limit, and says which; nothing was updated"
+            )
+
+    def _agree(self, ok: bool) -> bool:
+        """Whether all processes that wait for each other in a step say yes."""
+        if self._ranks.size == 1 or not self._synchronises:
+            return ok
+        device = self.param_groups[0]["params"][0].device
+        return bool(self._ranks.agree(torch.tensor(ok, device=device)))
 
     def _read(self, members: list[Member]) -> list[tuple[Member | str, str, Tensor, float]]:
         """The weights and derivatives of a step: whose, what, the tensor, and its limit."""
@@ -417,7 +444,7 @@ class RuleOptimizer(GrowingOptimizer):
         for m in members:
             p, limit = m.param, self.method.limit(compute_dtype(m.param.dtype))
             h = getattr(p, "curvature", None) if curved else None
-            for what, t in (("weight", p), ("gradient", p.grad), ("curvature", h)):
+            for what, t in (("weight", m.local), ("gradient", local_gradient(p)), ("curvature", h)):
                 if isinstance(t, Tensor):
                     found.append((m, what, t, limit))
         return found
@@ -439,10 +466,11 @@ class RuleOptimizer(GrowingOptimizer):
         """Everything that a plan depends on; equal keys mean equal plans."""
         params = []
         kept = (*CLOCK, *self.method.states)
-        for group, place, offset, p in members:
-            where = (group, place, offset, id(p), p.shape, p.dtype, p.device)
+        for group, place, offset, p, part in members:
+            where = (group, place, offset, id(p), p.shape, p.dtype, p.device, part)
             state = self.state[p]
-            held = [(id(t), t.data_ptr(), t.dtype) for t in map(state.get, kept) if t is not None]
+            tensors = [local(t) for t in map(state.get, kept) if t is not None]
+            held = [(id(t), t.data_ptr(), t.dtype) for t in tensors]
             params.append((where, id(state), held))
         options = tuple((id(g), g["foreach"], g.get("protect")) for g in self.param_groups)
         return params, options, gated
@@ -456,19 +484,20 @@ class RuleOptimizer(GrowingOptimizer):
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         group = self.param_groups[members[0].group]
-        local = any(p.reduce == "row_norm" and p.over == "weights" for p in self._phases(group))
-        if local:  # neighbouring rows of one length are reduced together
-            members = sorted(members, key=lambda m: m.param.numel() // _rows(m.param))
+        by_row = any(p.reduce == "row_norm" and p.over == "weights" for p in self._phases(group))
+        if by_row:  # neighbouring rows of one length are reduced together
+            members = sorted(members, key=lambda m: m.local.numel() // max(1, _rows(m.local)))
         params = [m.param for m in members]
-        targets = {"w": [self._by_rows(p, p) for p in params]}
+        targets = {"w": [self._by_rows(m.param, m.local) for m in members]}
         for name in self._weight_states():
-            targets[name] = [self.state[p][name] for p in params]
+            targets[name] = [local(self.state[p][name]) for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
-        batch.row_counts = [_rows(p) for p in params]
-        batch.row_names = frozenset({"eta"} if local else ())
+        batch.row_counts = [_rows(p) for p in targets["w"]]
+        batch.row_names = frozenset({"eta"} if by_row else ())
         for name in self._weight_states():
             for p, tensor in zip(params, batch.targets[name], strict=True):
-                self.state[p][name] = tensor
+                if local(self.state[p][name]) is not tensor:  # it has moved
+                    self.state[p][name] = like(p, tensor)
         return batch
 
     def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
@@ -518,7 +547,7 @@ class RuleOptimizer(GrowingOptimizer):
         batch.load_derivatives(given)
 
     def _gradients(self, batch: Batch) -> list[Tensor]:
-        return [m.param.grad for m in batch.members if m.param.grad is not None]
+        return [local_gradient(m.param) for m in batch.members]
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """The factor from derivatives of a maximised or scaled loss to those of the objective."""
@@ -580,7 +609,7 @@ class RuleOptimizer(GrowingOptimizer):
             members = [m for batch in some for m in batch.members]
             doubles = any(m.param.dtype == torch.float64 for m in members)
             flat = self.noise.draw(
-                [m.param.numel() for m in members],
+                [m.local.numel() for m in members],
                 [m.offset for m in members],
                 seed=self.param_groups[0]["seed"],
                 step=self._noise_step(device),
@@ -589,7 +618,7 @@ class RuleOptimizer(GrowingOptimizer):
             )
             first = 0
             for batch in some:
-                size = sum(m.param.numel() for m in batch.members)
+                size = sum(m.local.numel() for m in batch.members)
                 batch.load_flat("noise", flat[first : first + size] if len(some) > 1 else flat)
                 first += size
         for group in self.param_groups:
@@ -620,8 +649,13 @@ class RuleOptimizer(GrowingOptimizer):
             return
         trace = phase.writes[0]
         if phase.reduce == "row_norm":
-            for batch in ran:
-                batch.load_rows("eta", batch.row_norms(trace))
+            norms = [batch.row_norms(trace) for batch in ran]
+            if self._ranks.sharded:
+                rows = [n.split(batch.row_counts) for n, batch in zip(norms, ran, strict=True)]
+                parts = [m.part for batch in ran for m in batch.members]
+                self._combine_rows(list(zip(parts, itertools.chain(*rows), strict=True)))
+            for batch, found in zip(ran, norms, strict=True):
+                batch.load_rows("eta", found)
         else:
             for batch, eta in zip(ran, self._eta(ran, trace), strict=True):
                 batch.scalars["eta"] = eta
@@ -650,7 +684,7 @@ class RuleOptimizer(GrowingOptimizer):
 
     def _correction_cancels(self, batches: list[Batch], trace: str) -> bool:
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
-        if self._overrides("_combine"):
+        if self._is_part:
             return False  # other shards may hold traces of another age
         decays = list(self.method.decays)
         decay = decays.index(trace) if trace in decays else None
@@ -662,21 +696,110 @@ class RuleOptimizer(GrowingOptimizer):
             for b in batches
         )
 
+    # -------------------------------------------------------------- other processes
+    def _meet(self) -> None:
+        """Before the first step, or the first with other parameters: find out who holds what."""
+        if self._meeting is not None:
+            known = iter(self._meeting[0])
+            if all(next(known, None) is p for g in self.param_groups for p in g["params"]):
+                return
+        ranks = meet(self)
+        if ranks.sharded and not isinstance(self.noise, PhiloxNoise):
+            if not self._default_noise:
+                raise TypeError(
+                    f"{type(self).__name__}: this process holds a part of the model, and only "
+                    "upgd.optim.noise.PhiloxNoise, the default there, knows the noise of a part; "
+                    f"got noise={self.noise!r}"
+                )
+            self.noise = PhiloxNoise()
+        self._meeting = [p for g in self.param_groups for p in g["params"]], ranks
+        self._refuse_shards(ranks)
+        self._describe_noise()
+
+    @property
+    def _ranks(self) -> Ranks:
+        """The processes that take a step together, known from the first step on."""
+        if self._meeting is None:
+            self._meet()
+        assert self._meeting is not None
+        return self._meeting[1]
+
+    def _refuse_shards(self, ranks: Ranks) -> None:
+        """Raise where a method cannot be run on parts of a model."""
+        owner = type(self).__name__
+        if ranks.sharded and "curvature" in self.method.needs:
+            raise TypeError(
+                f"{owner}: order=2 walks the graph of whole parameters, and this process holds a "
+                "part of the model; use order=1, or DDP"
+            )
+        by_row = any(p.reduce == "row_norm" and p.over == "weights" for p in self.method.phases)
+        if by_row and any(part.flat for part in ranks.parts):
+            raise TypeError(
+                f"{owner}: FSDP1 has flattened the parameters, and scaling='local' needs their "
+                "rows; use fully_shard (FSDP2) or scaling='global'"
+            )
+
+    @property
+    def _is_part(self) -> bool:
+        """Whether other processes may hold larger traces."""
+        return self._ranks.sharded or self._overrides("_combine")
+
+    @property
+    def _synchronises(self) -> bool:
+        """Whether the processes wait for each other in every step."""
+        return self._ranks.sharded or "curvature" in self.method.needs
+
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass has its own version of a method, as sharded models do."""
+        """Whether a subclass has its own version of a method."""
         return getattr(type(self), name) is not getattr(RuleOptimizer, name)
 
-    def _combine(self, eta: Tensor) -> Tensor:
-        """Hook for sharded models: the maximum of `eta` over all shards.
+    def _take_part(self, members: list[Member], checked: bool) -> None:
+        """A step of a process that holds no weight to update: others wait for its word.
 
-        Override with, for example, ``dist.all_reduce(eta, dist.ReduceOp.MAX)``; `eta` is the
-        largest bias-corrected trace here, a zero-dimensional tensor.
+        Args:
+            members: Parameters of which it holds nothing; their steps are counted.
+            checked: Whether it has been agreed already that the step is finite.
         """
-        return eta
+        if not self._ranks.sharded:
+            return
+        device = self.param_groups[0]["params"][0].device
+        ok = torch.tensor(True, device=device)
+        if not checked:
+            ok = self._combine_finite(ok)
+        self._ensure_state([m.param for m in members])
+        for clock in {id(s["step"]): s for s in (self.state[m.param] for m in members)}.values():
+            clock["attempts"].add_(1)
+            clock["step"].add_(ok)
+        for phase in self.method.phases:
+            if phase.reduce == "max":
+                self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
+            elif phase.reduce == "row_norm":
+                self._combine_rows([])
+        for group in self.param_groups:
+            group["noise_step"] += 1
+
+    def _combine(self, eta: Tensor) -> Tensor:
+        """The maximum of `eta`, the largest corrected trace here, over all parts of the model."""
+        return self._ranks.maximum(eta) if self._ranks.sharded else eta
 
     def _combine_finite(self, ok: Tensor) -> Tensor:
-        """Hook for sharded models: whether the step is finite on all shards."""
-        return ok
+        """Whether the step is finite in all parts of the model."""
+        return self._ranks.agree(ok) if self._ranks.sharded else ok
+
+    def _combine_rows(self, held: list[tuple[Part, Tensor]]) -> None:
+        """Complete the norms of rows of which other processes hold a part."""
+        if self._ranks.sharded:
+            self._ranks.whole_rows([(part, rows) for part, rows in held if part.splits_rows])
+
+    def _share_derivatives(self, members: list[Member]) -> None:
+        """Average over replicas what DDP does not: curvatures."""
+        ranks = self._ranks
+        if ranks.size == 1 or "curvature" not in self.method.needs or not members:
+            return
+        own = [self._curvature(m) for m in members]
+        mean = ranks.mean(torch.cat([h.reshape(-1) for h in own]))
+        for h, values in zip(own, mean.split([h.numel() for h in own]), strict=True):
+            h.copy_(values.view(h.shape))
 
     def _name(self, m: Member) -> str:
         return parameter_name(self.param_groups[m.group], m.place, m.group)

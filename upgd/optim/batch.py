@@ -24,6 +24,7 @@ from torch import Tensor
 
 from upgd.optim.features import FeatureLayer
 from upgd.optim.program import Program, compiled
+from upgd.optim.shards import Part, local
 from upgd.rules.vocabulary import Phase
 
 BLOCK = 1 << 21
@@ -56,6 +57,12 @@ class Member(NamedTuple):
     place: int
     offset: int
     param: Tensor
+    part: Part
+
+    @property
+    def local(self) -> Tensor:
+        """What this process holds of the parameter."""
+        return local(self.param)
 
 
 class Packed(NamedTuple):
@@ -342,13 +349,13 @@ class Batch:
         """The norms of all rows of a state, end to end; never zero."""
         states = self.lists[name]
         if isinstance(states, Tensor):
-            parts = states.split([size for size, _ in self._row_runs])
-            runs = [
-                part.view(-1, length)
-                for part, (_, length) in zip(parts, self._row_runs, strict=True)
-            ]
+            parts = states.split([rows * length for rows, length in self._row_runs])
+            runs = [part.view(run) for part, run in zip(parts, self._row_runs, strict=True)]
         else:
-            runs = [u.reshape(n, -1) for u, n in zip(states, self.row_counts, strict=True)]
+            runs = [
+                u.reshape(n, u.numel() // max(1, n))
+                for u, n in zip(states, self.row_counts, strict=True)
+            ]
         return row_norms(runs)
 
     def largest_read(self) -> list[Tensor]:
@@ -412,7 +419,9 @@ def _row_norms(rows: Tensor) -> Tensor:
     """Norms that do not underflow where squares of small utilities would."""
     wide = wide_dtype(rows.device)
     norms: Tensor
-    if rows.dtype != wide:
+    if rows.numel() == 0:
+        norms = rows.new_zeros(len(rows), dtype=wide)
+    elif rows.dtype != wide:
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
     else:
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1).clamp_min(tiny(wide))
@@ -422,24 +431,27 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 def _largest(tensors: list[Tensor] | Tensor) -> Tensor:
     if isinstance(tensors, Tensor):
-        return tensors.amax()
+        return tensors.amax() if tensors.numel() else tensors.new_full((), -math.inf)
+    found = [t for t in tensors if t.numel()]  # other processes may hold all of a parameter
+    if not found:
+        return tensors[0].new_full((), -math.inf)
     if torch.compiler.is_compiling():  # torch.compile cannot trace _foreach_max
-        return torch.stack([t.amax() for t in tensors]).amax()
-    return torch.stack(torch._foreach_max(tensors)).amax()
+        return torch.stack([t.amax() for t in found]).amax()
+    return torch.stack(torch._foreach_max(found)).amax()
 
 
 def _largest_magnitude(tensors: list[Tensor] | Tensor) -> Tensor:
-    if isinstance(tensors, Tensor):
-        largest: Tensor = torch.linalg.vector_norm(tensors, math.inf)
-        return largest
-    return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
+    found = [t for t in ([tensors] if isinstance(tensors, Tensor) else tensors) if t.numel()]
+    if not found:
+        return tensors[0].new_zeros(()) if isinstance(tensors, list) else tensors.new_zeros(())
+    return torch.stack(torch._foreach_norm(found, math.inf)).amax()
 
 
 def _row_runs(tensors: list[Tensor], row_counts: list[int]) -> list[tuple[int, int]]:
-    """Size and row length of each run of neighbours whose rows have one length."""
-    lengths = [t.numel() // n for t, n in zip(tensors, row_counts, strict=True)]
+    """Rows and row length of each run of neighbours whose rows have one length."""
+    lengths = [t.numel() // max(1, n) for t, n in zip(tensors, row_counts, strict=True)]
     pairs = groupby(zip(lengths, row_counts, strict=True), itemgetter(0))
-    return [(length * sum(n for _, n in run), length) for length, run in pairs]
+    return [(sum(n for _, n in run), length) for length, run in pairs]
 
 
 def _row_of_weight(params: list[Tensor], row_counts: list[int]) -> Tensor:
@@ -448,6 +460,6 @@ def _row_of_weight(params: list[Tensor], row_counts: list[int]) -> Tensor:
     pieces, first = [], 0
     for p, rows in zip(params, row_counts, strict=True):
         numbers = torch.arange(first, first + rows, dtype=torch.int32, device=device)
-        pieces.append(numbers.repeat_interleave(p.numel() // rows, output_size=p.numel()))
+        pieces.append(numbers.repeat_interleave(p.numel() // max(1, rows), output_size=p.numel()))
         first += rows
     return torch.cat(pieces)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from upgd.optim.batch import DTYPES
+from upgd.optim.shards import local
 from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter
 
-Groups = Sequence[dict[str, Any]]
 CLOCK = ("step", "attempts")
 """What counts a parameter's steps: those that were not skipped, and all."""
 _REAL = "parameters must be real floating-point tensors of 16, 32 or 64 bits"
@@ -45,6 +44,12 @@ def check_arguments(
         raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
     if not isinstance(fused, bool):
         raise TypeError(f"{owner}: fused must be True or False, got {fused!r}")
+    group = given["process_group"]
+    if group is not None and group is not False and not hasattr(group, "rank"):
+        raise TypeError(
+            f"{owner}: process_group must be a torch.distributed process group, None for the "
+            f"default one, or False, got {group!r}"
+        )
 
 
 def plain(values: Mapping[str, Any], hyper: Mapping[str, Hyperparameter]) -> dict[str, Any]:
@@ -110,20 +115,6 @@ def refuse_own(owner: str, group: Any, shared: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_sharded(owner: str, groups: Groups) -> None:
-    """Raise where a parameter is a ``DTensor``: no path reads its shards as one tensor."""
-    loaded = sys.modules.get("torch.distributed.tensor")  # else there can be none
-    if loaded is None:
-        return
-    for place, group in enumerate(groups):
-        for index, p in enumerate(group["params"]):
-            if isinstance(p, loaded.DTensor):
-                raise TypeError(
-                    f"{owner}: {parameter_name(group, index, place)} is a DTensor; FSDP2 and "
-                    "tensor parallelism are not supported, DDP and ZeRO are"
-                )
-
-
 def check_gradient(owner: str, group: dict[str, Any], index: int, place: int) -> None:
     """Raise unless a parameter and its gradient are dense, alike and have memory."""
     p = group["params"][index]
@@ -146,7 +137,7 @@ def check_gradient(owner: str, group: dict[str, Any], index: int, place: int) ->
             f"has a gradient of shape {tuple(grad.shape)} on {grad.device} and is itself on "
             f"{p.device}; clear it with zero_grad() and run backward() again"
         )
-    elif not p.is_contiguous() and torch._debug_has_internal_overlap(p) == 1:
+    elif _overlaps(local(p)):
         problem = "is expanded, several weights share memory; give it memory with clone()"
     elif _too_short(p) or _too_short(grad):
         what = "it" if _too_short(p) else "its gradient"
@@ -176,7 +167,7 @@ def check_state(
                 f"on {t.device}, the parameter on {device}; "
                 "opt.load_state_dict(opt.state_dict()) moves states"
             )
-        elif _too_short(t) or (not t.is_contiguous() and torch._debug_has_internal_overlap(t) == 1):
+        elif _too_short(t) or _overlaps(local(t)):
             problem = "without memory of its own; its storage was changed"
         elif name in CLOCK and t.dtype != torch.int64:
             problem = f"{t.dtype}, not int64"
@@ -186,6 +177,11 @@ def check_state(
             f"{owner}: the state {name!r} of {parameter_name(group, index, place)} is {problem}. "
             "To start over, remove the parameter from opt.state"
         )
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """Whether several elements share memory."""
+    return not t.is_contiguous() and torch._debug_has_internal_overlap(t) == 1
 
 
 def _too_short(t: torch.Tensor) -> bool:

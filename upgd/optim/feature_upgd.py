@@ -14,8 +14,10 @@ from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
 from upgd.optim.base import Common, Params
-from upgd.optim.batch import Batch, Member, compute_dtype
+from upgd.optim.batch import Batch, Member, compute_dtype, wide_dtype
 from upgd.optim.features import FeatureLayer, Features
+from upgd.optim.ranks import Ranks, process_group
+from upgd.optim.shards import Part
 from upgd.optim.upgd import Scaling, UtilityOptimizer, update_non_protecting, update_protecting
 from upgd.rules.vocabulary import Method, Phase
 
@@ -128,17 +130,20 @@ class FeatureUPGD(UtilityOptimizer):
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper |= {"beta_utility": beta_utility, "output_gate": output_gate}
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
-        if features is not None:
-            self._check_features(features)
+        if features is not None and process_group(self.process_group) is None:
+            self._refuse_other_features(features)
 
-    def _check_features(self, features: Features) -> None:
+    def _refuse_other_features(self, features: Features) -> None:
         params = [p for group in self.param_groups for p in group["params"]]
         if all(features.of(p) is None for p in params):
             raise ValueError(
                 "FeatureUPGD: no parameter leads into a feature of `features`; it must watch the "
                 "model whose parameters these are, not another one or a copy"
             )
-        for p in params:
+
+    def _check_utilities(self, features: Features) -> None:
+        """Raise if the utilities that there are already are those of other features."""
+        for p in [p for group in self.param_groups for p in group["params"]]:
             utility = self.state.get(p, {}).get("utility")
             layer = features.of(p)
             if utility is not None and (layer is None or utility.shape != (layer.size,)):
@@ -181,23 +186,26 @@ class FeatureUPGD(UtilityOptimizer):
         """
         features = Features(model, output, layers)
         try:
-            self._check_features(features)
+            if process_group(self.process_group) is None:
+                self._refuse_other_features(features)
+            self._check_utilities(features)
         except ValueError:
             features.remove()
             raise
         with self._lock:
             self.features.remove()
             self.features = features
+            self._meeting = None
             self._forget_plans()
         return features
 
     def _prepare(self) -> None:
-        super()._prepare()
         if not self.features.layers:
             raise RuntimeError(
                 "FeatureUPGD: no model is watched, so there are no gates to measure; call "
                 "opt.watch(model) before the first forward pass, or pass features=Features(model)"
             )
+        super()._prepare()
 
     def _curvature_of(self) -> dict[str, Any]:
         return {"params": (), "features": self.features}
@@ -320,7 +328,7 @@ class FeatureUPGD(UtilityOptimizer):
                 "known; leave the unscaling to scaler.step()"
             )
         first = [self._measured(batch, layer, "first") for layer in batch.layers]
-        given = {"f": (self._combine_gates(first), self._factor(batch, scaled=True))}
+        given = {"f": (first, self._factor(batch, scaled=True))}
         if self.order == 2:
             second = [self._measured(batch, layer, "second") for layer in batch.layers]
             given["s"] = (second, self._factor(batch, scaled=False))
@@ -330,12 +338,41 @@ class FeatureUPGD(UtilityOptimizer):
         found = super()._gradients(batch)
         return [self._by_rows(m.param, g) for m, g in zip(batch.members, found, strict=True)]
 
-    def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
-        """Where data-parallel replicas average the derivatives of the gates, as DDP does gradients.
+    @property
+    def _synchronises(self) -> bool:
+        return True  # gates are measured on the samples of each process
 
-        Each of `derivatives` is a vector with an entry per feature of a layer.
-        """
-        return derivatives
+    def _refuse_shards(self, ranks: Ranks) -> None:
+        super()._refuse_shards(ranks)
+        if not ranks.sharded:  # else this process may hold the output layer alone
+            self._refuse_other_features(self.features)
+        params = [p for group in self.param_groups for p in group["params"]]
+        turned = [part for p, part in zip(params, ranks.parts, strict=True) if self._turned(p)]
+        if any(part.size[1:] != part.shape[1:] for part in ranks.parts) or not all(
+            part.whole for part in turned
+        ):
+            raise TypeError(
+                "FeatureUPGD: the weights into a feature must lie on one process, as rows of a "
+                "weight do with fully_shard (FSDP2), DDP and ZeRO; tensor parallelism along other "
+                "dimensions cuts them, and any shards of Transformers' Conv1D do"
+            )
+
+    def _share_derivatives(self, members: list[Member]) -> None:
+        """Average the derivatives of the gates over the processes, as DDP and FSDP do gradients."""
+        if self._ranks.size == 1:
+            return
+        layers = self.features.layers
+        device = self.param_groups[0]["params"][0].device
+        kinds = ("first", "second")[: self.order]
+        held = [(layer, kind, getattr(layer, kind)) for kind in kinds for layer in layers]
+        values = [
+            torch.zeros(layer.size, dtype=torch.float64, device=device) if v is None else v.double()
+            for layer, _, v in held
+        ]
+        means = self._ranks.mean(torch.cat(values)).split([len(v) for v in values])
+        for (layer, kind, own), value in zip(held, means, strict=True):
+            if own is not None or any(p.grad is not None for p in layer.own):
+                setattr(layer, kind, value.to(layer._dtype))
 
     def _measured(
         self, batch: Batch, layer: FeatureLayer, which: Literal["first", "second"]
@@ -382,7 +419,7 @@ class FeatureUPGD(UtilityOptimizer):
                 # The output layer is not perturbed; it stands last.
                 hidden = sum(index >= 0 for index in batch.feature_index)
                 if isinstance(noise, Tensor):
-                    noise[sum(m.param.numel() for m in batch.members[:hidden]) :].zero_()
+                    noise[sum(m.local.numel() for m in batch.members[:hidden]) :].zero_()
                 else:
                     for output in noise[hidden:]:
                         output.zero_()
@@ -393,14 +430,24 @@ class FeatureUPGD(UtilityOptimizer):
         if index > 0:
             return
         measured = [batch for batch in batches if batch.layers]
-        etas = self._eta(measured, "utility") if measured and self.scaling == "global" else []
+        if self.scaling == "local":
+            etas = []
+        elif measured:
+            etas = self._eta(measured, "utility")
+        else:  # other processes may hold weights into features
+            device, etas = batches[0].device, []
+            self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
         scaled: list[Tensor] = []
         for i, batch in enumerate(measured):
             eta = etas[i] if etas else list(batch.row_norms("utility").unbind())
             scaled += torch._foreach_div(batch.targets["utility"], eta)
         for batch in batches:
             if not batch.layers:
-                rows = [scaled[i].to(batch.dtype) for i in batch.feature_index if i >= 0]
+                rows = [
+                    _held(scaled[i], m.part).to(batch.dtype)
+                    for i, m in zip(batch.feature_index, batch.members, strict=True)
+                    if i >= 0
+                ]
                 output = sum(batch.row_counts) - sum(r.numel() for r in rows)
                 if output:
                     u = output_utility(batch.group["output_gate"])
@@ -413,4 +460,9 @@ class FeatureUPGD(UtilityOptimizer):
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility of each feature that `p` leads into: a vector."""
         held = any(q is p for group in self.param_groups for q in group["params"])
-        return super().utility(self._keeper(p) if held else p)
+        return super()._corrected(self._keeper(p) if held else p)
+
+
+def _held(utilities: Tensor, part: Part) -> Tensor:
+    """Of the features that a parameter leads into, those whose weights are held here."""
+    return utilities if part.whole else utilities[part.start[0] : part.start[0] + part.size[0]]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from upgd.curvature.freshness import drop_reset, is_reset, stale, stamp
 from upgd.curvature.walk import TAPS, Tap
+from upgd.optim.shards import FSDP1
 from upgd.optim.uncompiled import uncompiled
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -351,16 +352,22 @@ class Features:
     def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad:
             layer = self._by_module[module]
-            self._await_gradients(layer)
+            self._await_gradients(layer, module)
             self._sit(_Tap(layer), module, output)
 
-    def _await_gradients(self, layer: FeatureLayer) -> None:
+    def _await_gradients(self, layer: FeatureLayer, module: nn.Module) -> None:
         """Have backward passes counted when they reach ``.grad``.
 
         Not once for all: parameters may be unfrozen, and a copy of the model lacks such hooks.
+        The module's parameters are not the layer's while FSDP has gathered them.
         """
-        for p in layer.own:
-            if p.requires_grad:
+        if getattr(layer.params[0], FSDP1, False):
+            raise TypeError(
+                f"Features: FSDP1 has flattened the weight of layer {layer.name!r}, whose rows "
+                "lead into features; use fully_shard (FSDP2), DDP or ZeRO"
+            )
+        for p in (module.weight, module.bias):
+            if isinstance(p, Tensor) and p.requires_grad:
                 handle, hooks = self._counting.get(p), p._post_accumulate_grad_hooks or {}
                 if handle is None or handle.id not in hooks:
                     hook = p.register_post_accumulate_grad_hook(lambda _: layer.count())

@@ -29,6 +29,7 @@ from upgd.optim import checks
 from upgd.optim.batch import Member, compute_dtype
 from upgd.optim.checks import CLOCK
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.shards import Part, local, local_gradient
 from upgd.rules.vocabulary import Method, as_numbers
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ class FusedPart:
         return "noise" in self.method.needs
 
     @cached_property
+    def cut(self) -> bool:
+        """Whether it has parts of parameters, whose noise is that of their place in the whole."""
+        return bool((self.table[:, flat.FIRST] >= 0).any())
+
+    @cached_property
     def weights(self) -> int:
         """How many weights there are."""
         return int(self.table[:, flat.TOTAL].sum())
@@ -172,9 +178,11 @@ class FusedStep:
 
     def _plan(self, params: list[Tensor], options: Any, kinds: list[Any]) -> FusedPlan | None:
         opt, owner = self.opt, type(self.opt).__name__
-        members = opt._members_with_gradient()
+        all_ = opt._members_with_gradient()
+        members = [m for m in all_ if m.local.numel()]
         if not members:
             self.plan = None
+            opt._take_part(all_, checked=False)
             return None
         devices = {m.param.device for m in members}
         kind = next(iter(devices)).type
@@ -188,19 +196,20 @@ class FusedStep:
             raise ImportError(f"{owner}: {_missing(kind)}")
         if kind == "cuda":
             opt._refuse_capture()
-        opt._ensure_state([m.param for m in members])
-        numbering = {id(p): i for i, p in enumerate(params)}
+        opt._ensure_state([m.param for m in all_])
         clocks: dict[int, int] = {}
         plan = FusedPlan(params, options, kinds, [], [], [], [], [], [], [], members)
         rows: dict[tuple[int, int], int] = {}
         sets: dict[Any, list[Member]] = defaultdict(list)
+        for m in all_:
+            state = opt.state[m.param]
+            if id(state["step"]) not in clocks:
+                clocks[id(state["step"])] = len(plan.clocks)
+                plan.clocks.append(state)
         for m in members:
             state = opt.state[m.param]
             for name in opt.method.states:
                 state[name] = state[name].contiguous()
-            if id(state["step"]) not in clocks:
-                clocks[id(state["step"])] = len(plan.clocks)
-                plan.clocks.append(state)
             age = clocks[id(state["step"])]
             if (m.group, age) not in rows:
                 rows[m.group, age] = len(plan.groups)
@@ -215,14 +224,13 @@ class FusedStep:
             if kind == "cpu":
                 dtype = compute_dtype(dtype)
             at = [rows[m.group, clocks[id(opt.state[m.param]["step"])]] for m in some]
-            numbers = [numbering[id(m.param)] for m in some]
-            states = [[opt.state[m.param][name] for name in method.states] for m in some]
-            plan.parts.append(_part(method, some, states, dtype, numbers, at))
+            states = [[local(opt.state[m.param][name]) for name in method.states] for m in some]
+            plan.parts.append(_part(method, some, states, dtype, at))
         plan.cancels = (
             len(plan.clocks) == 1
             and len({_decay(opt, g) for g in plan.groups}) == 1
             and len({part.real for part in plan.parts}) == 1
-            and not opt._overrides("_combine")
+            and not opt._is_part
         )
         plan.owned = _owned(opt)
         plan.tensors = [t for part in plan.parts for states in part.states for t in states]
@@ -256,7 +264,7 @@ class FusedStep:
                 m.param.__dict__.pop("curvature", None)
         for part in plan.parts:
             for place, copy in part.visitors.items():
-                part.members[place].param.copy_(copy)
+                part.members[place].local.copy_(copy)
         for group in opt.param_groups:
             group["noise_step"] += 1
 
@@ -267,12 +275,11 @@ class FusedStep:
             for place, m in enumerate(part.members):
                 p, row = m.param, part.table[place]
                 if place in part.visitors:
-                    part.visitors[place].copy_(p)
+                    part.visitors[place].copy_(m.local)
                     row[flat.W] = part.visitors[place].data_ptr()
                 else:
-                    row[flat.W] = p.data_ptr()
-                assert p.grad is not None
-                given = [(flat.G, p.grad)]
+                    row[flat.W] = m.local.data_ptr()
+                given = [(flat.G, local_gradient(p))]
                 if curved:
                     given.append((flat.H, self.opt._curvature(m)))
                 for column, tensor in given:
@@ -299,6 +306,7 @@ def _layout(params: list[Tensor]) -> tuple[list[Any], list[Any]]:
             places.append(None)
             kinds.append(None)
         else:
+            p, g = local(p), local(g)
             strided = g.layout is torch.strided
             places += (p.data_ptr(), g.data_ptr() if strided else None, g.dtype, g.is_contiguous())
             kinds += (p.dtype, p.device, p.shape, p.is_contiguous(), g.shape)
@@ -328,7 +336,6 @@ def _part(
     members: list[Member],
     states: list[list[Tensor]],
     dtype: torch.dtype,
-    numbers: list[int],
     rows: list[int],
 ) -> FusedPart:
     table = np.zeros((len(members), flat.COLUMNS), np.int64)
@@ -336,13 +343,22 @@ def _part(
     visitors = {}
     local = any(phase.reduce == "row_norm" for phase in method.phases)
     for i, m in enumerate(members):
-        p, row = m.param, table[i]
+        p, row = m.local, table[i]
         for k, state in enumerate(states[i]):
             row[flat.STATE + k] = state.data_ptr()
         count = p.shape[0] if p.dim() else 1
         row[flat.TOTAL] = p.numel()
         row[flat.SPAN] = -(-count // 4) * (p.numel() // count)
-        row[flat.NUMBER], row[flat.GROUP] = numbers[i], rows[i]
+        row[flat.NUMBER], row[flat.GROUP] = m.part.number, rows[i]
+        first = m.part.first
+        if first is None:
+            raise ValueError(
+                "fused=True: a parameter is cut across its rows; shard dimension 0 or leave out "
+                "fused=True"
+            )
+        row[flat.FIRST] = -1 if m.part.whole else first
+        whole = m.part.shape[0] if m.part.shape else 1
+        row[flat.WHOLE_SPAN] = -(-whole // 4) * math.prod(m.part.shape[1:])
         lines = count if p.dim() > 1 else 1
         row[flat.LENGTH] = p.numel() // lines
         row[flat.ROW] = len(norms)
@@ -400,6 +416,11 @@ class _Cpu:
     def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import cpu_flat
 
+        if any(part.cut and part.noisy for part in plan.parts):
+            raise ValueError(
+                "fused=True on the CPU cannot perturb parts of parameters; leave out fused=True, "
+                "or pass sigma=0"
+            )
         self.launch: Callable[..., None] = cpu_flat.launch
         self.parts: list[tuple[FusedPart, _CpuPart]] = []
         for part in plan.parts:
@@ -440,9 +461,11 @@ class _Cpu:
             )
         small = [np.max(mine.partial[:, 1]) <= part.limit for part, mine in self.parts]
         self.ok = not self.found_inf and all(map(bool, small))  # NaN is not small
-        if opt._overrides("_combine_finite"):
+        if opt._is_part or opt._overrides("_combine_finite"):
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)
+        if opt._is_part:
+            opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def _find_eta(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         shares = []
@@ -454,10 +477,10 @@ class _Cpu:
             row_of = part.table[mine.items[:, 0], flat.GROUP]
             found = mine.partial[: len(mine.items), 0]
             shares.append(np.max(found if plan.cancels else found / plan.numbers[row_of, column]))
-        if not shares:
+        if not shares and not (opt._is_part and opt.method.phases[0].reduce == "max"):
             return
-        eta = float(np.max(shares))
-        if opt._overrides("_combine"):
+        eta = float(np.max(shares)) if shares else -math.inf
+        if opt._is_part:
             eta = float(opt._combine(torch.tensor(eta, dtype=torch.float64)))
         for row in plan.numbers:
             own = abs(eta if plan.cancels else eta * row[column])
@@ -489,6 +512,17 @@ class _Cpu:
                 *(mine.partial, mine.norms, group["seed"], group["noise_step"] + first_draw(opt)),
                 mine.quads,
             )
+
+
+def rows_of(part: FusedPart, norms: Any) -> list[tuple[Part, Tensor]]:
+    """The norms of rows of each parameter."""
+    if part.reduction != "row_norm":
+        return []
+    found = []
+    for m, row in zip(part.members, part.table, strict=True):
+        begin, count = int(row[flat.ROW]), int(row[flat.TOTAL] // row[flat.LENGTH])
+        found.append((m.part, torch.as_tensor(norms)[begin : begin + count]))
+    return found
 
 
 def items_of(part: FusedPart, quads: int, dtype: Any) -> NDArray[Any]:

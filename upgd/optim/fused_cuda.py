@@ -50,6 +50,7 @@ class CudaPart:
             "RULE": rules.update,
             "STATES": len(part.method.states),
             "NOISE": part.noisy,
+            "CUT": part.cut,
             "GLOBAL": part.reduction == "max",
             "LOCAL": part.reduction == "row_norm",
             "DECAY": decay,
@@ -162,7 +163,7 @@ class Cuda:
     # -------------------------------------------------------------------- passes
     def replay(self, opt: RuleOptimizer, plan: FusedPlan) -> bool:
         """Perform both passes as recorded; False where the host has a say between them."""
-        shards = opt._overrides("_combine") or opt._overrides("_combine_finite")
+        shards = opt._is_part or opt._overrides("_combine_finite")
         if self.device.type != "cuda" or not self.compiled or self.capturing or shards:
             return False
         if self.graph is None:
@@ -179,6 +180,8 @@ class Cuda:
 
     def first_pass(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
         """Find η, and whether all weights and derivatives are within their limit."""
+        from upgd.optim.fused import rows_of
+
         with self._here():
             for part, mine in self.parts:
                 tables = (mine.table, mine.items, self.numbers, self.slots)
@@ -190,10 +193,12 @@ class Cuda:
                     )
                 else:
                     self.kernels.check_kernel[mine.grid](*tables, **mine.check)
-        if opt._overrides("_combine") and any(p.reduction == "max" for p, _ in self.parts):
-            self.slots[0].copy_(opt._combine(self.slots[0].clone()))
-        if opt._overrides("_combine_finite"):
+        if opt._is_part or opt._overrides("_combine_finite"):
             self.slots[1].copy_(opt._combine_finite(self.slots[1] == 0).logical_not())
+        if opt._is_part and opt.method.phases[0].reduce == "max":
+            self.slots[0].copy_(opt._combine(self.slots[0].clone()))
+        elif opt._is_part:
+            opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def finite(self) -> bool:
         """Whether the step counts; waits for the device."""

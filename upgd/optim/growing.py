@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from upgd.optim.batch import DTYPES
 from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.shards import is_dtensor
 from upgd.optim.state import StatefulOptimizer
 
 _OF_ADAM = ("amsgrad", "differentiable", "decoupled_weight_decay", "foreach", "fused")
@@ -93,6 +94,11 @@ class GrowingOptimizer(StatefulOptimizer):
                 for p in keepers:
                     self.state.pop(p, None)
             else:
+                if any(map(is_dtensor, keepers)):
+                    raise ValueError(
+                        f"{type(self).__name__}: rows of sharded parameters cannot be reset; leave "
+                        "out rows"
+                    )
                 held = [(p, name) for p in keepers for name in self.method.states]
                 held = [(p, name) for p, name in held if name in self.state.get(p, ())]
                 # All rows are looked up before any is changed: one may be out of range.
@@ -118,6 +124,8 @@ class GrowingOptimizer(StatefulOptimizer):
             problem = "is a parameter of this optimizer already"
         elif new.requires_grad and new.dtype not in DTYPES:
             problem = f"is {new.dtype}, not floating-point of 16, 32 or 64 bits"
+        elif is_dtensor(new) or is_dtensor(old):
+            problem = "is sharded, or it is; replace parameters before the model is sharded"
         elif new.dim() != old.dim():
             problem = f"has {new.dim()} dimensions; only as many, {old.dim()}, can carry traces"
         if problem:

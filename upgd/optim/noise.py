@@ -9,6 +9,7 @@ never stopped.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from upgd.kernels.philox import box_muller, philox4x32, steps_ahead
+from upgd.optim.shards import Part
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -127,19 +129,21 @@ class PhiloxNoise:
 
     def __init__(self, shapes: Sequence[Sequence[int]] = (), first: int = 0) -> None:
         self.first = first
-        self.describe(shapes)
+        whole = [tuple(shape) for shape in shapes]
+        self.describe([Part(n, shape, (0,) * len(shape), shape) for n, shape in enumerate(whole)])
 
-    def describe(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Tell the shapes of all parameters; an optimizer calls it whenever it gets new ones."""
-        self.shapes = [tuple(shape) for shape in shapes]
+    def describe(self, parts: Sequence[Part]) -> None:
+        """Tell what is held of all parameters; an optimizer calls it whenever that changes."""
+        self.parts = list(parts)
         self._tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
         self._ahead: tuple[Any, int, Tensor] = (None, 0, torch.empty(0))
-        self._places: dict[int, int] = {}
+        self._places: dict[int, Part] = {}
         offset = 0
-        for number, shape in enumerate(self.shapes):
-            if math.prod(shape):
-                self._places[offset] = number
-            offset += math.prod(shape)
+        for part in self.parts:
+            size = math.prod(part.shape)
+            if size:
+                self._places[offset] = part
+            offset += size
 
     def _table(self, offsets: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Quad and tensor of each counter, and where each weight's number will be.
@@ -148,20 +152,17 @@ class PhiloxNoise:
         """
         key = (tuple(offsets), device)
         if key not in self._tables:
-            numbers = [self._places[offset] for offset in offsets]
-            shapes = [self.shapes[number] for number in numbers]
-            spans = [-(-(s[0] if s else 1) // 4) * math.prod(s[1:]) for s in shapes]
-            quads = torch.cat([torch.arange(span) for span in spans])
-            tensors = torch.tensor(numbers).repeat_interleave(torch.tensor(spans))
-            begins = [sum(spans[:i]) for i in range(len(spans))]
-            weights = [torch.arange(math.prod(shape)) for shape in shapes]
-            where = torch.cat(
-                [
-                    e // span * len(quads) + begin + e % span
-                    for e, span, begin in zip(weights, spans, begins, strict=True)
-                ]
-            )
-            self._tables = {key: (quads.to(device), tensors.to(device), where.to(device))}
+            parts = [self._places[offset] for offset in offsets]
+            quads, lanes, which = zip(*map(_quads, parts), strict=True)
+            begins = itertools.accumulate([0, *map(len, quads)])
+            total = sum(map(len, quads))
+            where = [
+                lane * total + begin + place
+                for lane, begin, place in zip(lanes, begins, which, strict=False)
+            ]
+            numbers = [torch.full_like(q, p.number) for q, p in zip(quads, parts, strict=True)]
+            found = [torch.cat(some).to(device) for some in (quads, numbers, where)]
+            self._tables = {key: (found[0], found[1], found[2])}
         return self._tables[key]
 
     def draw(
@@ -203,3 +204,15 @@ class PhiloxNoise:
         (even, later), (odd, last) = even.chunk(2, -1), odd.chunk(2, -1)
         lanes = torch.cat((even, odd, later, last), -1)
         return lanes.index_select(-1, where)
+
+
+def _quads(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """The quads of a part's weights; then, of each weight, its lane and which quad is its own."""
+    rows = part.shape[0] if part.shape else 1
+    span = -(-rows // 4) * math.prod(part.shape[1:])
+    elements = part.indices()
+    lanes, quads = elements // span, elements % span
+    if part.whole:
+        return torch.arange(span), lanes, quads
+    found, which = quads.unique(return_inverse=True)
+    return found, lanes, which

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
 from upgd.optim.checks import CLOCK, checked_seed, plain
+from upgd.optim.shards import local, place_like
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method
 
 PLANS = ("_plan", "_fused_step")
@@ -135,7 +136,9 @@ class StatefulOptimizer(Optimizer):
         for key, p in self._by_key(state_dict):
             if key in saved:
                 state = {
-                    k: v.to(p.device, copy=True) if isinstance(v, Tensor) else copy.deepcopy(v)
+                    k: place_like(p, v).to(p.device, copy=True)
+                    if isinstance(v, Tensor)
+                    else copy.deepcopy(v)
                     for k, v in saved[key].items()
                 }
                 if "step" in state:
@@ -273,7 +276,7 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        skipped = (*PLANS, "_step_lock", "_task")
+        skipped = (*PLANS, "_step_lock", "_meeting", "_task")
         own = {
             k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
         }
@@ -310,7 +313,7 @@ def _clock(device: torch.device) -> dict[str, Tensor]:
 
 
 def _is_finite(t: Tensor) -> bool:
-    return not t.is_meta and bool(t.isfinite().all())
+    return not t.is_meta and bool(local(t).isfinite().all())
 
 
 def _count(value: Any) -> int | None:

@@ -12,8 +12,9 @@ from typing_extensions import Self, Unpack
 
 from upgd.curvature import Curvature
 from upgd.optim import convention, growing
-from upgd.optim.base import Common, Params, RuleOptimizer
+from upgd.optim.base import Common, Params, RuleOptimizer, _rows
 from upgd.optim.batch import row_norms, tiny, wide_dtype
+from upgd.optim.shards import Part, like, local
 from upgd.rules.ops import sigmoid
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase, Reduce
 
@@ -182,7 +183,7 @@ class UtilityOptimizer(RuleOptimizer):
                 "it is not a parameter of this optimizer, or has not been updated yet"
             )
         state, beta = self.state[p], groups[0]["beta_utility"]
-        utility: Tensor = state["utility"]
+        utility = local(state["utility"])
         steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
         correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
         return utility / correction.to(utility.dtype)
@@ -190,7 +191,7 @@ class UtilityOptimizer(RuleOptimizer):
     @torch.no_grad()
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility trace Û of a parameter, shaped like it."""
-        return self._corrected(p)
+        return like(p, self._corrected(p))
 
     @torch.no_grad()
     def scaled_utility(self, p: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ class UtilityOptimizer(RuleOptimizer):
         φ(1) = 0.73: such a weight takes 0.54 of a step, and no weight stands still.
 
         η is taken over all parameters that have a trace, whether or not the last step
-        updated them.
+        updated them. Where processes hold parts of the model, call it in all of them.
 
         Example:
             >>> import torch, upgd
@@ -212,20 +213,28 @@ class UtilityOptimizer(RuleOptimizer):
             torch.Size([2, 3])
         """
         utility = self.utility(p)
-        return self._scaled(utility, self._eta_of_all(utility))
+        return self._scaled(p, utility, self._eta_of_all(local(utility)))
 
-    def _eta_of_all(self, like: Tensor) -> Tensor | None:
-        """η over all parameters that have a trace; None with local scaling."""
+    def _eta_of_all(self, unit: Tensor) -> Tensor | None:
+        """η over all parameters that have a trace, of the type of `unit`; None if it is local."""
         if self.scaling == "local":
             return None
-        largest = [self._corrected(q).amax() for q in self.state if "utility" in self.state[q]]
-        return self._combine(torch.stack([x.to(like) for x in largest]).amax()).abs()
+        traces = [self._corrected(q) for q in self.state if "utility" in self.state[q]]
+        largest = [u.amax() for u in traces if u.numel()] or [torch.tensor(-torch.inf)]
+        return self._combine(torch.stack([x.to(unit) for x in largest]).amax()).abs()
 
-    def _scaled(self, utility: Tensor, eta: Tensor | None) -> Tensor:
+    def _scaled(self, p: Tensor, whole: Tensor, eta: Tensor | None) -> Tensor:
+        utility = local(whole)
         if eta is None:
-            rows = utility.reshape(utility.shape[0] if utility.dim() > 1 else 1, -1)
-            return torch.sigmoid(rows / row_norms([rows]).unsqueeze(1)).reshape(utility.shape)
-        return torch.sigmoid(utility / eta.to(utility).clamp_min(tiny(utility.dtype)))
+            rows = utility.reshape(_rows(utility), utility.numel() // max(1, _rows(utility)))
+            norms = row_norms([rows])
+            self._combine_rows([(self._part(p), norms)])
+            return like(whole, torch.sigmoid(rows / norms.unsqueeze(1)).reshape(utility.shape))
+        return like(whole, torch.sigmoid(utility / eta.to(utility).clamp_min(tiny(utility.dtype))))
+
+    def _part(self, p: Tensor) -> Part:
+        params = [q for group in self.param_groups for q in group["params"]]
+        return next(part for q, part in zip(params, self._ranks.parts, strict=True) if q is p)
 
     @torch.no_grad()
     def utilities(self) -> dict[str, Tensor]:
@@ -243,23 +252,23 @@ class UtilityOptimizer(RuleOptimizer):
             >>> {name: tuple(utility.shape) for name, utility in opt.utilities().items()}
             {'weight': (2, 3), 'bias': (2,)}
         """
-        found = {}
-        for place, group in enumerate(self.param_groups):
-            names = group.get("param_names") or [
-                f"{place}.{i}" for i in range(len(group["params"]))
-            ]
-            for name, p in zip(names, group["params"], strict=True):
-                if "utility" in self.state.get(self._keeper(p), ()):
-                    found[name] = self.utility(p)
-        return found
+        return {name: self.utility(p) for name, p in self._named()}
 
+    @torch.no_grad()
     def scaled_utilities(self) -> dict[str, Tensor]:
         """The scaled utilities Ū of :meth:`scaled_utility`, by the names of :meth:`utilities`."""
-        found = self.utilities()
-        if not found:
-            return {}
-        eta = self._eta_of_all(next(iter(found.values())))
-        return {name: self._scaled(utility, eta) for name, utility in found.items()}
+        found = [(name, p, self.utility(p)) for name, p in self._named()]
+        eta = self._eta_of_all(local(found[0][2]) if found else torch.zeros(()))
+        return {name: self._scaled(p, utility, eta) for name, p, utility in found}
+
+    def _named(self) -> list[tuple[str, Tensor]]:
+        """The parameters that have a utility, with their names or places."""
+        found = []
+        for place, group in enumerate(self.param_groups):
+            numbers = [f"{place}.{i}" for i in range(len(group["params"]))]
+            pairs = zip(group.get("param_names", numbers), group["params"], strict=True)
+            found += [(n, p) for n, p in pairs if "utility" in self.state.get(self._keeper(p), ())]
+        return found
 
 
 class UPGD(UtilityOptimizer):

@@ -16,8 +16,8 @@ from upgd import metrics
 from upgd.caches import use_matplotlib_cache
 from upgd.ledger import Ledger, Run, StudyError, write_atomically
 from upgd.ledger.queries import StoredSeries
+from upgd.pages.colours import LIGHT, style
 from upgd.report import tables
-from upgd.report.colours import LIGHT, style
 from upgd.text import count
 
 MANY = 20  # lines that a legend can name

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
@@ -23,30 +23,19 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.ledger import Result, Run, StudyError
+from upgd.pages import MARK, alike, as_table, details, grouped, join, style_sheet
+from upgd.pages.colours import DASHES, style
 from upgd.report import sections as content
 from upgd.report import tables
-from upgd.report.colours import DARK, DASHES, LIGHT, css, style
 from upgd.report.sections import Arm, Line, Section
 from upgd.study.kinds import kind_of
 from upgd.text import count, duration, ranges
 
-MARK = '<meta name="generator" content="upgd">'  # a page with it may be overwritten
 ASSETS = Path(__file__).parent / "assets"
 POINTS = 2000  # the most of a line; beyond, points are means of several windows
 SEED_POINTS = 100_000  # the most of all single seeds in a figure; beyond, only bands are drawn
 ROWS = 200  # the most of a table
 WORDS = 1000  # the most characters of an error message
-
-WHITE = f"""--ink: #1c1e21; --soft: #5a6068; --paper: #ffffff; --rule: #d9dce1; --edge: #767c85;
-  --hover: #eef1f5; --link: #0b57a4; {css(LIGHT)}"""
-BLACK = f"""--ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b; --rule: #363b42; --edge: #868d96;
-  --hover: #24282e; --link: #8ec5ff; {css(DARK)}"""
-PAPERS = f"""
-:root {{ color-scheme: light; {WHITE} }}
-@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ color-scheme: dark;
-  {BLACK} }} }}
-:root[data-theme="dark"] {{ color-scheme: dark; {BLACK} }}
-"""
 
 
 @dataclass(frozen=True)
@@ -89,14 +78,14 @@ def render(report: Report) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>{PAPERS}{(ASSETS / "report.css").read_text("utf-8")}</style>
+<style>{style_sheet()}</style>
 </head>
 <body>
 <a class="skip" href="#main">Skip to the results</a>
 <header><h1>{title}</h1><button type="button" id="theme" hidden>Dark colours</button></header>
 <main id="main" tabindex="-1">
 {_summary(report)}
-{_join(_section(n, section, report) for n, section in enumerate(report.sections))}
+{join(_section(n, section, report) for n, section in enumerate(report.sections))}
 {_claims(report)}
 {_failures(report.sections)}
 {_provenance(report.sections)}
@@ -189,12 +178,12 @@ def _summary(report: Report) -> str:
             f'<li><a href="#section-{n}">{escape(_heading(section, report.sections))}</a></li>'
             for n, section in enumerate(report.sections)
         )
-        told.append(f'<nav aria-label="Sections"><ul>{_join(links)}</ul></nav>')
+        told.append(f'<nav aria-label="Sections"><ul>{join(links)}</ul></nav>')
     return "\n".join(told)
 
 
 def _heading(section: Section, among: Sequence[Section]) -> str:
-    told = f"{section.problem}, {_count(section.steps)} {kind_of(section.problem).unit}"
+    told = f"{section.problem}, {grouped(section.steps)} {kind_of(section.problem).unit}"
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 
@@ -206,15 +195,15 @@ def _section(number: int, section: Section, report: Report) -> str:
     rest = [n for n in range(len(metrics_)) if n not in first]
     parts = [_figure(number, section, n, main=n == first[0]) for n in first if metrics_]
     if rest:
-        more = _join(_figure(number, section, n) for n in rest)
+        more = join(_figure(number, section, n) for n in rest)
         what = escape(", ".join(_title(metrics_[n]).lower() for n in rest))
-        parts.append(_details(f"Diagnostics: {what}", more))
+        parts.append(details(f"Diagnostics: {what}", more))
     heading = escape(_heading(section, report.sections))
     return f"""<section aria-labelledby="section-{number}">
 <h2 id="section-{number}">{heading}</h2>
-{_join(told)}
+{join(told)}
 {_tools(number, section) if metrics_ else ""}
-{_join(parts)}
+{join(parts)}
 {_other_settings(section)}
 </section>"""
 
@@ -235,7 +224,7 @@ def _tools(number: int, section: Section) -> str:
         kind = 'type="button" class="seeds" aria-pressed="false"'
         buttons.append(f'<button {kind} data-section="{number}">Each seed</button>')
     return f"""<div class="tools" role="group" aria-label="Lines of the figures" hidden>
-{_join(buttons)}</div>
+{join(buttons)}</div>
 <p class="note keys">Buttons show and hide lines. Drag to zoom, double-click for all; on a figure \
 that has the focus, + and − zoom, arrows move, 0 shows all.</p>
 <noscript><p>The figures need scripts; the tables do not.</p></noscript>"""
@@ -250,7 +239,7 @@ def _figure(number: int, section: Section, figure: int, main: bool = False) -> s
     caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
     table = _numbers(section, metric)
     if not main:
-        table = _details(f"Numbers: {title.lower()}", table)
+        table = details(f"Numbers: {title.lower()}", table)
     return f"""<h3>{title}</h3>
 <div class="plot" tabindex="0" role="group" aria-label="{label}" data-section="{number}" \
 data-figure="{figure}"></div>
@@ -283,12 +272,12 @@ def _numbers(section: Section, metric: str) -> str:
         "Mean ± standard error over the seeds that are done; the change is from the "
         f"{early} to the {late} of the run, with its 95% interval over seeds."
     )
-    return f'{_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
+    return f'{as_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: content.Numbers) -> list[str]:
-    over = " ± ".join(_alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
-    return [arm.name, over, *_alike(found.late), _change(found.change), _fates(arm)]
+    over = " ± ".join(alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
+    return [arm.name, over, *alike(found.late), _change(found.change), _fates(arm)]
 
 
 def _fates(arm: Arm) -> str:
@@ -302,7 +291,7 @@ def _fates(arm: Arm) -> str:
 def _change(found: metrics.Interval | None) -> str:
     if found is None or math.isnan(found.estimate):
         return "–"
-    estimate, low, high = _alike(*found)
+    estimate, low, high = alike(*found)
     told = f"+{estimate}" if found.estimate > 0 else estimate
     return told if math.isnan(found.low) else f"{told} [{low}, {high}]"
 
@@ -315,11 +304,11 @@ def _other_settings(section: Section) -> str:
     rows = []
     for arm in rest[:ROWS]:
         values = tables.summaries(arm.runs, section.metric)
-        rows.append([arm.name, *_alike(float(np.mean(values or [np.nan]))), _fates(arm)])
+        rows.append([arm.name, *alike(float(np.mean(values or [np.nan]))), _fates(arm)])
     header = ["setting", f"mean {section.metric}", "seeds"]
     caption = "Settings that are not drawn" + _cut(len(rest), "settings")
-    table = _table(caption, header, rows)
-    return _details(f"{_count(len(rest))} more settings", table)
+    table = as_table(caption, header, rows)
+    return details(f"{grouped(len(rest))} more settings", table)
 
 
 # ------------------------------------------------------------------------------ claims
@@ -329,19 +318,19 @@ def _claims(report: Report) -> str:
     none = "<p>None of the paper's claims is about these runs.</p>"
     found = [_claim(claim) for claim in report.claims] or [none]
     if report.other_claims:
-        items = _join(f"<li>{escape(text)}</li>" for text in report.other_claims)
-        found.append(_details("Claims for which this study has no runs", f"<ul>{items}</ul>"))
-    return f"<section><h2>Claims of the paper</h2>\n{_join(found)}</section>"
+        items = join(f"<li>{escape(text)}</li>" for text in report.other_claims)
+        found.append(details("Claims for which this study has no runs", f"<ul>{items}</ul>"))
+    return f"<section><h2>Claims of the paper</h2>\n{join(found)}</section>"
 
 
 def _claim(claim: Judged) -> str:
     verdict = f'<span class="verdict">{escape(claim.verdict)}</span>'
     rows = [statement for statement in claim.statements if statement[1] != "-"]
     header = ["statement", "found [95%]", "verdict"]
-    table = _table(f"Claim {claim.number}", header, rows, "text", long={0})
+    table = as_table(f"Claim {claim.number}", header, rows, "text", long={0})
     rest = len(claim.statements) - len(rows)
     more = f'<p class="soft">{rest} more statements have no data here.</p>' if rest else ""
-    return _details(f"{claim.number}. {escape(claim.text)}: {verdict}", table + more)
+    return details(f"{claim.number}. {escape(claim.text)}: {verdict}", table + more)
 
 
 # -------------------------------------------------------------------------- provenance
@@ -361,7 +350,7 @@ def _failures(sections: Sequence[Section]) -> str:
     ]
     header = ["method", "seed", "state", "reason", "problem"]
     caption = "Runs that are in no mean" + _cut(len(lost), "runs")
-    table = _table(caption, header, rows, "text", long={3})
+    table = as_table(caption, header, rows, "text", long={3})
     return f"<section><h2>What went wrong</h2>\n{table}</section>"
 
 
@@ -377,14 +366,14 @@ def _provenance(sections: Sequence[Section]) -> str:
     header = ["method", "problem", "steps", "hyperparameters", "options", "seeds", "rules"]
     header += ["engine", "device", "versions", "machine", "time of a run", "begun", "ended"]
     caption = "Specifications, and where they were run" + _cut(len(rows), "rows")
-    table = _table(caption, header, rows[:ROWS], "text", long={3, 9})
+    table = as_table(caption, header, rows[:ROWS], "text", long={3, 9})
     results = [r.result for s in sections for arm in s.arms for r in arm.runs if r.result]
     work = _times(results)
     when = f", from {work[1]} to {work[2]}" if "–" not in work else ""
     return f"""<section><h2>Where these numbers come from</h2>
 <p>{escape(f"{len(results)} finished runs{when}.")}
 The study's ledger has every number: <code>upgd export</code> writes it as CSV.</p>
-{_details("Specifications, engines and versions", table)}
+{details("Specifications, engines and versions", table)}
 </section>"""
 
 
@@ -420,58 +409,12 @@ def _way(run: Run) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------- parts
-def _table(
-    caption: str,
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    kind: str = "",
-    long: Collection[int] = (),
-) -> str:
-    """A table that scrolls where it is too wide; a row's first cell is its header."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-    body = []
-    for row in rows:
-        kinds = [' class="long"' if n in long else "" for n in range(len(row))]
-        cells = [f"<td{k}>{escape(x)}</td>" for k, x in zip(kinds[1:], row[1:], strict=True)]
-        body.append(f'<tr><th scope="row"{kinds[0]}>{escape(row[0])}</th>{"".join(cells)}</tr>')
-    label = escape(caption.split(":")[0])
-    return f"""<div class="scroll" tabindex="0" role="region" aria-label="{label}">
-<table class="{kind}"><caption>{escape(caption)}</caption>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{_join(body)}
-</tbody></table></div>"""
-
-
-def _details(summary: str, body: str) -> str:
-    return f"<details><summary>{summary}</summary>{body}</details>"
-
-
-def _join(parts: Iterable[str]) -> str:
-    return "\n".join(parts)
-
-
 def _cut(count: int, what: str) -> str:
-    return f" (the first {ROWS} of {_count(count)} {what})" if count > ROWS else ""
+    return f" (the first {ROWS} of {grouped(count)} {what})" if count > ROWS else ""
 
 
 def _title(metric: str) -> str:
     return metric.replace("_", " ").capitalize()
-
-
-def _count(number: int) -> str:
-    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def _alike(*values: float) -> list[str]:
-    """Numbers with four decimals, fewer for large ones, an exponent for tiny ones."""
-    size = max((abs(value) for value in values if math.isfinite(value)), default=0)
-    if size == 0 or 1e-3 <= size < 1e6:
-        form = ".4f" if size < 10 else ".3f" if size < 100 else ".1f" if size < 1000 else ".0f"
-    else:
-        form = ".4g"
-    finite = (f"{x:{form}}".replace("-", "−", int(x < 0)) for x in values)
-    return [text if math.isfinite(x) else "–" for x, text in zip(values, finite, strict=True)]
 
 
 def _time(seconds: float) -> str:

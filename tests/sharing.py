@@ -1,0 +1,384 @@
+"""What each process of a distributed test runs: ``python -m tests.sharing RANK WORLD FOLDER``.
+
+Results go to files in FOLDER, where :mod:`tests.test_distributed` compares them with one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import upgd
+from upgd.optim.noise import GeneratorNoise, PhiloxNoise
+
+DOUBLE = torch.float64
+STEPS = 4
+SAMPLES = 8  # per step, over all processes
+COMMON: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1, "beta_utility": 0.7}
+METHODS: dict[str, tuple[type, dict[str, Any]]] = {
+    "upgd": (upgd.UPGD, COMMON),
+    "upgd-local": (upgd.UPGD, {**COMMON, "scaling": "local"}),
+    "upgd-2nd": (upgd.UPGD, {**COMMON, "order": 2}),
+    "upgd-momentum": (upgd.UPGD, {**COMMON, "momentum": 0.9}),
+    "ada-upgd": (upgd.AdaUPGD, COMMON),
+    "feature-upgd": (upgd.FeatureUPGD, COMMON),
+    "feature-upgd-local": (upgd.FeatureUPGD, {**COMMON, "scaling": "local"}),
+    "s-rwalk": (upgd.StreamingRWalk, {"lr": 0.05}),
+}
+
+
+def network() -> nn.Sequential:
+    """Rows that four processes cannot share evenly; the last layer's leave one without any."""
+    torch.manual_seed(3)
+    layers = nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)
+    return nn.Sequential(*layers).to(DOUBLE)
+
+
+def stream(steps: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        x = torch.randn(SAMPLES, 5, generator=generator, dtype=DOUBLE)
+        yield x, torch.randn(SAMPLES, 3, generator=generator, dtype=DOUBLE)
+
+
+def arguments(name: str, model: nn.Module, sigma: float, **more: Any) -> dict[str, Any]:
+    cls, given = METHODS[name]
+    given = {**given, **more}
+    if cls is upgd.StreamingRWalk:
+        return given
+    if issubclass(cls, upgd.FeatureUPGD):
+        given["features"] = upgd.Features(model)
+    return {**given, "sigma": sigma}
+
+
+def train(
+    model: nn.Module,
+    opt: Any,
+    share: Callable[[Tensor], Tensor] = lambda t: t,
+    steps: int = STEPS,
+    skip: int = 0,
+    quiet: bool = False,
+) -> None:
+    """Mean squared error, or with `quiet` a loss whose gradients are zero: noise alone moves."""
+    for place, (x, y) in enumerate(stream(steps)):
+        if place < skip:
+            continue
+        opt.zero_grad()
+        loss = (model(share(x)) - share(y)).square().mean() * (0.0 if quiet else 1.0)
+        inner = getattr(opt, "order", 1)
+        opt.backward(loss) if inner == 2 else loss.backward()
+        opt.step()
+
+
+def alone(name: str, sigma: float, quiet: bool = False, **more: Any) -> list[Tensor]:
+    """The weights that one process gets."""
+    model = network()
+    cls, _ = METHODS[name]
+    noise = {} if name == "s-rwalk" else {"noise": PhiloxNoise()}
+    opt = cls(model.parameters(), **arguments(name, model, sigma, seed=1, **noise, **more))
+    train(model, opt, quiet=quiet)
+    return [p.detach() for p in model.parameters()]
+
+
+# -------------------------------------------------------------------------- wrappers
+def ddp(name: str, sigma: float, **more: Any) -> tuple[nn.Module, Any]:
+    model = network()
+    noise = {} if name == "s-rwalk" else {"noise": PhiloxNoise()}
+    given = arguments(name, model, sigma, seed=1 + dist.get_rank(), **noise, **more)
+    return DistributedDataParallel(model), METHODS[name][0](model.parameters(), **given)
+
+
+def zero(name: str, sigma: float, **more: Any) -> tuple[nn.Module, Any]:
+    model = network()
+    cls, _ = METHODS[name]
+    given = arguments(name, model, sigma, seed=1 + dist.get_rank(), **more)
+    return DistributedDataParallel(model), ZeroRedundancyOptimizer(model.parameters(), cls, **given)
+
+
+def fsdp1(
+    name: str, sigma: float, use_orig_params: bool = True, **more: Any
+) -> tuple[nn.Module, Any]:
+    cpu = torch.device("cpu")
+    model = FullyShardedDataParallel(network(), use_orig_params=use_orig_params, device_id=cpu)
+    given = arguments(name, model, sigma, seed=1 + dist.get_rank(), **more)
+    return model, METHODS[name][0](model.parameters(), **given)
+
+
+def fsdp2(name: str, sigma: float, replicas: int = 1, **more: Any) -> tuple[nn.Module, Any]:
+    model = network()
+    size = dist.get_world_size()
+    shape = (size,) if replicas == 1 else (replicas, size // replicas)
+    names = ("shard",) if replicas == 1 else ("replicate", "shard")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    given = arguments(name, model, sigma, seed=1 + dist.get_rank(), **more)
+    return model, METHODS[name][0](model.parameters(), **given)
+
+
+CASES: dict[str, tuple[float, dict[str, Any]]] = {
+    "still": (0.0, {}),
+    "noisy": (0.1, {"nonfinite": "skip"}),  # another path: values are packed
+    "noise": (0.1, {"foreach": False}),
+}
+WRAPPERS = {"ddp": ddp, "zero": zero, "fsdp1": fsdp1, "fsdp2": fsdp2}
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [p.detach().clone() for p in model.parameters()]
+    return [
+        p.full_tensor().detach() if isinstance(p, DTensor) else p.detach().clone()
+        for p in model.parameters()
+    ]
+
+
+def share(t: Tensor) -> Tensor:
+    """This process's samples."""
+    return t.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+# ----------------------------------------------------------------------------- tasks
+def methods() -> dict[str, Any]:
+    """Every wrapper with every method; without noise, with noise, and noise alone."""
+    found: dict[str, Any] = {}
+    for wrapper, make in WRAPPERS.items():
+        for name in METHODS:
+            for case, (sigma, more) in CASES.items():
+                if name == "s-rwalk" and case != "still":
+                    continue
+                key = f"{wrapper}/{name}/{case}"
+                try:
+                    model, opt = make(name, sigma, **more)
+                    train(model, opt, share, quiet=case == "noise")
+                    found[key] = whole(model)
+                except TypeError as error:
+                    found[key] = str(error)
+    return found
+
+
+RESHARDED = ("upgd", "ada-upgd", "upgd-momentum", "feature-upgd")
+
+
+def resharding(folder: Path) -> dict[str, Any]:
+    """Take up a checkpoint of another number of processes, go on, and leave one.
+
+    All processes see the same samples: then the mean of their gradients is exact.
+    """
+    found = {}
+    size = dist.get_world_size()
+    for name in RESHARDED:
+        for taken, before in ((folder / f"{name}-{n}", n) for n in (1, 2) if n * 2 == size):
+            model, opt = fsdp2(name, 0.1)
+            _load(model, opt, taken)
+            train(model, opt, steps=2 * size, skip=2 * before)
+            found[f"resumed/{name}"] = whole(model)
+            _save(model, opt, folder / f"{name}-{size}")
+        model, opt = fsdp2(name, 0.1)
+        train(model, opt, steps=2 * size)
+        found[f"straight/{name}"] = whole(model)
+        if size == 1:
+            _save(model, opt, folder / f"{name}-1")
+    return found
+
+
+def _save(model: nn.Module, opt: Any, path: Path) -> None:
+    weights, states = get_state_dict(model, opt)
+    dcp.save({"model": weights, "opt": states}, checkpoint_id=path)
+
+
+def _load(model: nn.Module, opt: Any, path: Path) -> None:
+    weights, states = get_state_dict(model, opt)
+    dcp.load({"model": weights, "opt": states}, checkpoint_id=path)
+    set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=states)
+
+
+def cases() -> dict[str, Any]:
+    """Everything else."""
+    found: dict[str, Any] = {}
+    for name, case in {
+        "nan/raise": lambda: not_finite("raise"),
+        "nan/skip": lambda: not_finite("skip"),
+        "tensor parallel/global": lambda: tensor_parallel("global"),
+        "tensor parallel/local": lambda: tensor_parallel("local"),
+        "replicated shards": lambda: trained(fsdp2("upgd-local", 0.1, replicas=2)),
+        "fused/zero": lambda: trained(zero("upgd", 0.1, fused=True)),
+        "fused/fsdp2": lambda: trained(fsdp2("upgd", 0.0, fused=True)),
+        "fused/fsdp2/local": lambda: trained(fsdp2("upgd-local", 0.0, fused=True)),
+        "one process's state": one_process_state,
+        "accumulated": lambda: trained(fsdp2("feature-upgd", 0.1), pieces=2),
+        "seeds": default_noise,
+        "pipeline": pipeline,
+        "apart": apart,
+        "utility": scaled_utilities,
+        "flat parameters": lambda: refused(lambda: trained(fsdp1("upgd", 0.0, False))),
+        "fused/noise": lambda: refused(lambda: trained(fsdp2("upgd", 0.1, fused=True))),
+        "own noise": lambda: refused(lambda: trained(fsdp2("upgd", 0.1, noise=GeneratorNoise()))),
+        "steps apart": steps_apart,
+    }.items():
+        found[name] = case()
+    return found
+
+
+def trained(pair: tuple[nn.Module, Any], pieces: int = 1) -> list[Tensor]:
+    model, opt = pair
+    for x, y in stream():
+        opt.zero_grad()
+        for part, target in zip(share(x).chunk(pieces), share(y).chunk(pieces), strict=True):
+            ((model(part) - target).square().mean() / pieces).backward()
+        opt.step()
+    return whole(model)
+
+
+def refused(run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except (TypeError, ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def not_finite(nonfinite: str) -> dict[str, Any]:
+    """One process has a NaN: none takes the step."""
+    model, opt = fsdp2("upgd", 0.1, nonfinite=nonfinite)
+    train(model, opt, share, steps=2)
+    before, error = whole(model), ""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    if dist.get_rank() == 1:
+        next(model.parameters()).grad._local_tensor.fill_(torch.nan)
+    try:
+        opt.step()
+    except FloatingPointError as raised:
+        error = str(raised)
+    after = whole(model)
+    train(model, opt, share, steps=3, skip=2)
+    same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return {"error": error, "same": same, "skipped": int(opt.skipped_steps), "then": whole(model)}
+
+
+def tensor_parallel(scaling: str) -> list[Tensor]:
+    """A layer cut by rows, the next by columns; all processes see all samples."""
+    model = network()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer, dim in ((model[0], 0), (model[2], 1)):
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(dim)]))
+        layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Replicate()]))
+    for p in (model[4].weight, model[4].bias):
+        cut = distribute_tensor(p.detach(), mesh, [Replicate()])
+        setattr(model[4], "weight" if p is model[4].weight else "bias", nn.Parameter(cut))
+    opt = upgd.UPGD(model.parameters(), sigma=0.1, scaling=scaling, **COMMON, seed=1)
+    train(model, opt, lambda t: distribute_tensor(t, mesh, [Replicate()]))
+    return whole(model)
+
+
+def one_process_state() -> list[Tensor]:
+    """The state dict of one process, taken up by shards."""
+    plain = network()
+    first = upgd.AdaUPGD(plain.parameters(), sigma=0.1, seed=1, noise=PhiloxNoise(), **COMMON)
+    train(plain, first, steps=2)
+    model, opt = fsdp2("ada-upgd", 0.1)
+    for p, whole_p in zip(model.parameters(), plain.parameters(), strict=True):
+        p.detach().copy_(distribute_tensor(whole_p.detach(), p.device_mesh, p.placements))
+    opt.load_state_dict(first.state_dict())
+    train(model, opt, share, skip=2)
+    return whole(model)
+
+
+def default_noise() -> list[Tensor]:
+    """Replicas whose generators differ, with the default noise and the default seed."""
+    model = network()
+    torch.manual_seed(dist.get_rank())
+    opt = upgd.UPGD(model.parameters(), sigma=0.1)
+    train(DistributedDataParallel(model), opt, share)
+    return whole(model)
+
+
+def pipeline() -> dict[str, Any]:
+    """Each process has layers of its own; one loss, computed by each for its layer."""
+    rank = dist.get_rank()
+    layers = pipeline_layers(dist.get_world_size())
+    opt = upgd.UPGD(layers[rank].parameters(), sigma=0.1, seed=1 + rank, **COMMON)
+    for x, _ in stream():
+        opt.zero_grad()
+        layers[rank](x).square().sum().backward()
+        opt.step()
+    return {"weights": [p.detach() for p in layers[rank].parameters()]}
+
+
+def pipeline_layers(size: int) -> list[nn.Linear]:
+    torch.manual_seed(4)
+    return [nn.Linear(5, 2 + k, dtype=DOUBLE) for k in range(size)]
+
+
+def apart() -> bool:
+    """Processes that train models of their own, for different times."""
+    rank = dist.get_rank()
+    model, alike = network(), network()
+    opt = upgd.UPGD(model.parameters(), sigma=0.1, seed=rank, process_group=False)
+    train(model, opt, steps=1 + rank)
+    other = upgd.UPGD(alike.parameters(), sigma=0.1, seed=rank, process_group=False)
+    train(alike, other, steps=1 + rank)
+    same = all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), alike.parameters(), strict=False)
+    )
+    return same and opt.param_groups[0]["seed"] == rank
+
+
+def scaled_utilities() -> list[list[Tensor]]:
+    found = []
+    for name in ("upgd", "upgd-local"):
+        model, opt = fsdp2(name, 0.0)
+        train(model, opt, share)
+        found.append([opt.scaled_utility(p).full_tensor() for p in model.parameters()])
+    return found
+
+
+def steps_apart() -> str:
+    """A process that has taken a step which others have not."""
+    model = network()
+    opt = upgd.UPGD(model.parameters(), sigma=0.1)
+    if dist.get_rank() == 0:
+        for group in opt.param_groups:
+            group["noise_step"] = 7
+    return refused(lambda: train(model, opt))
+
+
+def main() -> None:
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    group = folder / f"group-{world}"
+    dist.init_process_group("gloo", f"file://{group}", rank=rank, world_size=world)
+    found = resharding(folder)
+    if world > 1:
+        found |= {**methods(), **cases()}
+    torch.save(found, folder / f"{world}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

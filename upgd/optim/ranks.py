@@ -1,0 +1,171 @@
+"""What the processes of one training run tell each other.
+
+Where a ``torch.distributed`` process group exists, the first step begins with a meeting: every
+process tells which parameters its optimizer holds, and all take the seed of the first. Processes
+that hold the same whole parameters are *replicas* (DDP): they see the same gradients, so their
+steps are equal without another word. Where each holds a part of the model (FSDP, tensor
+parallelism, ZeRO, pipelines), η is the largest over all, and a step is skipped by all or by none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from upgd.optim.shards import Part, is_dtensor, parts_of
+from upgd.optim.uncompiled import uncompiled
+
+if TYPE_CHECKING:
+    from upgd.optim.base import RuleOptimizer
+
+
+@dataclass
+class Ranks:
+    """The processes that take a step together.
+
+    Attributes:
+        parts: What this process holds of each of the optimizer's parameters, in their order.
+        group: Their process group; None for a process of its own.
+        size: How many there are.
+        sharded: Whether each holds only a part of the model.
+        copies: How many processes hold a part, by what tells it from others.
+    """
+
+    parts: list[Part]
+    group: Any = None
+    size: int = 1
+    sharded: bool = False
+    copies: Counter[Part] = field(default_factory=Counter)
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """The largest of each value over all processes; NaN where one is."""
+        return self._reduced(values, "MAX")
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of each value over all processes."""
+        return self._reduced(values, "SUM")
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of each value over all processes."""
+        return self.total(values) / self.size
+
+    def agree(self, ok: Tensor) -> Tensor:
+        """Whether a flag is set in all processes."""
+        return self._reduced(ok.to(torch.int32), "MIN").bool()
+
+    def _reduced(self, values: Tensor, how: str) -> Tensor:
+        return values if self.size == 1 else _reduced(values, how, self.group)
+
+    def whole_rows(self, held: list[tuple[Part, Tensor]]) -> None:
+        """Turn norms of what is held of each row into those of whole rows, in place.
+
+        Args:
+            held: Parts that split rows, with the norm of each of their rows, as far as it is held.
+        """
+        split = [part for part in self.parts if part.splits_rows]
+        if self.size == 1 or not split:
+            return
+        begins, total = {}, 0
+        for part in split:
+            begins[part.number] = total
+            total += part.rows
+        device = held[0][1].device if held else None
+        norms = torch.zeros(total, dtype=torch.float64, device=device)
+        weights = torch.ones_like(norms)
+        places = []
+        for part, values in held:
+            first = begins[part.number] + (part.start[0] if part.rows > 1 else 0)
+            places.append(slice(first, first + len(values)))
+            norms[places[-1]] = values.double()
+            weights[places[-1]] = 1 / max(1, self.copies[part])
+        largest = self.maximum(norms)
+        scale = torch.where(largest > 0, largest, 1.0)  # squares of small utilities would underflow
+        norms = self.total((norms / scale).square() * weights).sqrt() * scale
+        for (_, values), place in zip(held, places, strict=True):
+            values.copy_(norms[place])
+
+
+@uncompiled
+def _reduced(values: Tensor, how: str, group: Any) -> Tensor:
+    values = values.clone()
+    torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, how), group=group)
+    return values
+
+
+def process_group(choice: Any) -> Any:
+    """The process group that an optimizer's argument stands for; None if there is none."""
+    if choice is False or not torch.distributed.is_available():
+        return None
+    if not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.group.WORLD if choice is None else choice
+
+
+def meet(opt: RuleOptimizer) -> Ranks:
+    """Find out what the other processes hold, and take the first one's seed."""
+    owner = type(opt).__name__
+    params = [p for group in opt.param_groups for p in group["params"]]
+    everything = _of_the_caller(opt, params)
+    wrapped = everything is not params
+    try:
+        parts = parts_of(params, everything)
+    except TypeError as error:
+        raise TypeError(f"{owner}: {error}") from None
+    held_in_parts = wrapped or any(not part.whole for part in parts) or any(map(is_dtensor, params))
+    group = process_group(opt.process_group)
+    size = 1 if group is None else torch.distributed.get_world_size(group)
+    if size == 1:
+        return Ranks(parts, group, 1, held_in_parts)
+    names = [name for g in opt.param_groups for name in g.get("param_names", ())]
+    first = opt.param_groups[0]
+    mine = (owner, first["seed"], first["noise_step"], held_in_parts, parts, names)
+    all_: list[Any] = [None] * size
+    torch.distributed.all_gather_object(all_, mine, group=group)
+    for what, place in (("class", 0), ("number of draws (noise_step)", 2)):
+        found = [told[place] for told in all_]
+        if len(set(found)) > 1:
+            raise RuntimeError(
+                f"{owner}: the processes of this group have optimizers of different {what}: "
+                f"{found}. For optimizers that have nothing to do with each other, pass "
+                "process_group=False"
+            )
+    for g in opt.param_groups:
+        g["seed"] = all_[0][1]
+    sharded = any(told[3] for told in all_)
+    models = [(told[4], told[5]) for told in all_]
+    if not sharded and any(model != models[0] for model in models):
+        # Each process has whole parameters of its own, as the stages of a pipeline do.
+        sharded = True
+        before = 0
+        for place, model in enumerate(models):
+            if model == models[torch.distributed.get_rank(group)]:
+                break
+            if model not in models[:place]:
+                before += len(model[0])
+        parts = [Part(p.number + before, p.shape, p.start, p.size) for p in parts]
+    return Ranks(parts, group, size, sharded, Counter(part for told in all_ for part in told[4]))
+
+
+def _of_the_caller(opt: Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """All parameters of the optimizer that called this one, or `params`.
+
+    ``ZeroRedundancyOptimizer`` makes an optimizer for the share of each process and tells it
+    nothing else. A parameter's noise is that of its place among all parameters, so they are looked
+    up where its ``step()`` is running.
+    """
+    mine = set(map(id, params))
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Optimizer) and caller is not opt:
+            found = [p for group in caller.param_groups for p in group["params"]]
+            if len(found) > len(mine) and mine <= set(map(id, found)):
+                return found
+        frame = frame.f_back
+    return params
