@@ -103,7 +103,7 @@ class RuleOptimizer(GrowingOptimizer):
     _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
     process_group: Any = None
-    _meeting: tuple[list[Tensor], Ranks] | None = None
+    _meeting: tuple[list[Any], Ranks] | None = None  # the parameters, and what was found
     _default_noise = False
 
     def __init__(
@@ -362,10 +362,10 @@ class RuleOptimizer(GrowingOptimizer):
         """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__
         found = []
-        offset = number = 0
+        offset, parts = 0, iter(self._ranks.parts)
         for g, group in enumerate(self.param_groups):
             for i, p in enumerate(group["params"]):
-                part = self._ranks.parts[number]
+                part = next(parts)
                 if p.grad is not None and p.numel() > 0:
                     checks.check_gradient(owner, group, i, g)
                     if "step" in self.state.get(p, ()):
@@ -373,7 +373,6 @@ class RuleOptimizer(GrowingOptimizer):
                         checks.check_state(owner, group, i, g, self.state[p], shapes)
                     found.append(Member(g, i, offset, p, part))
                 offset += math.prod(part.shape)
-                number += 1
         return found
 
     def _nonfinite_mode(self, members: list[Member]) -> Nonfinite:
@@ -699,11 +698,11 @@ class RuleOptimizer(GrowingOptimizer):
     # -------------------------------------------------------------- other processes
     def _meet(self) -> None:
         """Before the first step, or the first with other parameters: find out who holds what."""
-        if self._meeting is not None:
-            known = iter(self._meeting[0])
-            if all(next(known, None) is p for g in self.param_groups for p in g["params"]):
-                return
+        held = [(id(p), p.shape) for g in self.param_groups for p in g["params"]]
+        if self._meeting is not None and self._meeting[0] == held:
+            return
         ranks = meet(self)
+        self._refuse_shards(ranks)
         if ranks.sharded and not isinstance(self.noise, PhiloxNoise):
             if not self._default_noise:
                 raise TypeError(
@@ -712,8 +711,7 @@ class RuleOptimizer(GrowingOptimizer):
                     f"got noise={self.noise!r}"
                 )
             self.noise = PhiloxNoise()
-        self._meeting = [p for g in self.param_groups for p in g["params"]], ranks
-        self._refuse_shards(ranks)
+        self._meeting = held, ranks
         self._describe_noise()
 
     @property
