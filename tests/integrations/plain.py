@@ -78,8 +78,3 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
     for name, weight in weights.items():
         assert torch.equal(weight, others[name]), name
     assert not all(map(torch.equal, weights.values(), network().state_dict().values()))
-
-
-needs_watch = pytest.mark.skipif(
-    not hasattr(upgd.FeatureUPGD, "watch"), reason="needs FeatureUPGD.watch"
-)

@@ -21,8 +21,11 @@ from accelerate.state import AcceleratorState, GradientState, PartialState  # no
 @pytest.fixture(autouse=True)
 def singletons_are_forgotten() -> Iterator[None]:
     """Accelerator's settings are the process's: a second one would keep the first one's."""
+    states = (AcceleratorState, GradientState, PartialState)
+    for state in states:
+        state._reset_state()
     yield
-    for state in (AcceleratorState, GradientState, PartialState):
+    for state in states:
         state._reset_state()
 
 

@@ -86,7 +86,6 @@ def test_groups_by_name() -> None:
     plain.assert_same(fitted.module_, model)
 
 
-@plain.needs_watch
 def test_features_are_watched_after_initialize() -> None:
     x, y = plain.samples(4 * plain.BATCH)
     fitted = net(upgd.FeatureUPGD, 1, **named(plain.FEATURES)).initialize()

@@ -101,7 +101,6 @@ def test_saved_and_loaded_is_never_stopped(
     assert not any(map(torch.equal, before, first.policy.parameters()))
 
 
-@plain.needs_watch
 def test_features() -> None:
     """Only parameters arrive where a class is chosen, so the policy is watched afterwards."""
     agent = ppo(chosen(upgd.FeatureUPGD, plain.FEATURES), learning_rate=0.05)

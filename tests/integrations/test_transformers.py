@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+import upgd
 from tests.integrations import plain
 
 transformers = pytest.importorskip("transformers", reason="needs the extra integrations")
@@ -156,3 +157,22 @@ def test_the_callback_logs_and_changes_nothing(layers: bool, tmp_path: Path) -> 
     resumed.add_callback(MonitorCallback(resumed, every=2))
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert [r["step"] for r in resumed.state.log_history if "monitor/eta" in r] == [2, 4, 6]
+
+
+def test_features(tmp_path: Path) -> None:
+    """Only parameters arrive where a class is chosen: make the optimizer early, then watch."""
+    options = plain.FEATURES | {"lr": 0.02}
+    runs = trainer(tmp_path, optimizer_cls_and_kwargs=(upgd.FeatureUPGD, options))
+    runs.create_optimizer()
+    runs.optimizer.watch(runs.model)
+    runs.train()
+
+    net = model()
+    names = runs.get_decay_parameter_names(net)
+    split: list[list[Any]] = [[], []]
+    for name, p in net.named_parameters():
+        split[name not in names].append(p)
+    opt = upgd.FeatureUPGD([{"params": each} for each in split], upgd.Features(net), **options)
+    plain_loop(net, opt, transformers.get_linear_schedule_with_warmup(opt, 2, STEPS))
+    assert_close(runs.model, net, rtol=1e-5, atol=1e-6)
+    assert opt.utility(net.transformer.h[0].mlp.c_fc.weight).shape == (32,)

@@ -14,8 +14,8 @@ from upgd.monitor import Monitor
 class MonitorPlugin(SupervisedPlugin):
     """Measures a model over all experiences and publishes the numbers as ``monitor/...``.
 
-    They go to the loggers of the strategy's evaluator, at its iteration. A model that grows from
-    one experience to the next is watched as it was in the first; new heads are outputs.
+    They go to the loggers of the strategy's evaluator, at its iteration. A model may grow from one
+    experience to the next.
 
     Args:
         every: Steps of the optimizer from one measurement to the next.
