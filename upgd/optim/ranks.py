@@ -23,7 +23,7 @@ from upgd.optim.shards import Part, is_dtensor, parts_of
 from upgd.optim.uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from upgd.optim.base import RuleOptimizer
+    from upgd.optim.collective import CollectiveOptimizer
 
 
 @dataclass
@@ -118,7 +118,7 @@ def process_group(choice: Any) -> Any:
     return torch.distributed.group.WORLD if choice is None else choice
 
 
-def meet(opt: RuleOptimizer, params: list[Tensor]) -> Ranks:
+def meet(opt: CollectiveOptimizer, params: list[Tensor]) -> Ranks:
     """Find out what the other processes hold, and take the first one's seed."""
     owner = type(opt).__name__
     everything = _of_the_caller(opt, params)
