@@ -353,10 +353,10 @@ class Batch:
         if isinstance(old, Tensor):
             torch.where(ok, new, old, out=old)
             if name == "w" or name in self.narrow:
-                bits = self.bits.get(name)
+                values, bits = self._rooms[name].views, self.bits.get(name)
                 if bits is not None:  # numbers that the type has are not changed by it
-                    old = stochastic(old, bits, targets[0].dtype)
-                torch._foreach_copy_(targets, unpack(old, targets))
+                    values = unpack(stochastic(old, bits, targets[0].dtype), targets)
+                torch._foreach_copy_(targets, values)
         else:
             kept = [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)]
             _write(targets, kept, self.bits.get(name))

@@ -157,7 +157,7 @@ def check_gradient(owner: str, group: dict[str, Any], index: int, place: int) ->
             f"has a gradient of shape {tuple(grad.shape)} on {grad.device} and is itself on "
             f"{p.device}; clear it with zero_grad() and run backward() again"
         )
-    elif _overlaps(local(p)):
+    elif not p.is_contiguous() and _overlaps(local(p)):
         problem = "is expanded, several weights share memory; give it memory with clone()"
     elif _too_short(p) or _too_short(grad):
         what = "it" if _too_short(p) else "its gradient"
@@ -187,7 +187,7 @@ def check_state(
                 f"on {t.device}, the parameter on {device}; "
                 "opt.load_state_dict(opt.state_dict()) moves states"
             )
-        elif _too_short(t) or _overlaps(local(t)):
+        elif _too_short(t) or (not t.is_contiguous() and _overlaps(local(t))):
             problem = "without memory of its own; its storage was changed"
         elif name in CLOCK and t.dtype != torch.int64:
             problem = f"{t.dtype}, not int64"
@@ -201,7 +201,7 @@ def check_state(
 
 def _overlaps(t: torch.Tensor) -> bool:
     """Whether several elements share memory."""
-    return not t.is_contiguous() and torch._debug_has_internal_overlap(t) == 1
+    return torch._debug_has_internal_overlap(t) == 1
 
 
 def _too_short(t: torch.Tensor) -> bool:

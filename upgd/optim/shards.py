@@ -31,7 +31,9 @@ def is_dtensor(t: Tensor) -> bool:
 
 def local(t: Tensor) -> Tensor:
     """What this process holds of a tensor: the tensor itself unless it is a ``DTensor``."""
-    return t._local_tensor if is_dtensor(t) else t  # type: ignore[attr-defined]
+    if type(t) in _PLAIN or not is_dtensor(t):
+        return t
+    return t._local_tensor  # type: ignore[attr-defined,no-any-return]
 
 
 def local_gradient(p: Tensor) -> Tensor:
