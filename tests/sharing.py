@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,10 @@ def fsdp1(
     return model, METHODS[name][0](model.parameters(), **given)
 
 
-def fsdp2(name: str, sigma: float, replicas: int = 1, **more: Any) -> tuple[nn.Module, Any]:
-    model = network()
+def fsdp2(
+    name: str, sigma: float, replicas: int = 1, dtype: torch.dtype = DOUBLE, **more: Any
+) -> tuple[nn.Module, Any]:
+    model = network().to(dtype)
     size = dist.get_world_size()
     shape = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
@@ -229,6 +232,7 @@ def cases() -> dict[str, Any]:
         "fused/fsdp2/local": lambda: trained(fsdp2("upgd-local", 0.0, fused=True)),
         "one process's state": one_process_state,
         "accumulated": lambda: trained(fsdp2("feature-upgd", 0.1), pieces=2),
+        **{f"16 bits/{option}": partial(sixteen_bits, option) for option in SIXTEEN},
         "seeds": default_noise,
         "pipeline": pipeline,
         "apart": apart,
@@ -240,6 +244,33 @@ def cases() -> dict[str, Any]:
     }.items():
         found[name] = case()
     return found
+
+
+SIXTEEN: dict[str, dict[str, Any]] = {
+    "rounded": {"rounding": "stochastic", "trace_dtype": torch.bfloat16},
+    "packed": {"rounding": "stochastic", "trace_dtype": torch.bfloat16, "nonfinite": "skip"},
+    "master": {"master_weights": True, "foreach": False},
+}
+
+
+def sixteen_bits(option: str, alone: bool = False) -> dict[str, list[Tensor]]:
+    """Weights and traces of a model in bfloat16 under gradients that are given."""
+    given = {"dtype": torch.bfloat16, **SIXTEEN[option]}
+    if alone:
+        model = network().to(given.pop("dtype"))
+        more = {"noise": PhiloxNoise(), "seed": 1}
+        opt = upgd.AdaUPGD(model.parameters(), **arguments("ada-upgd", model, 0.1, **given, **more))
+    else:
+        model, opt = fsdp2("ada-upgd", 0.1, **given)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(STEPS):
+        for p in model.parameters():
+            g = torch.randn(p.shape, generator=generator).to(p.dtype)
+            p.grad = g if alone else distribute_tensor(g, p.device_mesh, p.placements)
+        opt.step()
+    kept = [t for p in model.parameters() for n, t in opt.state[p].items() if t.dim()]
+    full = [t.full_tensor() if isinstance(t, DTensor) else t for t in kept]
+    return {"weights": whole(model), "states": full}
 
 
 def trained(pair: tuple[nn.Module, Any], pieces: int = 1) -> list[Tensor]:

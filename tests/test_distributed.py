@@ -134,6 +134,16 @@ def test_other_ways_to_share(found: Any, case: str, name: str, sigma: float) -> 
         assert_close(told[case], expected)
 
 
+@pytest.mark.parametrize("option", sharing.SIXTEEN)
+def test_sixteen_bits_are_rounded_by_a_weights_place_in_the_whole(found: Any, option: str) -> None:
+    """Bit for bit: shards, noise and rounding together, of weights and traces."""
+    expected = sharing.sixteen_bits(option, alone=True)
+    for told in found:
+        for what, tensors in expected.items():
+            here = told[f"16 bits/{option}"][what]
+            assert all(torch.equal(a, b) for a, b in zip(here, tensors, strict=True))
+
+
 def test_replicas_stay_equal_whatever_their_seeds(found: Any) -> None:
     for told in found:
         for a, b in zip(told["seeds"], found[0]["seeds"], strict=True):

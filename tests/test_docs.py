@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from upgd.curvature import RULES
+from upgd.optim.memory import memory_table
 from upgd.optim.registry import table
 from upgd.rules.vocabulary import HYPERPARAMETERS
 
@@ -27,6 +28,7 @@ FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
 def test_the_table_of_methods_is_the_registry() -> None:
     assert table() in PAGES[1].read_text()
+    assert memory_table() in PAGES[1].read_text()
 
 
 def test_the_vocabulary_is_documented() -> None:

@@ -215,7 +215,7 @@ def test_looking_at_a_stranger() -> None:
 
 
 def test_tensor_lr_must_be_a_scalar() -> None:
-    with pytest.raises(ValueError, match="one element"):
+    with pytest.raises(ValueError, match="1-element"):
         UPGD(network().parameters(), lr=torch.ones(2))
 
 

@@ -128,8 +128,9 @@ class AdaUPGD(UtilityOptimizer):
         beta_utility: Decay β_u of the utility trace.
         sigma: Standard deviation σ of the perturbation, beside steps of size about 1.
         scaling, order, protect, curvature: See :class:`~upgd.UPGD`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd

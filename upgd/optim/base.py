@@ -28,13 +28,13 @@ from torch import Tensor
 from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.checks import CLOCK, MASTER, parameter_name
+from upgd.optim.collective import CollectiveOptimizer
 from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
-from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
-from upgd.optim.ranks import Ranks, meet
-from upgd.optim.shards import Part, like, local, local_gradient
+from upgd.optim.rounding import Rounding, rounding_bits
+from upgd.optim.shards import like, local, local_gradient
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
@@ -57,6 +57,9 @@ class Common(TypedDict, total=False):
     fused: bool
     capturable: bool
     nonfinite: Nonfinite | None
+    rounding: Rounding
+    trace_dtype: torch.dtype | None
+    master_weights: bool
     process_group: Any
 
 
@@ -67,7 +70,7 @@ class BatchPlan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(GrowingOptimizer):
+class RuleOptimizer(CollectiveOptimizer):
     """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
@@ -93,6 +96,13 @@ class RuleOptimizer(GrowingOptimizer):
             one flag from the device; ``"skip"`` leaves weights, traces and counters as they
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
+        rounding: How 16-bit weights are stored: to the ``"nearest"`` number, or ``"stochastic"``,
+            up or down at random and right on average, so that small steps are not lost
+            (:mod:`upgd.optim.rounding`). No effect on wider weights.
+        trace_dtype: ``torch.bfloat16`` keeps the traces of all but float64 weights in 16 bits,
+            always rounded stochastically; by default they are float32.
+        master_weights: Keep a float32 copy of 16-bit weights, which is updated; the weights are it,
+            rounded to the nearest. What is written to a weight is taken over at the next step.
         process_group: The processes that train this model together (:mod:`upgd.optim.ranks`). By
             default those of ``torch.distributed``'s default group, if there is one; False for a
             process that trains a model of its own.
@@ -100,11 +110,11 @@ class RuleOptimizer(GrowingOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    rounding: Rounding = "nearest"
+    trace_dtype: torch.dtype | None = None
+    master_weights = False
     _task = OUTSIDE  # the last backward pass inside of which there was a step
     _warned = False  # of hyperparameters in groups that are not the method's
-    process_group: Any = None
-    _meeting: tuple[list[Any], Ranks] | None = None  # the parameters, and what was found
-    _default_noise = False
 
     def __init__(
         self,
@@ -120,6 +130,9 @@ class RuleOptimizer(GrowingOptimizer):
         fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
+        rounding: Rounding = "nearest",
+        trace_dtype: torch.dtype | None = None,
+        master_weights: bool = False,
         process_group: Any = None,
         **unknown: Any,
     ) -> None:
@@ -127,6 +140,8 @@ class RuleOptimizer(GrowingOptimizer):
         given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
         given["process_group"] = process_group
         checks.check_arguments(owner, self._arguments(), given, unknown)
+        checks.check_precision(owner, rounding, trace_dtype, master_weights)
+        self.rounding, self.trace_dtype, self.master_weights = rounding, trace_dtype, master_weights
         self.method = method
         default = PhiloxNoise() if fused else GeneratorNoise()
         self.noise: NoiseSource = noise if noise is not None else default
@@ -167,10 +182,6 @@ class RuleOptimizer(GrowingOptimizer):
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
         self._meeting = None
-
-    def _describe_noise(self) -> None:
-        if isinstance(self.noise, PhiloxNoise):
-            self.noise.describe(self._ranks.parts)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
@@ -217,6 +228,9 @@ class RuleOptimizer(GrowingOptimizer):
         elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
+            for batch in batches:
+                if batch.narrow:
+                    batch.end()
         if getattr(self, "grad_scale", None) is not None:
             self._unscale()
 
@@ -307,6 +321,8 @@ class RuleOptimizer(GrowingOptimizer):
             if compiling:
                 batch.put_scalars()
             self._load_derivatives(batch)
+        if self._rounds:
+            self._draw_rounding(batches)
         self._draw_noise(batches)
         for batch in batches:
             batch.compile()
@@ -429,13 +445,6 @@ class RuleOptimizer(GrowingOptimizer):
                 "finite or over the limit, and says which; nothing was updated"
             )
 
-    def _agree(self, ok: bool) -> bool:
-        """Whether all processes that wait for each other in a step say yes."""
-        if self._ranks.size == 1 or not self._synchronises:
-            return ok
-        device = self.param_groups[0]["params"][0].device
-        return bool(self._ranks.agree(torch.tensor(ok, device=device)))
-
     def _read(self, members: list[Member]) -> list[tuple[Member | str, str, Tensor, float]]:
         """The weights and derivatives of a step: whose, what, the tensor, and its limit."""
         curved = "curvature" in self.method.needs
@@ -464,7 +473,7 @@ class RuleOptimizer(GrowingOptimizer):
     def _structure(self, members: list[Member], gated: bool) -> Any:
         """Everything that a plan depends on; equal keys mean equal plans."""
         params = []
-        kept = (*CLOCK, *self.method.states)
+        kept = (*CLOCK, *self.method.states, MASTER)
         for group, place, offset, p, part in members:
             where = (group, place, offset, id(p), p.shape, p.dtype, p.device, part)
             state = self.state[p]
@@ -490,7 +499,11 @@ class RuleOptimizer(GrowingOptimizer):
         targets = {"w": [self._by_rows(m.param, m.local) for m in members]}
         for name in self._weight_states():
             targets[name] = [local(self.state[p][name]) for p in params]
+        mastered = all(MASTER in self.state[p] for p in params)
+        if mastered:
+            targets["w"] = [self._by_rows(p, local(self.state[p][MASTER])) for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
+        batch.copies = [self._by_rows(m.param, m.local) for m in members] if mastered else []
         batch.row_counts = [_rows(p) for p in targets["w"]]
         batch.row_names = frozenset({"eta"} if by_row else ())
         for name in self._weight_states():
@@ -594,6 +607,29 @@ class RuleOptimizer(GrowingOptimizer):
                 for p in group["params"]:
                     p.__dict__.pop("curvature", None)
 
+    def _draw_rounding(self, batches: list[Batch]) -> None:
+        """Draw the random bits by which this step rounds, one call per device."""
+        asking: dict[torch.device, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            if batch.members and self._rounded(batch.narrow):
+                asking[batch.device].append(batch)
+        for device, some in asking.items():
+            wanted = {slot for batch in some for slot in self._rounded(batch.narrow).values()}
+            offsets = [m.offset for batch in some for m in batch.members]
+            found = self._draw_bits(offsets, wanted, device)
+            first = 0
+            for batch in some:
+                end = first + sum(t.numel() for t in batch.targets["w"])
+                for name, slot in self._rounded(batch.narrow).items():
+                    batch.load_bits(name, found[slot][first:end])
+                first = end
+
+    def _draw_bits(
+        self, offsets: list[int], slots: Iterable[int], device: torch.device
+    ) -> dict[int, Tensor]:
+        seed, step = self.param_groups[0]["seed"], self._noise_step(device)
+        return rounding_bits(self._bits, offsets, slots, seed=seed, step=step, device=device)
+
     def _draw_noise(self, batches: list[Batch]) -> None:
         """Draw this step's perturbations, one call per device, and pass them to the batches."""
         asking: dict[torch.device, list[Batch]] = defaultdict(list)
@@ -694,110 +730,6 @@ class RuleOptimizer(GrowingOptimizer):
             and (decay is None or b.decay_values[decay] == first.decay_values[decay])
             for b in batches
         )
-
-    # -------------------------------------------------------------- other processes
-    def _meet(self) -> None:
-        """Before the first step, or the first with other parameters: find out who holds what."""
-        held = [(id(p), p.shape) for g in self.param_groups for p in g["params"]]
-        if self._meeting is not None and self._meeting[0] == held:
-            return
-        ranks = meet(self)
-        self._refuse_shards(ranks)
-        if ranks.sharded and not isinstance(self.noise, PhiloxNoise):
-            if not self._default_noise:
-                raise TypeError(
-                    f"{type(self).__name__}: this process holds a part of the model, and only "
-                    "upgd.optim.noise.PhiloxNoise, the default there, knows the noise of a part; "
-                    f"got noise={self.noise!r}"
-                )
-            self.noise = PhiloxNoise()
-        self._meeting = held, ranks
-        self._describe_noise()
-
-    @property
-    def _ranks(self) -> Ranks:
-        """The processes that take a step together, known from the first step on."""
-        if self._meeting is None:
-            self._meet()
-        assert self._meeting is not None
-        return self._meeting[1]
-
-    def _refuse_shards(self, ranks: Ranks) -> None:
-        """Raise where a method cannot be run on parts of a model."""
-        owner = type(self).__name__
-        if ranks.sharded and "curvature" in self.method.needs:
-            raise TypeError(
-                f"{owner}: order=2 walks the graph of whole parameters, and this process holds a "
-                "part of the model; use order=1, or DDP"
-            )
-        by_row = any(p.reduce == "row_norm" and p.over == "weights" for p in self.method.phases)
-        if by_row and any(part.flat for part in ranks.parts):
-            raise TypeError(
-                f"{owner}: FSDP1 has flattened the parameters, and scaling='local' needs their "
-                "rows; use fully_shard (FSDP2) or scaling='global'"
-            )
-
-    @property
-    def _is_part(self) -> bool:
-        """Whether other processes may hold larger traces."""
-        return self._ranks.sharded or self._overrides("_combine")
-
-    @property
-    def _synchronises(self) -> bool:
-        """Whether the processes wait for each other in every step."""
-        return self._ranks.sharded or "curvature" in self.method.needs
-
-    def _overrides(self, name: str) -> bool:
-        """Whether a subclass has its own version of a method."""
-        return getattr(type(self), name) is not getattr(RuleOptimizer, name)
-
-    def _take_part(self, members: list[Member], checked: bool) -> None:
-        """A step of a process that holds no weight to update: others wait for its word.
-
-        Args:
-            members: Parameters of which it holds nothing; their steps are counted.
-            checked: Whether it has been agreed already that the step is finite.
-        """
-        if not self._ranks.sharded:
-            return
-        device = self.param_groups[0]["params"][0].device
-        ok = torch.tensor(True, device=device)
-        if not checked:
-            ok = self._combine_finite(ok)
-        self._ensure_state([m.param for m in members])
-        for clock in {id(s["step"]): s for s in (self.state[m.param] for m in members)}.values():
-            clock["attempts"].add_(1)
-            clock["step"].add_(ok)
-        for phase in self.method.phases:
-            if phase.reduce == "max":
-                self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
-            elif phase.reduce == "row_norm":
-                self._combine_rows([])
-        for group in self.param_groups:
-            group["noise_step"] += 1
-
-    def _combine(self, eta: Tensor) -> Tensor:
-        """The maximum of `eta`, the largest corrected trace here, over all parts of the model."""
-        return self._ranks.maximum(eta) if self._ranks.sharded else eta
-
-    def _combine_finite(self, ok: Tensor) -> Tensor:
-        """Whether the step is finite in all parts of the model."""
-        return self._ranks.agree(ok) if self._ranks.sharded else ok
-
-    def _combine_rows(self, held: list[tuple[Part, Tensor]]) -> None:
-        """Complete the norms of rows of which other processes hold a part."""
-        if self._ranks.sharded:
-            self._ranks.whole_rows([(part, rows) for part, rows in held if part.splits_rows])
-
-    def _share_derivatives(self, members: list[Member]) -> None:
-        """Average over replicas what DDP does not: curvatures."""
-        ranks = self._ranks
-        if ranks.size == 1 or "curvature" not in self.method.needs or not members:
-            return
-        own = [self._curvature(m) for m in members]
-        mean = ranks.mean(torch.cat([h.reshape(-1) for h in own]))
-        for h, values in zip(own, mean.split([h.numel() for h in own]), strict=True):
-            h.copy_(values.view(h.shape))
 
     def _name(self, m: Member) -> str:
         return parameter_name(self.param_groups[m.group], m.place, m.group)

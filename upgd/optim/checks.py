@@ -15,6 +15,8 @@ from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter
 
 CLOCK = ("step", "attempts")
 """What counts a parameter's steps: those that were not skipped, and all."""
+MASTER = "master"
+"""The state that holds the float32 copy of a 16-bit parameter."""
 _REAL = "parameters must be real floating-point tensors of 16, 32 or 64 bits"
 
 
@@ -49,6 +51,24 @@ def check_arguments(
         raise TypeError(
             f"{owner}: process_group must be a torch.distributed process group, None for the "
             f"default one, or False, got {group!r}"
+        )
+
+
+def check_precision(owner: str, rounding: Any, trace_dtype: Any, master_weights: Any) -> None:
+    """Raise if it is not clear how 16-bit weights and traces are to be kept."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"{owner}: rounding must be 'nearest' or 'stochastic', got {rounding!r}")
+    if trace_dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"{owner}: trace_dtype must be None, torch.float32 or torch.bfloat16 (traces are too "
+            f"small for float16), got {trace_dtype!r}"
+        )
+    if not isinstance(master_weights, bool):
+        raise TypeError(f"{owner}: master_weights must be True or False, got {master_weights!r}")
+    if master_weights and rounding == "stochastic":
+        raise ValueError(
+            f"{owner}: master_weights=True keeps exact weights, of which the parameters are the "
+            "nearest; leave out rounding='stochastic', or the master weights"
         )
 
 

@@ -92,8 +92,9 @@ class FeatureUPGD(UtilityOptimizer):
             effect with ``protect=False``, where steps are not gated.
         lr, weight_decay, beta_utility, sigma, scaling, order, protect, curvature: See
             :class:`~upgd.UPGD`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd

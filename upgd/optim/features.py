@@ -170,6 +170,10 @@ class _Tap:
     moved: bool = False
 
 
+def _count(layer: FeatureLayer, _: Tensor) -> None:
+    layer.count()  # a function of this module, so that a watched model can be pickled
+
+
 def has_features(module: nn.Module) -> bool:
     """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
@@ -370,7 +374,7 @@ class Features:
             if isinstance(p, Tensor) and p.requires_grad:
                 handle, hooks = self._counting.get(p), p._post_accumulate_grad_hooks or {}
                 if handle is None or handle.id not in hooks:
-                    hook = p.register_post_accumulate_grad_hook(lambda _: layer.count())
+                    hook = p.register_post_accumulate_grad_hook(partial(_count, layer))
                     self._counting[p] = hook
 
     @uncompiled

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import DTYPES
-from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.checks import CLOCK, MASTER, parameter_name
 from upgd.optim.shards import is_dtensor
 from upgd.optim.state import StatefulOptimizer
 
@@ -62,6 +62,9 @@ class GrowingOptimizer(StatefulOptimizer):
                 for name in self.method.states:
                     if name in state:
                         kept[name] = _carried(state[name], self._fresh(new, name))
+                if MASTER in state:
+                    exact = new.detach().to(torch.float32, copy=True)
+                    kept[MASTER] = _carried(state[MASTER], exact)
                 self.state[new] = kept
             self._forget_plans()
 

@@ -13,7 +13,7 @@ from typing_extensions import Self, Unpack
 from upgd.curvature import Curvature
 from upgd.optim import convention, growing
 from upgd.optim.base import Common, Params, RuleOptimizer, _rows
-from upgd.optim.batch import row_norms, tiny, wide_dtype
+from upgd.optim.batch import compute_dtype, row_norms, tiny, wide_dtype
 from upgd.optim.shards import Part, like, local
 from upgd.rules.ops import sigmoid
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase, Reduce
@@ -184,6 +184,7 @@ class UtilityOptimizer(RuleOptimizer):
             )
         state, beta = self.state[p], groups[0]["beta_utility"]
         utility = local(state["utility"])
+        utility = utility.to(compute_dtype(utility.dtype))
         steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
         correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
         return utility / correction.to(utility.dtype)
@@ -314,8 +315,9 @@ class UPGD(UtilityOptimizer):
         curvature: Where ``order=2`` takes it from: ``"hesscale"``, ``"ggn"`` (never
             negative) or ``"hutchinson"`` (unbiased, noisy, any model); see
             :func:`upgd.curvature.backward`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd

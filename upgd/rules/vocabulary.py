@@ -87,7 +87,7 @@ class Hyperparameter:
         for item in values:
             if isinstance(item, torch.Tensor) and self.name == "lr" and not item.is_meta:
                 if item.numel() != 1:
-                    raise ValueError(f"{owner}: a tensor lr must have one element, got {item!r}")
+                    raise ValueError(f"{owner}: Tensor lr must be 1-element, got {item!r}")
                 item = item.item()  # stops the device, once
             if isinstance(item, bool) or not isinstance(item, numbers.Real):
                 raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
