@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.cases import PATHS, assert_equal, every_device, every_method, every_path, needs_cuda
 from upgd import SGDW, UPGD, AdaUPGD, Features, FeatureUPGD
 from upgd.kernels.philox import philox4x32
-from upgd.optim import fused, memory
+from upgd.optim import fused, memory, rounding
 from upgd.optim.noise import ROUNDING, PhiloxNoise
 from upgd.optim.ranks import Ranks
 from upgd.optim.registry import METHODS, Row
@@ -87,6 +87,21 @@ def test_rounding_makes_no_infinity(dtype: torch.dtype) -> None:
     for bits in (0, 1, 2**16 - 1):
         found = stochastic(x, torch.full((3,), bits, dtype=torch.int32), dtype)
         assert found.tolist() == [largest, largest, -largest]
+
+
+MUTANTS: dict[str, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = {
+    "to the nearest": lambda x, bits, dtype: x.to(dtype),
+    "down": lambda x, bits, dtype: rounding.stochastic(x, bits * 0, dtype),
+    "fair coins": lambda x, bits, dtype: rounding.stochastic(x, bits & 0x8000, dtype),
+    "one bit short": lambda x, bits, dtype: rounding.stochastic(x, bits >> 1, dtype),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_test_of_bias_bites(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_low_precision.stochastic", MUTANTS[name])
+    with pytest.raises(AssertionError):
+        test_rounding_is_unbiased(BF16, 1.001)
 
 
 def test_every_share_is_exact() -> None:
