@@ -144,6 +144,7 @@ class Monitor:
         if self.steps == self._next:
             self._at_event()
 
+    # Compiled steps leave their graph for these.
     @uncompiled
     def _before_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
         if self.steps + 1 == self._measure_at:

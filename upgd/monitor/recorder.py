@@ -42,11 +42,18 @@ class Layer:
 
     def add(self, h: Tensor, at: nn.Module, samples: int) -> Seen:
         """Note an output of `at`, and keep the newest that have `samples` rows together."""
-        self.units = h.shape[feature_axis(self.module, h)]
-        value = h.detach().clone() if self.copies else h.detach()
-        seen = Seen(h.numel() // max(1, self.units), value, value._version, at, h._version)
+        shape = h.shape
+        if len(shape) == 2:  # the quick way: a stream of single samples comes here at every pass
+            rows, self.units = shape
+        else:
+            self.units = shape[feature_axis(self.module, h)]
+            rows = h.numel() // max(1, self.units)
+        value = h.detach()
+        if self.copies:
+            value = value.clone()
+        seen = Seen(rows, value, value._version, at, h._version)
         self.seen.append(seen)
-        self.rows += seen.rows
+        self.rows += rows
         while self.rows - self.seen[0].rows >= samples:
             self.rows -= self.seen.popleft().rows
         return seen
