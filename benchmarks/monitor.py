@@ -146,7 +146,6 @@ def main() -> None:
         torch.set_num_threads(1)
     found = section(args.device, rows(args.device, args.rounds, args.only), args.rounds)
     if args.output:
-        head = [f"# The cost of a monitor\n\n`python benchmarks/monitor.py`: {__doc__}"]
         head = ["# The cost of a monitor", "", "`python benchmarks/monitor.py`", ""]
         head += ["\n".join(__doc__.strip().splitlines()[4:]), ""]
         old = args.output.read_text() if args.output.exists() else ""

@@ -40,6 +40,11 @@ class Layer:
     rows: int = 0
     seen: deque[Seen] = field(default_factory=deque)
 
+    @property
+    def label(self) -> str:
+        """Its name; a model that is a single layer has none."""
+        return self.name or type(self.module).__name__
+
     def add(self, h: Tensor, at: nn.Module, samples: int) -> Seen:
         """Note an output of `at`, and keep the newest that have `samples` rows together."""
         shape = h.shape
@@ -249,7 +254,7 @@ class Recorder:
         return dormancy_scores(magnitudes), magnitudes == 0, products(some_rows(h, self.samples))
 
     def __repr__(self) -> str:
-        return "\n".join(f"{layer.name}: {self._told(layer)}" for layer in self.layers)
+        return "\n".join(f"{layer.label}: {self._told(layer)}" for layer in self.layers)
 
     def _told(self, layer: Layer) -> str:
         if not layer.units:

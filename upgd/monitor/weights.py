@@ -26,6 +26,20 @@ BINS = 21
 """Of the histograms of Ū over [0, 1]; the middle one holds weights without utility."""
 
 
+def optimizers_in(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    """The optimizers that a user named, out of frameworks' wrappers; TypeError for other things."""
+    found = [] if given is None else [given] if isinstance(given, Optimizer) else list(given)
+    for n, opt in enumerate(found):
+        while isinstance(inner := getattr(opt, "optimizer", None), Optimizer):
+            opt = inner
+        if not isinstance(opt, Optimizer):
+            raise TypeError(
+                f"Monitor: opt must be a torch optimizer or several, got {type(opt).__name__}"
+            )
+        found[n] = opt
+    return found
+
+
 class Owned(NamedTuple):
     """A parameter and the layer that it belongs to."""
 
