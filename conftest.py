@@ -29,6 +29,9 @@ if importlib.util.find_spec("typer"):
     typer.testing._get_command = functools.cache(typer.main.get_command)
 else:
     collect_ignore_glob.append("upgd/cli/*.py")
+for framework in ("avalanche", "lightning", "stable_baselines3", "transformers"):
+    if not importlib.util.find_spec(framework):
+        collect_ignore_glob.append(f"upgd/integrations/{framework}.py")
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 

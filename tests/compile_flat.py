@@ -48,21 +48,24 @@ def build(kernel: Any, **constants: Any) -> str:
     return str(compiled.asm["ptx"])
 
 
-def build_method(method: Method) -> dict[str, str]:
-    """The PTX of its two passes."""
+def build_method(method: Method, half: bool = False) -> dict[str, str]:
+    """The PTX of its two passes; with `half`, weights and traces are bfloat16."""
     rules = compile_rules(method, "float32")
     reduction = method.phases[0].reduce if flat.uses_eta(method) else None
-    common = {"SECOND": "curvature" in method.needs, "KIND": tl.float32, "REAL": tl.float32}
-    common["BLOCK"] = kernels.BLOCK
+    common = {"SECOND": "curvature" in method.needs, "REAL": tl.float32}
+    common |= {"KIND": tl.bfloat16 if half else tl.float32, "BLOCK": kernels.BLOCK}
+    trace = {"TRACE": common["KIND"]}
     names = [method.decays.get(state) for state in method.states]
     decays = [-1 if name is None else method.numbers.index(name) for name in names]
     decays += [-1] * (len(STATES) - len(decays))
     passes = {}
     first = {**common, "LIMIT": method.limit(torch.float32)}
     if reduction == "max":
-        passes["first"] = build(kernels.reduce_kernel, RULE=rules.reduce, DECAY=-1, **first)
+        passes["first"] = build(
+            kernels.reduce_kernel, RULE=rules.reduce, DECAY=-1, **first, **trace
+        )
     elif reduction == "row_norm":
-        passes["first"] = build(kernels.norms_kernel, RULE=rules.reduce, **first)
+        passes["first"] = build(kernels.norms_kernel, RULE=rules.reduce, **first, **trace)
     else:
         passes["first"] = build(kernels.check_kernel, **first)
     passes["second"] = build(
@@ -71,6 +74,8 @@ def build_method(method: Method) -> dict[str, str]:
         **{"RULE": rules.update, "STATES": len(method.states), "NOISE": "noise" in method.needs},
         **{"CUT": False, "GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
         DECAY=-1,
+        ROUND=half,
+        **trace,
         **common,
     )
     return passes
@@ -79,9 +84,11 @@ def build_method(method: Method) -> dict[str, str]:
 def main() -> None:
     """Compile what was asked for."""
     for name in sys.argv[1:] or ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk"]:
-        for which, ptx in build_method(METHODS[name].method).items():
-            loads, stores = (len(re.findall(rf"{op}\.global\S*\.v4", ptx)) for op in ("ld", "st"))
-            print(name, which, loads, stores)
+        for half in (False, True):
+            for which, ptx in build_method(METHODS[name].method, half).items():
+                wide = rf".global\S*\.v{2 if half else 4}"  # 16 bits come as pairs
+                loads, stores = (len(re.findall(op + wide, ptx)) for op in ("ld", "st"))
+                print(name, which, "bfloat16" if half else "float32", loads, stores)
 
 
 if __name__ == "__main__":

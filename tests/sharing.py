@@ -1,4 +1,4 @@
-"""What each process of a distributed test runs: ``python -m tests.sharing RANK WORLD FOLDER NAME``.
+"""What each process of a distributed test runs: ``python -m tests.sharing RANK WORLD FOLDER``.
 
 Results go to files in FOLDER, where :mod:`tests.test_distributed` compares them with one process.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,10 @@ def fsdp1(
     return model, METHODS[name][0](model.parameters(), **given)
 
 
-def fsdp2(name: str, sigma: float, replicas: int = 1, **more: Any) -> tuple[nn.Module, Any]:
-    model = network()
+def fsdp2(
+    name: str, sigma: float, replicas: int = 1, dtype: torch.dtype = DOUBLE, **more: Any
+) -> tuple[nn.Module, Any]:
+    model = network().to(dtype)
     size = dist.get_world_size()
     shape = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
@@ -161,7 +164,7 @@ def share(t: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------- tasks
-def methods(folder: Path) -> dict[str, Any]:
+def methods() -> dict[str, Any]:
     """Every wrapper with every method; without noise, with noise, and noise alone."""
     found: dict[str, Any] = {}
     for wrapper, make in WRAPPERS.items():
@@ -179,6 +182,9 @@ def methods(folder: Path) -> dict[str, Any]:
     return found
 
 
+RESHARDED = ("upgd", "ada-upgd", "upgd-momentum", "feature-upgd")
+
+
 def resharding(folder: Path) -> dict[str, Any]:
     """Take up a checkpoint of another number of processes, go on, and leave one.
 
@@ -186,16 +192,16 @@ def resharding(folder: Path) -> dict[str, Any]:
     """
     found = {}
     size = dist.get_world_size()
-    for name in ("upgd", "ada-upgd", "upgd-momentum", "feature-upgd"):
+    for name in RESHARDED:
         for taken, before in ((folder / f"{name}-{n}", n) for n in (1, 2) if n * 2 == size):
             model, opt = fsdp2(name, 0.1)
             _load(model, opt, taken)
             train(model, opt, steps=2 * size, skip=2 * before)
-            found[name] = whole(model)
+            found[f"resumed/{name}"] = whole(model)
             _save(model, opt, folder / f"{name}-{size}")
         model, opt = fsdp2(name, 0.1)
         train(model, opt, steps=2 * size)
-        found[f"{name}/straight"] = whole(model)
+        found[f"straight/{name}"] = whole(model)
         if size == 1:
             _save(model, opt, folder / f"{name}-1")
     return found
@@ -212,7 +218,7 @@ def _load(model: nn.Module, opt: Any, path: Path) -> None:
     set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=states)
 
 
-def cases(folder: Path) -> dict[str, Any]:
+def cases() -> dict[str, Any]:
     """Everything else."""
     found: dict[str, Any] = {}
     for name, case in {
@@ -226,6 +232,7 @@ def cases(folder: Path) -> dict[str, Any]:
         "fused/fsdp2/local": lambda: trained(fsdp2("upgd-local", 0.0, fused=True)),
         "one process's state": one_process_state,
         "accumulated": lambda: trained(fsdp2("feature-upgd", 0.1), pieces=2),
+        **{f"16 bits/{option}": partial(sixteen_bits, option) for option in SIXTEEN},
         "seeds": default_noise,
         "pipeline": pipeline,
         "apart": apart,
@@ -237,6 +244,33 @@ def cases(folder: Path) -> dict[str, Any]:
     }.items():
         found[name] = case()
     return found
+
+
+SIXTEEN: dict[str, dict[str, Any]] = {
+    "rounded": {"rounding": "stochastic", "trace_dtype": torch.bfloat16},
+    "packed": {"rounding": "stochastic", "trace_dtype": torch.bfloat16, "nonfinite": "skip"},
+    "master": {"master_weights": True, "foreach": False},
+}
+
+
+def sixteen_bits(option: str, alone: bool = False) -> dict[str, list[Tensor]]:
+    """Weights and traces of a model in bfloat16 under gradients that are given."""
+    given = {"dtype": torch.bfloat16, **SIXTEEN[option]}
+    if alone:
+        model = network().to(given.pop("dtype"))
+        more = {"noise": PhiloxNoise(), "seed": 1}
+        opt = upgd.AdaUPGD(model.parameters(), **arguments("ada-upgd", model, 0.1, **given, **more))
+    else:
+        model, opt = fsdp2("ada-upgd", 0.1, **given)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(STEPS):
+        for p in model.parameters():
+            g = torch.randn(p.shape, generator=generator).to(p.dtype)
+            p.grad = g if alone else distribute_tensor(g, p.device_mesh, p.placements)
+        opt.step()
+    kept = [t for p in model.parameters() for n, t in opt.state[p].items() if t.dim()]
+    full = [t.full_tensor() if isinstance(t, DTensor) else t for t in kept]
+    return {"weights": whole(model), "states": full}
 
 
 def trained(pair: tuple[nn.Module, Any], pieces: int = 1) -> list[Tensor]:
@@ -298,7 +332,7 @@ def one_process_state() -> list[Tensor]:
     train(plain, first, steps=2)
     model, opt = fsdp2("ada-upgd", 0.1)
     for p, whole_p in zip(model.parameters(), plain.parameters(), strict=True):
-        p.data = distribute_tensor(whole_p.detach(), p.device_mesh, p.placements)
+        p.detach().copy_(distribute_tensor(whole_p.detach(), p.device_mesh, p.placements))
     opt.load_state_dict(first.state_dict())
     train(model, opt, share, skip=2)
     return whole(model)
@@ -363,17 +397,16 @@ def steps_apart() -> str:
     return refused(lambda: train(model, opt))
 
 
-TASKS = {"methods": methods, "resharding": resharding, "cases": cases}
-
-
 def main() -> None:
-    rank, world, folder, name = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    group = folder / f"group-{name}-{world}"
+    group = folder / f"group-{world}"
     dist.init_process_group("gloo", f"file://{group}", rank=rank, world_size=world)
-    found = TASKS[name](folder)
-    torch.save(found, folder / f"{name}-{world}-{rank}.pt")
+    found = resharding(folder)
+    if world > 1:
+        found |= {**methods(), **cases()}
+    torch.save(found, folder / f"{world}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

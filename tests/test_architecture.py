@@ -24,6 +24,7 @@ engine
 ledger
 networks
 streams
+integrations
 upgd
 monitor
 utility

@@ -1,6 +1,6 @@
 """Several processes do what one does: replicas, shards, checkpoints of other numbers of shards.
 
-Processes are started once per number of processes and task; each test reads its part of the files.
+Processes are started once for each number of them; each test reads its part of the files.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 
 import upgd
-from tests import sharing
+from tests import cases, sharing
+from tests.cases import every_method
 from tests.sharing import COMMON, DOUBLE, METHODS, network, stream, train
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.registry import Row
 
-WORLDS = (2, 4)
 REFUSED = {
     ("zero", "upgd-2nd"): "order=2 walks the graph of whole parameters",
     ("fsdp1", "upgd-2nd"): "order=2 walks the graph of whole parameters",
@@ -32,14 +34,14 @@ REFUSED = {
 """Wrapper and method, and the words of the error that says why not."""
 
 
-def processes(world: int, folder: Path, task: str) -> list[dict[str, Any]]:
+def processes(world: int, folder: Path) -> list[dict[str, Any]]:
     """What each process found."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.sharing"]
     where = Path(__file__).parent.parent
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(folder), task],
+            [*command, str(rank), str(world), str(folder)],
             env=env,
             cwd=where,
             stdout=subprocess.PIPE,
@@ -51,18 +53,20 @@ def processes(world: int, folder: Path, task: str) -> list[dict[str, Any]]:
     said = [p.communicate(timeout=600)[0] for p in started]
     failed = [text for p, text in zip(started, said, strict=True) if p.returncode]
     assert not failed, failed[0]
-    files = [folder / f"{task}-{world}-{rank}.pt" for rank in range(world)]
+    files = [folder / f"{world}-{rank}.pt" for rank in range(world)]
     return [torch.load(file, weights_only=True) for file in files]
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def ran(request: Any, tmp_path_factory: Any) -> list[dict[str, Any]]:
-    return processes(request.param, tmp_path_factory.mktemp("methods"), "methods")
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: Any) -> dict[int, list[dict[str, Any]]]:
+    """What the processes of worlds of one, two and four found; each takes up checkpoints."""
+    folder = tmp_path_factory.mktemp("worlds")
+    return {world: processes(world, folder) for world in (1, 2, 4)}
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def found(request: Any, tmp_path_factory: Any) -> list[dict[str, Any]]:
-    return processes(request.param, tmp_path_factory.mktemp("cases"), "cases")
+@pytest.fixture(scope="module", params=(2, 4))
+def found(request: Any, worlds: Any) -> list[dict[str, Any]]:
+    return worlds[request.param]
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
@@ -72,13 +76,13 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("wrapper", sharing.WRAPPERS)
-def test_many_processes_do_what_one_does(ran: Any, wrapper: str, name: str) -> None:
+def test_many_processes_do_what_one_does(found: Any, wrapper: str, name: str) -> None:
     """To rounding where gradients are sums over processes; bit for bit where noise is alone."""
     for case, (sigma, more) in sharing.CASES.items():
         if name == "s-rwalk" and case != "still":
             continue
         expected = sharing.alone(name, sigma, quiet=case == "noise", **more)
-        for told in ran:
+        for told in found:
             here = told[f"{wrapper}/{name}/{case}"]
             if (wrapper, name) in REFUSED:
                 assert REFUSED[wrapper, name] in here
@@ -90,13 +94,12 @@ def test_many_processes_do_what_one_does(ran: Any, wrapper: str, name: str) -> N
                 assert_close(here, expected)
 
 
-def test_checkpoints_reshard_bit_for_bit(tmp_path: Path) -> None:
+def test_checkpoints_reshard_bit_for_bit(found: Any) -> None:
     """One process, two that go on, four that go on; the same as four from the first step on."""
-    for world in (1, 2, 4):
-        for told in processes(world, tmp_path, "resharding"):
-            for name, weights in told.items():
-                straight = told[name.removesuffix("/straight") + "/straight"]
-                assert all(torch.equal(a, b) for a, b in zip(weights, straight, strict=True)), name
+    for told in found:
+        for name in sharing.RESHARDED:
+            on, straight = told[f"resumed/{name}"], told[f"straight/{name}"]
+            assert all(torch.equal(a, b) for a, b in zip(on, straight, strict=True)), name
 
 
 def test_a_step_is_taken_by_all_or_none(found: Any) -> None:
@@ -129,6 +132,16 @@ def test_other_ways_to_share(found: Any, case: str, name: str, sigma: float) -> 
     expected = sharing.alone(name, sigma)
     for told in found:
         assert_close(told[case], expected)
+
+
+@pytest.mark.parametrize("option", sharing.SIXTEEN)
+def test_sixteen_bits_are_rounded_by_a_weights_place_in_the_whole(found: Any, option: str) -> None:
+    """Bit for bit: shards, noise and rounding together, of weights and traces."""
+    expected = sharing.sixteen_bits(option, alone=True)
+    for told in found:
+        for what, tensors in expected.items():
+            here = told[f"16 bits/{option}"][what]
+            assert all(torch.equal(a, b) for a, b in zip(here, tensors, strict=True))
 
 
 def test_replicas_stay_equal_whatever_their_seeds(found: Any) -> None:
@@ -171,6 +184,46 @@ def test_what_is_refused(found: Any) -> None:
         assert "only upgd.optim.noise.PhiloxNoise" in told["own noise"]
         assert "different number of draws" in told["steps apart"]
         assert "process_group=False" in told["steps apart"]
+
+
+@pytest.fixture
+def one_shard(tmp_path: Path) -> Iterator[Any]:
+    """What fully_shard does to a model in a world of one process."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    dist.destroy_process_group()
+
+
+@every_method
+@pytest.mark.parametrize("fused", [False, True])
+def test_every_method_on_shards(row: Row, one_shard: Any, fused: bool) -> None:
+    if fused and "fused" in row.unsupported:
+        pytest.skip(row.unsupported["fused"])
+    plain, model = cases.network(dtype=DOUBLE), one_shard(cases.network(dtype=DOUBLE))
+    noise = {} if fused else {"noise": PhiloxNoise()}
+    opt = row.make(model, seed=1, fused=fused)
+    batches = cases.batches(4, dtype=DOUBLE)
+    if "curvature" in row.needs:
+        model(batches[0][0]).sum().backward()
+        with pytest.raises(TypeError, match="order=2 walks the graph of whole parameters"):
+            opt.step()
+        return
+    cases.train(row, opt, model, batches)
+    cases.train(row, row.make(plain, seed=1, fused=fused, **noise), plain, batches)
+    assert_close([p.full_tensor() for p in model.parameters()], list(plain.parameters()))
+
+
+def test_parameters_sharded_after_the_optimizer_was_made(one_shard: Any) -> None:
+    """Libraries put the shards into an optimizer that was made before them."""
+    model = network()
+    opt = upgd.UPGD(model.parameters(), **COMMON, sigma=0.1, seed=1)
+    opt.param_groups[0]["params"] = list(one_shard(model).parameters())
+    train(model, opt)
+    assert_close([p.full_tensor() for p in model.parameters()], sharing.alone("upgd", 0.1))
 
 
 def test_a_process_group_is_one() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from upgd.curvature import RULES
 from upgd.monitor.alarms import RULES as RULES_OF_WARNINGS
 from upgd.monitor.page import MEASURES
+from upgd.optim.memory import memory_table
 from upgd.optim.registry import table
 from upgd.rules.vocabulary import HYPERPARAMETERS
 
@@ -21,10 +26,12 @@ PAGES += [
     ROOT / "docs" / f"{name}.md"
     for name in ("choosing", "data", "laboratory", "monitor", "paper", "sweeps")
 ]
+FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
 
 def test_the_table_of_methods_is_the_registry() -> None:
     assert table() in PAGES[1].read_text()
+    assert memory_table() in PAGES[1].read_text()
 
 
 def test_the_vocabulary_is_documented() -> None:
@@ -45,7 +52,61 @@ def test_examples_run(page: Path) -> None:
         RULES.update(known)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def recipes() -> Iterator[Any]:
+    """The examples of docs/frameworks.md, by their section."""
+    sections = re.split(r"^## ", FRAMEWORKS.read_text(), flags=re.M)[1:]
+    for section in sections:
+        for block in re.findall(r"```python\n(.*?)```", section, re.S):
+            yield pytest.param(block, id=section.splitlines()[0])
+
+
+@pytest.mark.parametrize("block", list(recipes()))
+@pytest.mark.filterwarnings("ignore")  # the frameworks' own
+def test_recipes_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where their libraries are; process groups have one process."""
+    names = [each for node in ast.walk(ast.parse(block)) for each in imported(node)]
+    for name in names:
+        pytest.importorskip(name, reason=f"needs {name}", exc_type=ImportError)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "0")  # any that is free
+    with torch.random.fork_rng():
+        try:
+            exec(compile(block, str(FRAMEWORKS), "exec"), {"__name__": "__main__"})
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The libraries that an import statement names."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom) and node.module:
+        names.append(node.module)
+    return [top for top in (name.split(".")[0] for name in names) if top not in ("torch", "upgd")]
+
+
+def test_every_framework_of_the_table_has_its_test_and_version() -> None:
+    """Versions are those of constraints.txt, where it has the library."""
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M))
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| (.+) \|$", FRAMEWORKS.read_text(), re.M
+    )
+    distributions = {"Ignite": "pytorch-ignite"}
+    checked = 0
+    for name, version, tried, test in rows[1:]:
+        if tried == "every change" and "PyTorch" not in name:
+            assert pins[distributions.get(name, name.lower())] == version, name
+            checked += 1
+        if test.startswith("`"):
+            assert (ROOT / test.strip("`")).exists(), test
+    assert checked == 6
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, FRAMEWORKS, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target

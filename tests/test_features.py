@@ -627,20 +627,3 @@ def test_attention_and_single_names() -> None:
     model(torch.randn(2, 3, 8)).sum().backward()
     opt.step()
     assert [f.name for f in Features(model, layers="0.linear1").layers] == ["0.linear1"]
-
-
-def test_replicas_can_average_their_gates() -> None:
-    class Doubled(FeatureUPGD):
-        def _combine_gates(self, derivatives: list[Tensor]) -> list[Tensor]:
-            return [2 * f for f in derivatives]
-
-    plain, _ = mlp(nn.ReLU())
-    x = torch.randn(4, 5, dtype=DOUBLE)
-    utilities = []
-    for cls in (FeatureUPGD, Doubled):
-        opt = cls(plain.parameters(), features=Features(plain), lr=0.0)
-        plain(x).square().sum().backward()
-        opt.step()
-        opt.zero_grad()
-        utilities.append(opt.utility(plain[0].weight))
-    torch.testing.assert_close(2 * utilities[0], utilities[1])

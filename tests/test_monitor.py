@@ -477,6 +477,27 @@ def test_a_shared_activation_and_layers_without_any() -> None:
     assert "dormant/d" not in found  # others have activations
 
 
+def test_a_layer_that_is_first_used_later() -> None:
+    """As an actor's, which is trained at every second step of its critic."""
+
+    def part() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    model = nn.ModuleDict({"critic": part(), "actor": part()})
+    monitor = upgd.Monitor(model, every=2, output=["critic.2", "actor.2"])
+    x = torch.randn(64, 3)
+    for step in range(6):
+        model["critic"](x)
+        if step > 2:
+            model["actor"](x)
+        monitor.step()
+    found = [{name for name in row if name.startswith("dormant/")} for _, row in monitor.history]
+    assert found == [{"dormant/critic.0"}] + [{"dormant/critic.0", "dormant/actor.0"}] * 2
+    hidden = model["actor"][:2](x).detach()
+    scores = hidden.abs().mean(0) / hidden.abs().mean()
+    assert monitor.scalars()["dormant/actor.0"] == (scores <= 0.025).float().mean()
+
+
 def test_tokens_are_rows() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, nn.GELU(), batch_first=True)

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import upgd
-from tests.cases import every_method
+from tests.cases import every_method, network
 from upgd.optim.registry import METHODS, Row, get
 from upgd.rules.vocabulary import HYPERPARAMETERS
 
@@ -75,3 +75,17 @@ def test_documented_and_public(row: Row) -> None:
     if row.name != "adamw":  # users keep torch.optim.AdamW
         assert getattr(upgd, row.optimizer.__name__) is row.optimizer
         assert ">>>" in doc
+
+
+@pytest.mark.parametrize("name", [n for row in METHODS.values() for n in (row.name, *row.aliases)])
+def test_create_makes_what_the_name_says(name: str) -> None:
+    row, defaults = get(name)
+    model = network()
+    for given in (model, model.named_parameters()):
+        opt = upgd.create(name.upper(), given, lr=0.5)
+        assert type(opt) is row.optimizer
+        assert opt.method == row.method
+        group = opt.param_groups[0]
+        assert {k: group[k] for k in defaults} == {**defaults, "lr": 0.5}
+    with pytest.raises(KeyError, match=r"unknown method 'ada-upgdd'; did you mean 'ada-upgd'"):
+        upgd.create("ada-upgdd", model)

@@ -352,10 +352,8 @@ def test_a_first_step_that_was_skipped_leaves_no_utility() -> None:
     assert torch.equal(opt.scaled_utility(model.weight), torch.full((1, 2), 0.5))
 
 
-def test_a_group_cannot_have_momentum_that_is_not_kept() -> None:
+def test_a_group_without_momentum_beside_others() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match=r"keeps no velocity; pass momentum= to UPGD"):
-        UPGD([{"params": [weight], "momentum": 0.9}])
     opt = UPGD([{"params": [weight], "momentum": 0.0}], momentum=0.9, sigma=0.0)
     for _ in range(2):
         weight.grad = torch.zeros(2) if opt.state else torch.full((2,), 0.5)

@@ -20,7 +20,9 @@ from upgd.optim import (
     StreamingMAS,
     StreamingRWalk,
     StreamingSI,
+    param_groups,
 )
+from upgd.optim.registry import create
 
 __version__ = "0.1.0"
 
@@ -38,7 +40,9 @@ __all__ = [
     "StreamingRWalk",
     "StreamingSI",
     "__version__",
+    "create",
     "curvature",
+    "param_groups",
     "utility",
 ]
 

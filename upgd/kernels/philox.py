@@ -19,6 +19,9 @@ angle in units of 2⁻³² turns. Logarithm, sine and cosine are the polynomials
 arithmetic of the run (float32 or float64), so they vectorise. Their errors, at most 3e-8, are
 below float32's rounding. The largest number is 6.8.
 
+**Rounding.** Draw ``d`` of random bits has the key of the run's seed with ``ROUNDING + d`` added to
+its high word; number ``lane`` of a counter is word ``lane`` as it is.
+
 .. [1] Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011.
 """
 
@@ -34,6 +37,8 @@ from torch import Tensor
 ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDING = 0x5EED0B17
+"""See **Rounding** above."""
 _MASK = 0xFFFFFFFF
 
 LOG = (

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from upgd.kernels import flat
 from upgd.kernels.triton_numbers import load_numbers
-from upgd.kernels.triton_random import four_normals
+from upgd.kernels.triton_random import four_normals, narrowed, rounding_words
 
 _W, _G, _H, _STATE = (tl.constexpr(x) for x in (flat.W, flat.G, flat.H, flat.STATE))
 _TOTAL, _SPAN, _NUMBER = (tl.constexpr(x) for x in (flat.TOTAL, flat.SPAN, flat.NUMBER))
@@ -86,12 +86,13 @@ def _age(m, clocks):
 # -------------------------------------------------------------------- the first pass
 @triton.jit
 def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.constexpr,
-           KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
+           KIND: tl.constexpr, TRACE: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr,
+           aligned: tl.constexpr):
     """A lane's traces after this step, and the magnitudes that it reads."""
     place, mask = _stretch(row, start, lane, BLOCK, aligned)
     w = _read(row, _W, place, mask, KIND, REAL, aligned)
     g = _read(row, _G, place, mask, KIND, REAL, aligned) * tl.load(m + _FACTOR).to(REAL)
-    u = _read(row, _STATE, place, mask, REAL, REAL, aligned)
+    u = _read(row, _STATE, place, mask, TRACE, REAL, aligned)
     h = g
     if SECOND:
         h = _read(row, _H, place, mask, KIND, REAL, aligned) * tl.load(m + _SIGN).to(REAL)
@@ -118,11 +119,11 @@ def _magnitude(w, g, h, SECOND: tl.constexpr):
 
 @triton.jit
 def _traces(row, m, start, RULE: tl.constexpr, SECOND: tl.constexpr, KIND: tl.constexpr,
-            REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
-    t0, d0 = _trace(row, m, start, 0, RULE, SECOND, KIND, REAL, BLOCK, aligned)
-    t1, d1 = _trace(row, m, start, 1, RULE, SECOND, KIND, REAL, BLOCK, aligned)
-    t2, d2 = _trace(row, m, start, 2, RULE, SECOND, KIND, REAL, BLOCK, aligned)
-    t3, d3 = _trace(row, m, start, 3, RULE, SECOND, KIND, REAL, BLOCK, aligned)
+            TRACE: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
+    t0, d0 = _trace(row, m, start, 0, RULE, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
+    t1, d1 = _trace(row, m, start, 1, RULE, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
+    t2, d2 = _trace(row, m, start, 2, RULE, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
+    t3, d3 = _trace(row, m, start, 3, RULE, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
     t = tl.maximum(tl.maximum(t0, t1), tl.maximum(t2, t3))
     d = tl.maximum(tl.maximum(d0, d1), tl.maximum(d2, d3))
     return tl.max(t, 0), tl.max(d, 0)
@@ -131,17 +132,17 @@ def _traces(row, m, start, RULE: tl.constexpr, SECOND: tl.constexpr, KIND: tl.co
 @triton.jit
 def reduce_kernel(tensors, items, numbers, slots, clocks,
                   RULE: tl.constexpr, SECOND: tl.constexpr, DECAY: tl.constexpr,
-                  LIMIT: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-                  BLOCK: tl.constexpr):
+                  LIMIT: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+                  REAL: tl.constexpr, BLOCK: tl.constexpr):
     """Leave the largest corrected trace in slot 0; 1 in slot 1 if something exceeds LIMIT."""
     item = items + 2 * tl.program_id(0)
     row = tensors + tl.load(item).to(tl.int64) * _COLUMNS
     start = tl.load(item + 1)
     m = numbers + tl.load(row + _GROUP) * _NUMBERS
     if tl.load(row + _ALIGNED) != 0:
-        t, d = _traces(row, m, start, RULE, SECOND, KIND, REAL, BLOCK, True)
+        t, d = _traces(row, m, start, RULE, SECOND, KIND, TRACE, REAL, BLOCK, True)
     else:
-        t, d = _traces(row, m, start, RULE, SECOND, KIND, REAL, BLOCK, False)
+        t, d = _traces(row, m, start, RULE, SECOND, KIND, TRACE, REAL, BLOCK, False)
     t = t.to(tl.float64)
     if DECAY >= 0:
         t = t / _correction(m, _age(m, clocks), DECAY)
@@ -183,8 +184,8 @@ def check_kernel(tensors, items, numbers, slots, SECOND: tl.constexpr, LIMIT: tl
 
 @triton.jit
 def norms_kernel(tensors, rows, numbers, slots, norms, RULE: tl.constexpr, SECOND: tl.constexpr,
-                 LIMIT: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-                 BLOCK: tl.constexpr):
+                 LIMIT: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+                 REAL: tl.constexpr, BLOCK: tl.constexpr):
     """The norm of one row of the trace, and whether what it reads is within LIMIT."""
     item = rows + 2 * tl.program_id(0)
     row = tensors + tl.load(item).to(tl.int64) * _COLUMNS
@@ -198,13 +199,13 @@ def norms_kernel(tensors, rows, numbers, slots, norms, RULE: tl.constexpr, SECON
     tiny: tl.constexpr = 2.2250738585072014e-308 if double else 1.1754943508222875e-38
     if double:  # squares of small utilities would underflow
         for k in range(0, length, BLOCK):
-            t, d = _row_trace(row, m, first, k, length, RULE, SECOND, KIND, REAL, BLOCK)
+            t, d = _row_trace(row, m, first, k, length, RULE, SECOND, KIND, TRACE, REAL, BLOCK)
             largest = tl.maximum(largest, tl.abs(t))
         scale = tl.maximum(tl.max(largest, 0), tiny)
     squares = tl.zeros([BLOCK], tl.float64)
     read = tl.zeros([BLOCK], REAL)
     for k in range(0, length, BLOCK):
-        t, d = _row_trace(row, m, first, k, length, RULE, SECOND, KIND, REAL, BLOCK)
+        t, d = _row_trace(row, m, first, k, length, RULE, SECOND, KIND, TRACE, REAL, BLOCK)
         t = t.to(tl.float64) / scale
         squares += t * t
         read = tl.maximum(read, d)
@@ -217,13 +218,13 @@ def norms_kernel(tensors, rows, numbers, slots, norms, RULE: tl.constexpr, SECON
 
 @triton.jit
 def _row_trace(row, m, first, k, length, RULE: tl.constexpr, SECOND: tl.constexpr,
-               KIND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
+               KIND: tl.constexpr, TRACE: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
     col = k + tl.arange(0, BLOCK)
     mask = col < length
     place = first + col
     w = _read(row, _W, place, mask, KIND, REAL, False)
     g = _read(row, _G, place, mask, KIND, REAL, False) * tl.load(m + _FACTOR).to(REAL)
-    u = _read(row, _STATE, place, mask, REAL, REAL, False)
+    u = _read(row, _STATE, place, mask, TRACE, REAL, False)
     h = g
     if SECOND:
         h = _read(row, _H, place, mask, KIND, REAL, False) * tl.load(m + _SIGN).to(REAL)
@@ -264,26 +265,37 @@ def _value(address, exists: tl.constexpr, place, mask, other, kind: tl.constexpr
 
 @triton.jit
 def _values(row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, lane: tl.constexpr,
-            STATES: tl.constexpr, SECOND: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-            BLOCK: tl.constexpr, aligned: tl.constexpr):
+            STATES: tl.constexpr, SECOND: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+            REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
     """The values that a lane reads."""
     place, mask = _stretch(row, start, lane, BLOCK, aligned)
     w = tl.load(_at(aw, place, KIND, aligned), mask=mask, other=0.0).to(REAL)
     g = tl.load(_at(ag, place, KIND, aligned), mask=mask, other=0.0).to(REAL) * factor
     h = _value(ah, SECOND, place, mask, g, KIND, aligned) * sign
-    s0 = _value(a0, STATES > 0, place, mask, w, REAL, aligned)
-    s1 = _value(a1, STATES > 1, place, mask, w, REAL, aligned)
-    s2 = _value(a2, STATES > 2, place, mask, w, REAL, aligned)
-    s3 = _value(a3, STATES > 3, place, mask, w, REAL, aligned)
-    s4 = _value(a4, STATES > 4, place, mask, w, REAL, aligned)
+    s0 = _value(a0, STATES > 0, place, mask, w, TRACE, aligned)
+    s1 = _value(a1, STATES > 1, place, mask, w, TRACE, aligned)
+    s2 = _value(a2, STATES > 2, place, mask, w, TRACE, aligned)
+    s3 = _value(a3, STATES > 3, place, mask, w, TRACE, aligned)
+    s4 = _value(a4, STATES > 4, place, mask, w, TRACE, aligned)
     return place, mask, w, g, h, s0, s1, s2, s3, s4
+
+
+@triton.jit
+def _store(address, exists: tl.constexpr, place, mask, x, word, half: tl.constexpr,
+           kind: tl.constexpr, rounds: tl.constexpr, aligned: tl.constexpr):
+    """Write values in their type, rounded by `half` of a word of random bits, or to the nearest."""
+    if exists:
+        if rounds:
+            x = narrowed(x, word, half, kind)
+        tl.store(_at(address, place, kind, aligned), x.to(kind), mask=mask)
 
 
 @triton.jit
 def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z, s0, s1, s2, s3,
              s4, aw, a0, a1, a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6,
-             p7, p8, p9, p10, p11, p12, p13, RULE: tl.constexpr, STATES: tl.constexpr,
-             LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr, aligned: tl.constexpr):
+             p7, p8, p9, p10, p11, p12, p13, q0, q1, q2, RULE: tl.constexpr, STATES: tl.constexpr,
+             LOCAL: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr, ROUND: tl.constexpr,
+             aligned: tl.constexpr):
     """Apply the rule to a lane, and write."""
     if LOCAL:
         length = tl.minimum(tl.load(row + _LENGTH), 0x7FFFFFFF).to(tl.int32)
@@ -294,17 +306,13 @@ def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z
         w, g, h, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, sigma, p0, p1,
         p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
-    tl.store(_at(aw, place, KIND, aligned), w.to(KIND), mask=mask)
-    if STATES > 0:
-        tl.store(_at(a0, place, REAL, aligned), s0, mask=mask)
-    if STATES > 1:
-        tl.store(_at(a1, place, REAL, aligned), s1, mask=mask)
-    if STATES > 2:
-        tl.store(_at(a2, place, REAL, aligned), s2, mask=mask)
-    if STATES > 3:
-        tl.store(_at(a3, place, REAL, aligned), s3, mask=mask)
-    if STATES > 4:
-        tl.store(_at(a4, place, REAL, aligned), s4, mask=mask)
+    narrow: tl.constexpr = TRACE.primitive_bitwidth == 16
+    _store(aw, True, place, mask, w, q0, 0, KIND, ROUND, aligned)
+    _store(a0, STATES > 0, place, mask, s0, q0, 1, TRACE, narrow, aligned)
+    _store(a1, STATES > 1, place, mask, s1, q1, 0, TRACE, narrow, aligned)
+    _store(a2, STATES > 2, place, mask, s2, q1, 1, TRACE, narrow, aligned)
+    _store(a3, STATES > 3, place, mask, s3, q2, 0, TRACE, narrow, aligned)
+    _store(a4, STATES > 4, place, mask, s4, q2, 1, TRACE, narrow, aligned)
 
 
 @triton.jit
@@ -319,10 +327,32 @@ def _own_normal(seed, place, span, tensor, step, REAL: tl.constexpr):
 
 
 @triton.jit
+def _own_word(seed, draw: tl.constexpr, place, span, tensor, step):
+    """The word of random bits of each weight by its place in the whole parameter."""
+    q0, q1, q2, q3 = rounding_words(seed, draw, (place % span).to(tl.uint32), tensor, step)
+    lane = place // span
+    return tl.where(lane < 2, tl.where(lane == 0, q0, q1), tl.where(lane == 2, q2, q3))
+
+
+@triton.jit
+def _words(row, seed, draw: tl.constexpr, quad, tensor, step, i0, i1, i2, i3, CUT: tl.constexpr):
+    """Words of random bits for the weights of the four lanes."""
+    q0, q1, q2, q3 = rounding_words(seed, draw, quad, tensor, step)
+    if CUT:
+        first, span = tl.load(row + _FIRST), tl.load(row + _WHOLE_SPAN)
+        if first >= 0:
+            q0 = _own_word(seed, draw, first + i0, span, tensor, step)
+            q1 = _own_word(seed, draw, first + i1, span, tensor, step)
+            q2 = _own_word(seed, draw, first + i2, span, tensor, step)
+            q3 = _own_word(seed, draw, first + i3, span, tensor, step)
+    return q0, q1, q2, q3
+
+
+@triton.jit
 def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
             RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr,
-            CUT: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-            BLOCK: tl.constexpr, aligned: tl.constexpr):
+            CUT: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+            ROUND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
     aw, ag, ah = _address(row, _W, True), _address(row, _G, True), _address(row, _H, SECOND)
     a0, a1 = _address(row, _STATE, STATES > 0), _address(row, _STATE + 1, STATES > 1)
     a2, a3 = _address(row, _STATE + 2, STATES > 2), _address(row, _STATE + 3, STATES > 3)
@@ -332,22 +362,24 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
     # All lanes are read before one is written: so they are on their way together.
     i0, k0, w0, g0, h0, x00, x01, x02, x03, x04 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 0,
-        STATES, SECOND, KIND, REAL, BLOCK, aligned)
+        STATES, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
     i1, k1, w1, g1, h1, x10, x11, x12, x13, x14 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 1,
-        STATES, SECOND, KIND, REAL, BLOCK, aligned)
+        STATES, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
     i2, k2, w2, g2, h2, x20, x21, x22, x23, x24 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 2,
-        STATES, SECOND, KIND, REAL, BLOCK, aligned)
+        STATES, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
     i3, k3, w3, g3, h3, x30, x31, x32, x33, x34 = _values(
         row, start, factor, sign, aw, ag, ah, a0, a1, a2, a3, a4, 3,
-        STATES, SECOND, KIND, REAL, BLOCK, aligned)
+        STATES, SECOND, KIND, TRACE, REAL, BLOCK, aligned)
     z0, z1, z2, z3 = w0, w1, w2, w3
-    if NOISE:
+    narrow: tl.constexpr = TRACE.primitive_bitwidth == 16
+    if NOISE or ROUND or narrow:
         # Quad numbers from memory: so the noise gets the weights' layout, not one of its own that
         # would have to be carried over through shared memory.
         quad = (start + tl.load(iota + tl.arange(0, BLOCK))).to(tl.uint32)
         tensor = quad * 0 + tl.load(row + _NUMBER).to(tl.uint32)
+    if NOISE:
         if CUT:
             first, span = tl.load(row + _FIRST), tl.load(row + _WHOLE_SPAN)
             if first >= 0:
@@ -359,22 +391,31 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
                 z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
         else:
             z0, z1, z2, z3 = four_normals(seed, quad, tensor, step, REAL)
+    q00, q10, q20, q30 = w0, w1, w2, w3  # of each lane, words for rounding
+    q01, q11, q21, q31 = w0, w1, w2, w3
+    q02, q12, q22, q32 = w0, w1, w2, w3
+    if ROUND or (narrow and STATES > 0):
+        q00, q10, q20, q30 = _words(row, seed, 0, quad, tensor, step, i0, i1, i2, i3, CUT)
+    if narrow and STATES > 1:
+        q01, q11, q21, q31 = _words(row, seed, 1, quad, tensor, step, i0, i1, i2, i3, CUT)
+    if narrow and STATES > 3:
+        q02, q12, q22, q32 = _words(row, seed, 2, quad, tensor, step, i0, i1, i2, i3, CUT)
     _advance(
         row, start, 0, norms, eta, i0, k0, w0, g0, h0, z0, x00, x01, x02, x03, x04, aw, a0, a1,
         a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
-        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        p11, p12, p13, q00, q01, q02, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 1, norms, eta, i1, k1, w1, g1, h1, z1, x10, x11, x12, x13, x14, aw, a0, a1,
         a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
-        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        p11, p12, p13, q10, q11, q12, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 2, norms, eta, i2, k2, w2, g2, h2, z2, x20, x21, x22, x23, x24, aw, a0, a1,
         a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
-        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        p11, p12, p13, q20, q21, q22, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 3, norms, eta, i3, k3, w3, g3, h3, z3, x30, x31, x32, x33, x34, aw, a0, a1,
         a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
-        p11, p12, p13, RULE, STATES, LOCAL, KIND, REAL, aligned)
+        p11, p12, p13, q30, q31, q32, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
 
 
 @triton.jit(do_not_specialize=["finishing"])
@@ -382,8 +423,8 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
                   RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr,
                   NOISE: tl.constexpr, CUT: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
                   DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
-                  D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, REAL: tl.constexpr,
-                  BLOCK: tl.constexpr):
+                  D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+                  ROUND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
     """Write weights and states unless something exceeded its limit; count the step.
 
     `draw` holds the number of this draw, and the seed. With `finishing` clocks, the last program
@@ -409,11 +450,11 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
             eta = tl.maximum(tl.abs(eta.to(REAL)), tiny)
         number, seed = tl.load(draw), tl.load(draw + 1)
         if tl.load(row + _ALIGNED) != 0:
-            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4,
-                    RULE, STATES, SECOND, NOISE, CUT, LOCAL, KIND, REAL, BLOCK, True)
+            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, RULE,
+                    STATES, SECOND, NOISE, CUT, LOCAL, KIND, TRACE, ROUND, REAL, BLOCK, True)
         else:
-            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4,
-                    RULE, STATES, SECOND, NOISE, CUT, LOCAL, KIND, REAL, BLOCK, False)
+            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, RULE,
+                    STATES, SECOND, NOISE, CUT, LOCAL, KIND, TRACE, ROUND, REAL, BLOCK, False)
     if finishing > 0:
         before = tl.atomic_add(done, 1)
         if before == tl.num_programs(0) - 1:

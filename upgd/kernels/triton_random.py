@@ -24,6 +24,7 @@ _ROUND_EXPONENT = tl.constexpr(philox.ROUND_EXPONENT)
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = (tl.constexpr(c) for c in philox.LOG)
 _S0, _S1, _S2 = (tl.constexpr(c) for c in philox.SIN)
 _C0, _C1, _C2 = (tl.constexpr(c) for c in philox.COS)
+_ROUNDING = tl.constexpr(philox.ROUNDING)
 _LN2 = tl.constexpr(0.6931471805599453)
 _ANGLE = tl.constexpr(6.283185307179586 / 2**32)
 _UNIT = tl.constexpr(2.0**-32)
@@ -80,6 +81,36 @@ def four_words(seed, c0, c1, c2, c3):
         c1, c3 = b.to(tl.uint32), a.to(tl.uint32)
         k0, k1 = k0 + _W0, k1 + _W1
     return c0, c1, c2, c3
+
+
+@triton.jit
+def rounding_words(seed, draw: tl.constexpr, quad, tensor, step):
+    """The words of each quad that rounding uses; see PhiloxNoise.bits."""
+    low, high = (step & 0xFFFFFFFF).to(tl.uint32), (step >> 32).to(tl.uint32)
+    return four_words(seed + ((_ROUNDING + draw) << 32), quad, tensor, low, high)
+
+
+@triton.jit
+def narrowed(x, word, half: tl.constexpr, kind: tl.constexpr):
+    """Round float32 to 16 bits by half of a word; see upgd/optim/rounding.py."""
+    bits = (word >> (16 * half)) & 0xFFFF
+    kept: tl.constexpr = 0xFFFF0000 if kind == tl.bfloat16 else 0xFFFFE000
+    largest: tl.constexpr = 0x7F7F0000 if kind == tl.bfloat16 else 0x477FE000
+    infinite: tl.constexpr = 0x7F800000 if kind == tl.bfloat16 else 0x47800000
+    if kind == tl.float16:
+        bits = bits >> 3
+        normal: tl.constexpr = 6.103515625e-05
+        shift = tl.where(tl.abs(x) < normal, tl.where(x < 0, -normal, normal), 0.0)
+        x = x + shift
+    pattern = x.to(tl.uint32, bitcast=True)
+    magnitude = pattern & 0x7FFFFFFF
+    found = (pattern + bits) & kept
+    over = (found & 0x7FFFFFFF) > largest
+    found = tl.where(over, (pattern & 0x80000000) | largest, found)
+    found = tl.where(magnitude < infinite, found, pattern).to(tl.float32, bitcast=True)
+    if kind == tl.float16:
+        found = found - shift
+    return found.to(kind)
 
 
 @triton.jit

@@ -119,7 +119,7 @@ class Recorder:
     While it is open for the first time it finds out where each layer's units are: behind the
     activation module that directly follows, whatever normalisation or dropout is in between.
     Layers that none follows are left out, unless no layer has one. From then on only those
-    modules have hooks.
+    modules have hooks, and layers that no pass has used yet (an actor that waits for its critic).
 
     Args:
         model: Any module.
@@ -153,6 +153,7 @@ class Recorder:
         self._by_module = {layer.module: layer for layer in self.layers}
         self._followers = [m for m in modules.values() if _follows(m)] if self.layers else []
         self._places: dict[nn.Module, Layer] = {}  # known after a pass, if no module has two
+        self._settled: set[Layer] = set()  # layers that have a place, or are left out
         self._mark = f"_upgd_monitor_{id(self)}"
         self._handles: list[Any] = []
         self.always = False  # record without gradients, too
@@ -167,8 +168,10 @@ class Recorder:
         self.forget()
         if not self._handles:
             hooks: dict[Any, Iterable[nn.Module]] = {self._on_place: self._places}
-            if not self._places:
-                hooks = {self._on_layer: self._by_module, self._on_follower: self._followers}
+            unknown = [layer.module for layer in self.layers if layer not in self._settled]
+            if unknown:
+                followers = [m for m in self._followers if m not in self._places]
+                hooks |= {self._on_layer: unknown, self._on_follower: followers}
             for call, modules in hooks.items():
                 hook = Hook(call)
                 self._handles += [module.register_forward_hook(hook) for module in modules]
@@ -227,14 +230,17 @@ class Recorder:
 
     def settle(self) -> None:
         """Find out where the units of each layer are, if passes were seen."""
-        known = [layer for layer in self.layers if layer.seen]
-        if not known or self._places:
+        known = [layer for layer in self.layers if layer.seen and layer not in self._settled]
+        if not known:
             return
-        chosen = [layer for layer in known if layer.activated] or known
+        chosen = [layer for layer in known if layer.activated]
+        if not chosen and not self._places:
+            chosen = known
         places = {layer: {seen.at for seen in layer.seen} for layer in chosen}
-        every = [at for each in places.values() for at in each]
+        every = [at for each in places.values() for at in each] + list(self._places)
         if all(len(each) == 1 for each in places.values()) and len({*every}) == len(every):
-            self._places = {at: layer for layer, each in places.items() for at in each}
+            self._places |= {at: layer for layer, each in places.items() for at in each}
+            self._settled |= {*known}
         self.close()
 
     # --------------------------------------------------------------------- measuring

@@ -4,6 +4,7 @@ from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
+from upgd.optim.groups import param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.upgd import UPGD
 
@@ -19,4 +20,5 @@ __all__ = [
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
+    "param_groups",
 ]

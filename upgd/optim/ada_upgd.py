@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from upgd.curvature import Curvature
+from upgd.optim import growing
 from upgd.optim.base import Common, Params, RuleOptimizer
 from upgd.optim.upgd import Scaling, UtilityOptimizer, trace_first_order, trace_second_order
 from upgd.rules.ops import sigmoid, sqrt
@@ -126,8 +128,9 @@ class AdaUPGD(UtilityOptimizer):
         beta_utility: Decay β_u of the utility trace.
         sigma: Standard deviation σ of the perturbation, beside steps of size about 1.
         scaling, order, protect, curvature: See :class:`~upgd.UPGD`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd
@@ -157,6 +160,32 @@ class AdaUPGD(UtilityOptimizer):
         hyper: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper |= {"beta_utility": beta_utility, "betas": betas, "eps": eps}
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
+
+    @classmethod
+    def from_optimizer(cls, adam: torch.optim.Adam | torch.optim.AdamW, **arguments: Any) -> Self:
+        """Go on where Adam or AdamW stopped: its groups, moments and step counts.
+
+        Utilities begin at zero, so the next step is Adam's times each weight's gate.
+
+        Args:
+            adam: Without ``amsgrad``. Plain Adam's ``weight_decay`` must be 0: it is part of the
+                moments, here decay is AdamW's.
+            arguments: Of the constructor; those that groups have, such as ``lr``, replace theirs.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 1)
+            >>> adam = torch.optim.AdamW(model.parameters(), lr=2e-3)
+            >>> model(torch.ones(4, 3)).square().mean().backward()
+            >>> adam.step()
+            >>> opt = upgd.AdaUPGD.from_optimizer(adam, sigma=0.05)
+            >>> opt.param_groups[0]["lr"], int(opt.state[model.weight]["step"])
+            (0.002, 1)
+        """
+        opt = cls(growing.groups_of_adam(cls.__name__, adam, arguments), **arguments)
+        names = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+        growing.take_states(opt, adam, names, counted=True)
+        return opt
 
 
 class AdamW(RuleOptimizer):

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,18 +28,24 @@ from torch import Tensor
 from upgd import curvature
 from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
-from upgd.optim.checks import CLOCK, parameter_name
+from upgd.optim.checks import CLOCK, MASTER, parameter_name
+from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
+from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
 from upgd.optim.ranks import Ranks, meet
+from upgd.optim.rounding import Rounding, rounding_bits
 from upgd.optim.shards import Part, like, local, local_gradient
-from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Nonfinite: TypeAlias = Literal["raise", "skip"]
 _SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
+
+
+_IN_BACKWARD: WeakValueDictionary[int, RuleOptimizer] = WeakValueDictionary()
+"""The last optimizer with each seed that made a step inside a backward pass."""
 
 
 class Common(TypedDict, total=False):
@@ -51,6 +58,9 @@ class Common(TypedDict, total=False):
     fused: bool
     capturable: bool
     nonfinite: Nonfinite | None
+    rounding: Rounding
+    trace_dtype: torch.dtype | None
+    master_weights: bool
     process_group: Any
 
 
@@ -61,7 +71,7 @@ class BatchPlan(NamedTuple):
     batches: list[Batch]
 
 
-class RuleOptimizer(StatefulOptimizer):
+class RuleOptimizer(GrowingOptimizer):
     """Base class: runs a :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Args:
@@ -87,6 +97,13 @@ class RuleOptimizer(StatefulOptimizer):
             one flag from the device; ``"skip"`` leaves weights, traces and counters as they
             are, without stopping the device, and counts (:attr:`skipped_steps`). By
             default ``"raise"`` on CPU and ``"skip"`` on accelerators.
+        rounding: How 16-bit weights are stored: to the ``"nearest"`` number, or ``"stochastic"``,
+            up or down at random and right on average, so that small steps are not lost
+            (:mod:`upgd.optim.rounding`). No effect on wider weights.
+        trace_dtype: ``torch.bfloat16`` keeps the traces of all but float64 weights in 16 bits,
+            always rounded stochastically; by default they are float32.
+        master_weights: Keep a float32 copy of 16-bit weights, which is updated; the weights are it,
+            rounded to the nearest. What is written to a weight is taken over at the next step.
         process_group: The processes that train this model together (:mod:`upgd.optim.ranks`). By
             default those of ``torch.distributed``'s default group, if there is one; False for a
             process that trains a model of its own.
@@ -94,8 +111,13 @@ class RuleOptimizer(StatefulOptimizer):
 
     curvature: curvature.Curvature = "hesscale"
     fused = False
+    rounding: Rounding = "nearest"
+    trace_dtype: torch.dtype | None = None
+    master_weights = False
+    _task = OUTSIDE  # the last backward pass inside of which there was a step
+    _warned = False  # of hyperparameters in groups that are not the method's
     process_group: Any = None
-    _meeting: tuple[list[Tensor], Ranks] | None = None
+    _meeting: Ranks | None = None
     _default_noise = False
 
     def __init__(
@@ -112,6 +134,9 @@ class RuleOptimizer(StatefulOptimizer):
         fused: bool = False,
         capturable: bool = False,
         nonfinite: Nonfinite | None = None,
+        rounding: Rounding = "nearest",
+        trace_dtype: torch.dtype | None = None,
+        master_weights: bool = False,
         process_group: Any = None,
         **unknown: Any,
     ) -> None:
@@ -119,6 +144,8 @@ class RuleOptimizer(StatefulOptimizer):
         given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
         given["process_group"] = process_group
         checks.check_arguments(owner, self._arguments(), given, unknown)
+        checks.check_precision(owner, rounding, trace_dtype, master_weights)
+        self.rounding, self.trace_dtype, self.master_weights = rounding, trace_dtype, master_weights
         self.method = method
         default = PhiloxNoise() if fused else GeneratorNoise()
         self.noise: NoiseSource = noise if noise is not None else default
@@ -130,6 +157,7 @@ class RuleOptimizer(StatefulOptimizer):
             refuse(self, foreach)
         defaults = {
             **hyper,
+            **checks.plain(hyper, method.hyperparameters),
             **(options or {}),
             "maximize": maximize,
             "foreach": foreach,
@@ -145,11 +173,15 @@ class RuleOptimizer(StatefulOptimizer):
         self._refuse_own(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.update(checks.plain(group, self.method.hyperparameters))
         try:
             self._check_group(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        if not self._warned:
+            owner = type(self).__name__
+            self._warned = checks.warn_ignored(owner, group, self.defaults)
         # All groups draw from one sequence; a new group joins at its current position.
         group["noise_step"] = self.param_groups[0]["noise_step"]
         group["seed"] = self.param_groups[0]["seed"]
@@ -158,6 +190,9 @@ class RuleOptimizer(StatefulOptimizer):
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):
             self.noise.describe(self._ranks.parts)
+        if self._rounds:
+            self._bits.first = getattr(self.noise, "first", 0)
+            self._bits.describe(self._ranks.parts)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
@@ -201,9 +236,12 @@ class RuleOptimizer(StatefulOptimizer):
     def _update(self) -> None:
         if self.fused:
             self._step_fused()
-        elif batches := self._gather():
+        elif batches := self._gather(torch.compiler.is_compiling()):
             with torch.no_grad():
                 self._advance(batches)
+            for batch in batches:
+                if batch.narrow:
+                    batch.end()
         if getattr(self, "grad_scale", None) is not None:
             self._unscale()
 
@@ -222,7 +260,7 @@ class RuleOptimizer(StatefulOptimizer):
     @torch.no_grad()
     def _step_fused(self) -> None:
         with self._lock:
-            self._meet()
+            self._prepare()
             step: FusedStep | None = self.__dict__.get("_fused_step")
             if step is None:
                 step = self._fused_step = FusedStep(self)
@@ -271,9 +309,13 @@ class RuleOptimizer(StatefulOptimizer):
 
     @uncompiled
     @torch.no_grad()
-    def _gather(self) -> list[Batch]:
-        """Collect this step's parameters and draw its noise: the only part that is not compiled."""
-        self._meet()
+    def _gather(self, compiling: bool) -> list[Batch]:
+        """Collect this step's parameters and draw its noise: the only part that is not compiled.
+
+        Where the other part is (`compiling`), scalars become tensors: it would be compiled again
+        for each new number, as those of a scheduler.
+        """
+        self._prepare()
         members = self._members_with_gradient()
         mode = self._nonfinite_mode(members)
         if mode == "raise":
@@ -287,7 +329,11 @@ class RuleOptimizer(StatefulOptimizer):
             batch.begin()
             batch.scalars = self._scalars(batch)
             batch.load_decays([batch.scalars[decay] for decay in self.method.decays.values()])
+            if compiling:
+                batch.put_scalars()
             self._load_derivatives(batch)
+        if self._rounds:
+            self._draw_rounding(batches)
         self._draw_noise(batches)
         for batch in batches:
             batch.compile()
@@ -309,14 +355,44 @@ class RuleOptimizer(StatefulOptimizer):
             self._reduce(batches, index)
 
     # ------------------------------------------------------------------- gather
+    def _prepare(self) -> None:
+        """What every step begins with, on all paths."""
+        self._meet()
+        task = torch._C._current_graph_task_id()
+        if task != OUTSIDE:
+            self._check_in_backward(task)
+
+    def _check_in_backward(self, task: int) -> None:
+        """Raise where a step inside the backward pass number `task` would be wrong.
+
+        So it is with one optimizer per parameter, each stepped by a hook once its gradient exists.
+        """
+        owner = type(self).__name__
+        if any(phase.reduce == "max" for phase in self.method.phases):
+            raise RuntimeError(
+                f"{owner}: a step inside a backward pass cannot know the largest utility of all "
+                "weights, since other gradients do not exist yet; make the optimizer with "
+                "scaling='local', or call step() after backward()"
+            )
+        if not any(self.method.is_perturbed(group) for group in self.param_groups):
+            return
+        seed = self.param_groups[0]["seed"]
+        other = _IN_BACKWARD.get(seed)
+        if other is not None and other is not self and other._task == task:
+            raise RuntimeError(
+                f"{owner}: two optimizers with seed={seed} step inside one backward pass and would "
+                "give their parameters the same noise; leave out seed=, or give each its own"
+            )
+        _IN_BACKWARD[seed], self._task = self, task
+
     def _members_with_gradient(self) -> list[Member]:
         """The parameters that this step updates, with their memory checked."""
         owner = type(self).__name__
         found = []
-        offset = number = 0
+        offset, parts = 0, iter(self._ranks.parts)
         for g, group in enumerate(self.param_groups):
             for i, p in enumerate(group["params"]):
-                part = self._ranks.parts[number]
+                part = next(parts)
                 if p.grad is not None and p.numel() > 0:
                     checks.check_gradient(owner, group, i, g)
                     if "step" in self.state.get(p, ()):
@@ -324,7 +400,6 @@ class RuleOptimizer(StatefulOptimizer):
                         checks.check_state(owner, group, i, g, self.state[p], shapes)
                     found.append(Member(g, i, offset, p, part))
                 offset += math.prod(part.shape)
-                number += 1
         return found
 
     def _nonfinite_mode(self, members: list[Member]) -> Nonfinite:
@@ -416,7 +491,7 @@ class RuleOptimizer(StatefulOptimizer):
     def _structure(self, members: list[Member], gated: bool) -> Any:
         """Everything that a plan depends on; equal keys mean equal plans."""
         params = []
-        kept = (*CLOCK, *self.method.states)
+        kept = (*CLOCK, *self.method.states, MASTER)
         for group, place, offset, p, part in members:
             where = (group, place, offset, id(p), p.shape, p.dtype, p.device, part)
             state = self.state[p]
@@ -439,10 +514,14 @@ class RuleOptimizer(StatefulOptimizer):
         if by_row:  # neighbouring rows of one length are reduced together
             members = sorted(members, key=lambda m: m.local.numel() // max(1, _rows(m.local)))
         params = [m.param for m in members]
-        targets = {"w": [m.local for m in members]}
+        targets = {"w": [self._by_rows(m.param, m.local) for m in members]}
         for name in self._weight_states():
             targets[name] = [local(self.state[p][name]) for p in params]
+        mastered = all(MASTER in self.state[p] for p in params)
+        if mastered:
+            targets["w"] = [self._by_rows(p, local(self.state[p][MASTER])) for p in params]
         batch = self._new_batch(group, members, params[0], self._phases(group), targets, gated)
+        batch.copies = [self._by_rows(m.param, m.local) for m in members] if mastered else []
         batch.row_counts = [_rows(p) for p in targets["w"]]
         batch.row_names = frozenset({"eta"} if by_row else ())
         for name in self._weight_states():
@@ -450,6 +529,10 @@ class RuleOptimizer(StatefulOptimizer):
                 if local(self.state[p][name]) is not tensor:  # it has moved
                     self.state[p][name] = like(p, tensor)
         return batch
+
+    def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
+        """A view of `t`, which is shaped like `p`, whose rows lead into one unit each."""
+        return t
 
     def _new_batch(
         self,
@@ -485,14 +568,16 @@ class RuleOptimizer(StatefulOptimizer):
         return scalars
 
     def _load_derivatives(self, batch: Batch) -> None:
-        gradients = [local_gradient(m.param) for m in batch.members]
-        given = {"g": (gradients, self._factor(batch, scaled=True))}
+        given = {"g": (self._gradients(batch), self._factor(batch, scaled=True))}
         if batch.reads("h"):
             h = [self._curvature(m) for m in batch.members]
             for m in batch.members:  # valid for one step
                 m.param.__dict__.pop("curvature", None)
             given["h"] = (h, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        return [local_gradient(m.param) for m in batch.members]
 
     def _factor(self, batch: Batch, *, scaled: bool) -> float | Tensor:
         """The factor from derivatives of a maximised or scaled loss to those of the objective."""
@@ -539,6 +624,29 @@ class RuleOptimizer(StatefulOptimizer):
             for group in self.param_groups:
                 for p in group["params"]:
                     p.__dict__.pop("curvature", None)
+
+    def _draw_rounding(self, batches: list[Batch]) -> None:
+        """Draw the random bits by which this step rounds, one call per device."""
+        asking: dict[torch.device, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            if batch.members and self._rounded(batch.narrow):
+                asking[batch.device].append(batch)
+        for device, some in asking.items():
+            wanted = {slot for batch in some for slot in self._rounded(batch.narrow).values()}
+            offsets = [m.offset for batch in some for m in batch.members]
+            found = self._draw_bits(offsets, wanted, device)
+            first = 0
+            for batch in some:
+                end = first + sum(t.numel() for t in batch.targets["w"])
+                for name, slot in self._rounded(batch.narrow).items():
+                    batch.load_bits(name, found[slot][first:end])
+                first = end
+
+    def _draw_bits(
+        self, offsets: list[int], slots: Iterable[int], device: torch.device
+    ) -> dict[int, Tensor]:
+        seed, step = self.param_groups[0]["seed"], self._noise_step(device)
+        return rounding_bits(self._bits, offsets, slots, seed=seed, step=step, device=device)
 
     def _draw_noise(self, batches: list[Batch]) -> None:
         """Draw this step's perturbations, one call per device, and pass them to the batches."""
@@ -631,23 +739,24 @@ class RuleOptimizer(StatefulOptimizer):
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
         if self._is_part:
             return False  # other shards may hold traces of another age
-        decay = self.method.decays.get(trace)
+        decays = list(self.method.decays)
+        decay = decays.index(trace) if trace in decays else None
         first = batches[0]
         return all(
             b.step is first.step
             and b.dtype == first.dtype
-            and (decay is None or b.scalars[decay] == first.scalars[decay])
+            and (decay is None or b.decay_values[decay] == first.decay_values[decay])
             for b in batches
         )
 
     # -------------------------------------------------------------- other processes
     def _meet(self) -> None:
         """Before the first step, or the first with other parameters: find out who holds what."""
-        if self._meeting is not None:
-            known = iter(self._meeting[0])
-            if all(next(known, None) is p for g in self.param_groups for p in g["params"]):
-                return
-        ranks = meet(self)
+        params = [p for group in self.param_groups for p in group["params"]]
+        if self._meeting is not None and self._meeting.holds(params):
+            return
+        ranks = meet(self, params)
+        self._refuse_shards(ranks)
         if ranks.sharded and not isinstance(self.noise, PhiloxNoise):
             if not self._default_noise:
                 raise TypeError(
@@ -656,8 +765,7 @@ class RuleOptimizer(StatefulOptimizer):
                     f"got noise={self.noise!r}"
                 )
             self.noise = PhiloxNoise()
-        self._meeting = [p for g in self.param_groups for p in g["params"]], ranks
-        self._refuse_shards(ranks)
+        self._meeting = ranks
         self._describe_noise()
 
     @property
@@ -666,7 +774,7 @@ class RuleOptimizer(StatefulOptimizer):
         if self._meeting is None:
             self._meet()
         assert self._meeting is not None
-        return self._meeting[1]
+        return self._meeting
 
     def _refuse_shards(self, ranks: Ranks) -> None:
         """Raise where a method cannot be run on parts of a model."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from upgd.optim.features import FeatureLayer
 from upgd.optim.program import Program, compiled
+from upgd.optim.rounding import stochastic
 from upgd.optim.shards import Part, local
 from upgd.rules.vocabulary import Phase
 
@@ -37,7 +38,7 @@ DTYPES = (*_HALF, torch.float32, torch.float64)
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of traces and arithmetic for parameters of `dtype`."""
-    return torch.float32 if dtype in _HALF else dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -111,6 +112,9 @@ class Batch:
     layers: list[FeatureLayer] = field(default_factory=list)  # in a batch of features
     # For each parameter, which of all batches' layers it leads into.
     feature_index: list[int] = field(default_factory=list)
+    # This step's random bits for targets that are rounded stochastically, like `lists`.
+    bits: dict[str, Any] = field(default_factory=dict)
+    copies: list[Tensor] = field(default_factory=list)  # parameters whose master copies "w" are
 
     def __post_init__(self) -> None:
         self.packed = self.gated and self.foreach
@@ -120,12 +124,16 @@ class Batch:
         self._row_runs: list[tuple[int, int]] = []
         self._programs: list[Program | None] = []
         self._programs_for: Any = None
-        self._decays_for: list[float] = []
+        self.decay_values: list[float] = []
         self.decays: Tensor | None = None
+        # Targets of fewer bits: rules read and write copies, which are rounded into them.
+        self.narrow = {n for n, ts in self.targets.items() if ts[0].dtype != self.dtype}
+        self._on_device: dict[str, tuple[float, Tensor]] = {}
         if self.packed:
             for name, tensors in self.targets.items():
-                room = self._rooms[name] = Packed.like(tensors, self.dtype)
-                if name != "w":  # states move in for good, weights visit
+                if name == "w" or name not in self.narrow:
+                    room = self._rooms[name] = Packed.like(tensors, self.dtype)
+                if name != "w" and name not in self.narrow:  # they move in for good, others visit
                     torch._foreach_copy_(room.views, tensors)
                     self.targets[name] = room.views
 
@@ -145,8 +153,10 @@ class Batch:
         self.spare = set() if self.gated else set(self.targets)
         self.absent = set()
         self.lists = {}
+        if self.copies:
+            refresh(self.targets["w"], self.copies)
         for name, tensors in self.targets.items():
-            if name == "w" or not self.packed:
+            if name == "w" or not self.packed or name in self.narrow:
                 self.load(name, tensors)
             else:
                 self.lists[name] = self._rooms[name].flat
@@ -196,6 +206,10 @@ class Batch:
         self.lists[name] = flat if self.packed else unpack(flat, self.targets["w"])
         self.spare.add(name)
 
+    def load_bits(self, name: str, flat: Tensor) -> None:
+        """Load the random bits for what is stored as `name`, laid end to end."""
+        self.bits[name] = flat if self.packed else unpack(flat, self.targets["w"])
+
     def load_rows(self, name: str, rows: Tensor) -> None:
         """Load `rows`, for all parameters end to end a value per row."""
         rows = rows.to(self.dtype)
@@ -212,8 +226,8 @@ class Batch:
         """Find the programs for what this step reads."""
         if not self.foreach:
             return
-        tensor_lr = isinstance(self.scalars["lr"], Tensor)
-        key = (frozenset(self.spare), frozenset(self.absent), tensor_lr)
+        tensors = tuple(n for n, value in self.scalars.items() if isinstance(value, Tensor))
+        key = (frozenset(self.spare), frozenset(self.absent), tensors)
         if key != self._programs_for:
             self._programs_for = key
             self._programs = [self._program(i) for i in range(len(self.phases))]
@@ -249,27 +263,37 @@ class Batch:
             return
         program = self._programs[index] if self.foreach else None
         if program is not None and ok is None and not self.row_names and self.device.type == "cpu":
-            for lists, targets in self._blocks(phase):
-                self._store(program({**lists, **self.scalars}), targets)
+            for lists, targets, bits in self._blocks(phase):
+                self._store(program({**lists, **self.scalars}), lists, targets, bits)
+            self._copy_out(phase)
             return
         values = {**self.lists, **self.scalars}
         results = program(values) if program is not None else self._plain(phase, values)
         if ok is None:
-            self._store(results, self.targets)
+            self._store(results, self.lists, self.targets, self.bits)
         else:
             for name, new in _weights_last(_apart(results, self.lists)):
                 self._store_if(ok, name, new)
+        self._copy_out(phase)
 
-    def _blocks(self, phase: Phase) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Lists and targets, split into blocks so that temporaries stay small."""
-        names = [name for name in phase.reads if name in self.lists]
+    def _copy_out(self, phase: Phase) -> None:
+        """Round master copies into the parameters."""
+        if self.copies and "w" in phase.writes:
+            torch._foreach_copy_(self.copies, self.targets["w"])
+
+    def _blocks(
+        self, phase: Phase
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+        """Lists, targets and bits, split into blocks so that temporaries stay small."""
+        names = [name for name in (*phase.reads, *phase.writes) if name in self.lists]
         lists: dict[str, Any] = {name: self.lists[name] for name in names}
         targets: dict[str, Any] = {name: self.targets[name] for name in phase.writes}
-        everything = [*lists.values(), *targets.values()]
+        bits: dict[str, Any] = {name: self.bits[name] for name in phase.writes if name in self.bits}
+        everything = [*lists.values(), *targets.values(), *bits.values()]
         sizes = [t.numel() for t in everything[0]]
         small = sum(sizes) <= 2 * BLOCK or torch.compiler.is_compiling()
         if small or not all(t.is_contiguous() for ts in everything for t in ts):
-            yield lists, targets
+            yield self.lists, targets, bits
             return
         for pieces in _cut(sizes):
 
@@ -282,13 +306,32 @@ class Batch:
                 name: block[name] if lists.get(name) is ts else cut(ts)
                 for name, ts in targets.items()
             }
-            yield block, out
+            yield block, out, {name: cut(ts) for name, ts in bits.items()}
 
-    @staticmethod
-    def _store(results: list[tuple[str, Any]], targets: dict[str, Any]) -> None:
-        for name, new in _weights_last(_apart(results, targets)):
-            if new is not targets[name]:
-                torch._foreach_copy_(targets[name], new)
+    def _store(
+        self,
+        results: list[tuple[str, Any]],
+        lists: dict[str, Any],
+        targets: dict[str, Any],
+        bits: dict[str, Any],
+    ) -> None:
+        for name, new in _weights_last(_apart(results, {**targets, **lists})):
+            if new is targets[name]:
+                continue
+            _write(targets[name], new, bits.get(name))
+            if name in self.narrow and name != "w":  # later phases read it before it was rounded
+                if lists is self.lists:
+                    lists[name] = new
+                elif new is not lists[name]:
+                    torch._foreach_copy_(lists[name], new)
+
+    def end(self) -> None:
+        """Forget the copies of what is kept in fewer bits."""
+        self.bits = {}
+        for name in self.narrow:
+            self.lists.pop(name, None)
+            if name != "w":
+                self._rooms.pop(name, None)
 
     def _plain(self, phase: Phase, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """The rule as it is written, one tensor at a time: the reference for the faster paths."""
@@ -309,19 +352,35 @@ class Batch:
         targets, old = self.targets[name], self.lists[name]
         if isinstance(old, Tensor):
             torch.where(ok, new, old, out=old)
-            if name == "w":
-                torch._foreach_copy_(targets, self._rooms["w"].views)
+            if name == "w" or name in self.narrow:
+                bits = self.bits.get(name)
+                if bits is not None:  # numbers that the type has are not changed by it
+                    old = stochastic(old, bits, targets[0].dtype)
+                torch._foreach_copy_(targets, unpack(old, targets))
         else:
             kept = [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)]
-            torch._foreach_copy_(targets, kept)
+            _write(targets, kept, self.bits.get(name))
+            if name in self.narrow:
+                self.lists[name] = kept
 
     # ------------------------------------------------------------------ scalars
     def load_decays(self, values: list[float]) -> None:
         """Create `values` on the device without a copy from the host."""
-        if values and values != self._decays_for:
+        if values and values != self.decay_values:
             dtype = wide_dtype(self.device)
             full = [torch.full((), v, dtype=dtype, device=self.device) for v in values]
-            self.decays, self._decays_for = torch.stack(full), values
+            self.decays, self.decay_values = torch.stack(full), values
+
+    def put_scalars(self) -> None:
+        """Replace scalar arguments by tensors, in double precision until they are used."""
+        for name, value in self.scalars.items():
+            if not isinstance(value, Tensor):
+                known, tensor = self._on_device.get(name, (None, None))
+                if tensor is None:
+                    tensor = torch.empty((), dtype=wide_dtype(self.device), device=self.device)
+                if value != known:
+                    self._on_device[name] = value, tensor.fill_(value)
+                self.scalars[name] = tensor
 
     def corrections(self) -> list[Tensor]:
         """``1 - decay ** t`` of each decay, in double precision until it is used."""
@@ -351,6 +410,20 @@ class Batch:
         derivatives = ("derivatives",) if "derivatives" in self.lists else ("g", "h", "f", "s")
         names = [name for name in ("w", *derivatives) if name in self.lists]
         return [_largest_magnitude(self.lists[name]) for name in names]
+
+
+def _write(targets: list[Tensor], new: list[Tensor], bits: list[Tensor] | None) -> None:
+    """Write results to their targets, rounded stochastically where there are `bits`."""
+    if bits is not None:
+        pairs = zip(new, bits, strict=True)
+        new = [stochastic(n, b, t.dtype) for t, (n, b) in zip(targets, pairs, strict=True)]
+    torch._foreach_copy_(targets, new)
+
+
+def refresh(masters: list[Tensor], copies: list[Tensor]) -> None:
+    """Take over what was written to the 16-bit copies of `masters` since they were rounded."""
+    for master, copy in zip(masters, copies, strict=True):
+        torch.where(copy == master.to(copy.dtype), master, copy.to(master.dtype), out=master)
 
 
 def _apart(results: list[tuple[str, Any]], held: Mapping[str, Any]) -> list[tuple[str, Any]]:

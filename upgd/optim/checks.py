@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 
 from upgd.optim.batch import DTYPES
 from upgd.optim.shards import local
-from upgd.rules.vocabulary import Hyperparameter
+from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter
 
 CLOCK = ("step", "attempts")
 """What counts a parameter's steps: those that were not skipped, and all."""
+MASTER = "master"
+"""The state that holds the float32 copy of a 16-bit parameter."""
 _REAL = "parameters must be real floating-point tensors of 16, 32 or 64 bits"
 
 
@@ -51,6 +54,29 @@ def check_arguments(
         )
 
 
+def check_precision(owner: str, rounding: Any, trace_dtype: Any, master_weights: Any) -> None:
+    """Raise if it is not clear how 16-bit weights and traces are to be kept."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"{owner}: rounding must be 'nearest' or 'stochastic', got {rounding!r}")
+    if trace_dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"{owner}: trace_dtype must be None, torch.float32 or torch.bfloat16 (traces are too "
+            f"small for float16), got {trace_dtype!r}"
+        )
+    if not isinstance(master_weights, bool):
+        raise TypeError(f"{owner}: master_weights must be True or False, got {master_weights!r}")
+    if master_weights and rounding == "stochastic":
+        raise ValueError(
+            f"{owner}: master_weights=True keeps exact weights, of which the parameters are the "
+            "nearest; leave out rounding='stochastic', or the master weights"
+        )
+
+
+def plain(values: Mapping[str, Any], hyper: Mapping[str, Hyperparameter]) -> dict[str, Any]:
+    """Those of `values` that are hyperparameters, as groups keep them."""
+    return {name: each.plain(values[name]) for name, each in hyper.items() if name in values}
+
+
 def check_group(
     owner: str,
     group: dict[str, Any],
@@ -74,8 +100,29 @@ def check_group(
             "cannot do; use nonfinite='skip' with capturable=True"
         )
     for index, p in enumerate(group["params"]):
-        if p.dtype not in DTYPES:
+        if p.requires_grad and p.dtype not in DTYPES:  # a quantised model's others are frozen
             raise TypeError(f"{owner}: {parameter_name(group, index, place)} is {p.dtype}; {_REAL}")
+
+
+def warn_ignored(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> bool:
+    """Warn of a group's hyperparameters that the optimizer lacks; 0 says nothing.
+
+    Returns:
+        Whether there were any.
+    """
+    foreign = sorted((group.keys() & HYPERPARAMETERS.keys()) - set(known))
+    ignored = [f"{name}={group[name]!r}" for name in foreign if not _is_zero(group[name])]
+    if ignored:
+        warnings.warn(
+            f"{owner} has no {', '.join(name.partition('=')[0] for name in ignored)}: "
+            f"{', '.join(ignored)} of a parameter group is ignored",
+            stacklevel=4,
+        )
+    return bool(ignored)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 def refuse_own(owner: str, group: Any, shared: Mapping[str, Any]) -> None:
@@ -104,7 +151,7 @@ def check_gradient(owner: str, group: dict[str, Any], index: int, place: int) ->
             "(model.to_empty(device=...)), then make the optimizer"
         )
     elif p.dtype not in DTYPES:
-        problem = f"has become {p.dtype}; {_REAL}"
+        problem = f"has a gradient and is {p.dtype}; {_REAL}"
     elif grad.shape != p.shape or grad.device != p.device:
         problem = (
             f"has a gradient of shape {tuple(grad.shape)} on {grad.device} and is itself on "

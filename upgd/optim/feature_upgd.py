@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from upgd.curvature import Curvature
@@ -84,14 +85,16 @@ class FeatureUPGD(UtilityOptimizer):
     Args:
         params: Parameters, ``(name, parameter)`` pairs, or parameter groups.
         features: What measures the gates; see :class:`~upgd.Features` for which outputs
-            count as features and which layer is the output.
+            count as features and which layer is the output. Without it, call :meth:`watch`
+            before the first step.
         output_gate: Factor of the output layer's steps, from 0 to 2. The paper's algorithm has 2:
             there the output layer takes the step α, and hidden weights without utility α/2. Without
             effect with ``protect=False``, where steps are not gated.
         lr, weight_decay, beta_utility, sigma, scaling, order, protect, curvature: See
             :class:`~upgd.UPGD`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd
@@ -110,7 +113,7 @@ class FeatureUPGD(UtilityOptimizer):
     def __init__(
         self,
         params: Params,
-        features: Features,
+        features: Features | None = None,
         lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         beta_utility: float = 0.999,
@@ -122,22 +125,88 @@ class FeatureUPGD(UtilityOptimizer):
         curvature: Curvature = "hesscale",
         **common: Unpack[Common],
     ) -> None:
-        if not isinstance(features, Features):
+        if features is not None and not isinstance(features, Features):
             raise TypeError(f"FeatureUPGD: features must be upgd.Features(model), got {features!r}")
-        self.features = features
+        self.features = Features.nothing() if features is None else features
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
         hyper |= {"beta_utility": beta_utility, "output_gate": output_gate}
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
-        if process_group(self.process_group) is None:
-            self._refuse_other_features()
+        if features is not None and process_group(self.process_group) is None:
+            self._refuse_other_features(features)
 
-    def _refuse_other_features(self) -> None:
+    def _refuse_other_features(self, features: Features) -> None:
         params = [p for group in self.param_groups for p in group["params"]]
-        if all(self.features.of(p) is None for p in params):
+        if all(features.of(p) is None for p in params):
             raise ValueError(
                 "FeatureUPGD: no parameter leads into a feature of `features`; it must watch the "
                 "model whose parameters these are, not another one or a copy"
             )
+
+    def _check_utilities(self, features: Features) -> None:
+        """Raise if the utilities that there are already are those of other features."""
+        for p in [p for group in self.param_groups for p in group["params"]]:
+            utility = self.state.get(p, {}).get("utility")
+            layer = features.of(p)
+            if utility is not None and (layer is None or utility.shape != (layer.size,)):
+                keeps = "none" if layer is None else f"{layer.size} features"
+                raise ValueError(
+                    f"FeatureUPGD: this optimizer has utilities of {len(utility)} features for a "
+                    f"parameter of shape {tuple(p.shape)}, where the model has {keeps}; watch the "
+                    "layers that were watched when its state was saved"
+                )
+
+    def watch(
+        self,
+        model: nn.Module,
+        output: str | Iterable[str] | None = None,
+        layers: Iterable[str] | None = None,
+    ) -> Features:
+        """Watch the features of `model`: for an optimizer that was made from parameters alone.
+
+        Call it before the first forward pass whose gradients a step reads. A state dict may have
+        been loaded before. Watching again, as after a model was wrapped, replaces the hooks.
+
+        Args:
+            model: The model whose parameters these are.
+            output: Name or names of the output layers; by default the last layer.
+            layers: Names of the layers whose units are features; by default all others.
+
+        Returns:
+            The features; ``print`` shows them.
+
+        Example:
+            >>> import torch, upgd
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            >>> opt = upgd.FeatureUPGD(model.parameters(), lr=0.1)  # as a framework does
+            >>> opt.watch(model)
+            Features(
+              0: 8 features, gates on the output of ... (known after a forward pass)
+              output: 2
+            )
+        """
+        features = Features(model, output, layers)
+        try:
+            if process_group(self.process_group) is None:
+                self._refuse_other_features(features)
+            self._check_utilities(features)
+        except ValueError:
+            features.remove()
+            raise
+        with self._lock:
+            self.features.remove()
+            self.features = features
+            self._meeting = None
+            self._forget_plans()
+        return features
+
+    def _prepare(self) -> None:
+        if not self.features.layers:
+            raise RuntimeError(
+                "FeatureUPGD: no model is watched, so there are no gates to measure; call "
+                "opt.watch(model) before the first forward pass, or pass features=Features(model)"
+            )
+        super()._prepare()
 
     def _curvature_of(self) -> dict[str, Any]:
         return {"params": (), "features": self.features}
@@ -164,14 +233,28 @@ class FeatureUPGD(UtilityOptimizer):
 
     def _ensure_state(self, params: list[Tensor]) -> None:
         layers = {layer for p in params if (layer := self.features.of(p)) is not None}
-        owners = {self._owner(layer): layer for layer in layers}
+        owners = [self._owner(layer) for layer in layers]
         super()._ensure_state(list(dict.fromkeys([*params, *owners])))
-        for owner, layer in owners.items():
-            dtype = compute_dtype(owner.dtype)
+        for owner in owners:
             if "utility" not in self.state[owner]:
-                self.state[owner]["utility"] = torch.zeros(
-                    layer.size, dtype=dtype, device=owner.device
-                )
+                self.state[owner]["utility"] = self._fresh(owner, "utility")
+
+    def _fresh(self, p: Tensor, name: str) -> Tensor:
+        dtype = compute_dtype(p.dtype)
+        return torch.zeros(self._state_shape(p) or (), dtype=dtype, device=p.device)
+
+    def _keeper(self, p: Tensor) -> Tensor:
+        layer = self.features.of(p)
+        return p if layer is None else self._owner(layer)
+
+    def _check_new(self, old: Tensor, new: Tensor) -> None:
+        super()._check_new(old, new)
+        if self.features.layers:
+            self.features.check_new(new)
+
+    def _follow(self, old: Tensor, new: Tensor) -> None:
+        if self.features.layers:
+            self.features.replace(old, new)
 
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
         pass
@@ -219,10 +302,18 @@ class FeatureUPGD(UtilityOptimizer):
         return batch
 
     def _structure(self, members: list[Member], gated: bool) -> Any:
-        return super()._structure(members, gated), self.features.count
+        views = [(m.param.data_ptr(), m.param.stride()) for m in members if self._turned(m.param)]
+        return super()._structure(members, gated), self.features.count, views
 
-    def _gather(self) -> list[Batch]:
-        batches: list[Batch] = super()._gather()
+    def _turned(self, p: Tensor) -> bool:
+        layer = self.features.of(p)
+        return layer is not None and layer.transposed and p.dim() == 2
+
+    def _by_rows(self, p: Tensor, t: Tensor) -> Tensor:
+        return t.t() if self._turned(p) else t
+
+    def _gather(self, compiling: bool) -> list[Batch]:
+        batches: list[Batch] = super()._gather(compiling)
         for layer in self.features.layers:
             layer.second = None  # valid for one step
         return batches
@@ -244,6 +335,10 @@ class FeatureUPGD(UtilityOptimizer):
             given["s"] = (second, self._factor(batch, scaled=False))
         batch.load_derivatives(given)
 
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        found = super()._gradients(batch)
+        return [self._by_rows(m.param, g) for m, g in zip(batch.members, found, strict=True)]
+
     @property
     def _synchronises(self) -> bool:
         return True  # gates are measured on the samples of each process
@@ -251,12 +346,16 @@ class FeatureUPGD(UtilityOptimizer):
     def _refuse_shards(self, ranks: Ranks) -> None:
         super()._refuse_shards(ranks)
         if not ranks.sharded:  # else this process may hold the output layer alone
-            self._refuse_other_features()
-        if any(part.size[1:] != part.shape[1:] for part in ranks.parts):
+            self._refuse_other_features(self.features)
+        params = [p for group in self.param_groups for p in group["params"]]
+        turned = [part for p, part in zip(params, ranks.parts, strict=True) if self._turned(p)]
+        if any(part.size[1:] != part.shape[1:] for part in ranks.parts) or not all(
+            part.whole for part in turned
+        ):
             raise TypeError(
                 "FeatureUPGD: the weights into a feature must lie on one process, as rows of a "
                 "weight do with fully_shard (FSDP2), DDP and ZeRO; tensor parallelism along other "
-                "dimensions cuts them"
+                "dimensions cuts them, and any shards of Transformers' Conv1D do"
             )
 
     def _share_derivatives(self, members: list[Member]) -> None:
@@ -359,15 +458,10 @@ class FeatureUPGD(UtilityOptimizer):
                 batch.scalars["eta"] = 1.0  # it is in the utility already
 
     # ------------------------------------------------------------------ looking
-    def _corrected(self, p: Tensor) -> Tensor:
-        layer = self.features.of(p)
-        return super()._corrected(p if layer is None else self._owner(layer))
-
     def utility(self, p: Tensor) -> Tensor:
         """The bias-corrected utility of each feature that `p` leads into: a vector."""
-        layer = self.features.of(p)
         held = any(q is p for group in self.param_groups for q in group["params"])
-        return super()._corrected(self._owner(layer) if layer is not None and held else p)
+        return super()._corrected(self._keeper(p) if held else p)
 
 
 def _held(utilities: Tensor, part: Part) -> Tensor:

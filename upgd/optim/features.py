@@ -57,7 +57,8 @@ class FeatureLayer:
         name: The layer's name in the model.
         module: A linear or convolutional layer.
         params: Parameters into the features, the weight first; each has one entry per
-            feature along dimension 0.
+            feature along dimension 0, the weight along dimension 1 where `transposed`.
+        transposed: Whether the weight is [inputs, outputs], as of Transformers' ``Conv1D``.
         gated: Name of the module on whose output the gates sit, known after a forward
             pass.
         first: ``∂L/∂gate`` per feature, summed over the backward passes that the layer's
@@ -69,6 +70,7 @@ class FeatureLayer:
     name: str
     module: nn.Module
     params: list[Tensor]
+    transposed: bool = False
     gated: str = ""
     first: Tensor | None = None
     second: Tensor | None = None
@@ -77,7 +79,7 @@ class FeatureLayer:
     @property
     def size(self) -> int:
         """The number of features."""
-        return self.params[0].shape[0]
+        return self.params[0].shape[1 if self.transposed else 0]
 
     @property
     def own(self) -> list[Tensor]:
@@ -168,19 +170,36 @@ class _Tap:
     moved: bool = False
 
 
+def _count(layer: FeatureLayer, _: Tensor) -> None:
+    layer.count()  # a function of this module, so that a watched model can be pickled
+
+
 def has_features(module: nn.Module) -> bool:
     """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
     inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and not inside_attention
+    known = isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or _is_transposed(module)
+    return known and not inside_attention
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether it is a linear layer with a weight of [inputs, outputs]: Transformers' ``Conv1D``."""
+    weight = getattr(module, "weight", None)
+    named = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.dim() == 2
+    return named and getattr(module, "nf", None) == weight.shape[1]  # type: ignore[union-attr]
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return isinstance(module, ACTIVATIONS) or type(module).__module__ == "transformers.activations"
 
 
 class Features:
     """The hidden features of a model, watched by hooks.
 
-    *Which outputs count.* Every ``nn.Linear`` unit and every ``nn.Conv1d/2d/3d`` channel
-    is a feature, except those of the output layer. Its gate sits on the output of the
-    activation module that directly follows the layer; a normalisation or dropout module in
+    *Which outputs count.* Every unit of ``nn.Linear`` or of Transformers' ``Conv1D`` and every
+    channel of ``nn.Conv1d/2d/3d`` is a feature, except those of the output layer. Its gate sits
+    on the output of the activation module (one of PyTorch's or of Transformers') that directly
+    follows the layer; a normalisation or dropout module in
     between is passed, and a normalisation's scale and shift count as leading into the
     features. Where no activation module follows (there is none, or it is a function such as
     ``F.relu``), the gate sits on the layer's own output, which is the same thing for
@@ -244,7 +263,6 @@ class Features:
             )
         self.output = tuple(outputs)
         self.layers = [self._layer(name, modules[name]) for name in names]
-        self._names = {module: name for name, module in modules.items()}
         self._of: dict[Tensor, FeatureLayer] = {}
         for layer in self.layers:
             for p in layer.params:
@@ -264,12 +282,19 @@ class Features:
         self._mark = f"_upgd_tap_{id(self)}"  # several may watch one model
         self._handles: list[Any] = []
         self._counting: dict[Tensor, Any] = {}
+        self._model = model
+        self._attach()
+
+    def _attach(self) -> None:
+        """Put hooks on the modules of the model."""
+        modules = dict(self._model.named_modules())
+        self._names = {module: name for name, module in modules.items()}
         for layer in self.layers:
+            layer.module = modules[layer.name]
             self._handles.append(layer.module.register_forward_hook(self._on_layer))
         self._by_module = {layer.module: layer for layer in self.layers}
-        passing: tuple[type[nn.Module], ...] = (*ACTIVATIONS, *PASSED)
         for module in modules.values():
-            if isinstance(module, passing):
+            if isinstance(module, PASSED) or _is_activation(module):
                 self._handles.append(module.register_forward_hook(self._on_follower))
 
     @staticmethod
@@ -280,7 +305,7 @@ class Features:
                 f"Features: the weight of layer {name!r} is computed from other parameters "
                 "(a parametrization); leave it out of `layers`"
             )
-        return FeatureLayer(name, module, params)  # type: ignore[arg-type]
+        return FeatureLayer(name, module, params, _is_transposed(module))  # type: ignore[arg-type]
 
     def of(self, p: Tensor) -> FeatureLayer | None:
         """The layer whose features `p` leads into; None for an output layer's parameter."""
@@ -290,6 +315,28 @@ class Features:
     def count(self) -> int:
         """The number of parameters that lead into features; a forward pass may find more."""
         return len(self._of)
+
+    def check_new(self, p: Tensor) -> None:
+        """Raise unless `p` is a parameter of the model as it is now."""
+        if not any(q is p for q in self._model.parameters()):
+            raise ValueError(
+                f"Features: the new parameter of shape {tuple(p.shape)} is not in the model that "
+                "is watched; put it there first"
+            )
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Watch `new` in the place of `old`, in the same module or in one of the same name.
+
+        An optimizer's :meth:`~upgd.FeatureUPGD.replace` calls it. Derivatives recorded so far are
+        forgotten.
+        """
+        layer = self._of.pop(old, None)
+        if layer is not None:
+            self._of[new] = layer
+            layer.params[next(i for i, p in enumerate(layer.params) if p is old)] = new
+        self.remove()
+        self._attach()
+        self.reset()
 
     def reset(self) -> None:
         """Forget the derivatives recorded so far."""
@@ -327,7 +374,7 @@ class Features:
             if isinstance(p, Tensor) and p.requires_grad:
                 handle, hooks = self._counting.get(p), p._post_accumulate_grad_hooks or {}
                 if handle is None or handle.id not in hooks:
-                    hook = p.register_post_accumulate_grad_hook(lambda _: layer.count())
+                    hook = p.register_post_accumulate_grad_hook(partial(_count, layer))
                     self._counting[p] = hook
 
     @uncompiled
@@ -345,7 +392,7 @@ class Features:
             if tap.curvature is not None:
                 tap.curvature[:] = [t for t in tap.curvature if t.owner is not tap.layer]
             tap.moved = True
-        self._sit(_Tap(tap.layer), module, output, final=isinstance(module, ACTIVATIONS))
+        self._sit(_Tap(tap.layer), module, output, final=_is_activation(module))
 
     def _sit(self, tap: _Tap, module: nn.Module, h: Tensor, final: bool = False) -> None:
         """Put the gate on `h`; let a following module move it unless this is its last place."""
@@ -380,6 +427,14 @@ class Features:
             if isinstance(p, Tensor) and p.shape == (layer.size,) and p not in self._of:
                 layer.params.append(p)
                 self._of[p] = layer
+
+    @classmethod
+    def nothing(cls) -> Features:
+        """Features of no model, until one is watched."""
+        found = cls.__new__(cls)
+        found.layers, found.output, found._of = [], (), {}
+        found._handles, found._counting = [], {}
+        return found
 
     def __repr__(self) -> str:
         lines = [

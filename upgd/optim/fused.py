@@ -26,9 +26,10 @@ from torch import Tensor
 from upgd.kernels import flat
 from upgd.kernels.rules import STATES
 from upgd.optim import checks
-from upgd.optim.batch import Member, compute_dtype
-from upgd.optim.checks import CLOCK
+from upgd.optim.batch import Member, compute_dtype, refresh
+from upgd.optim.checks import CLOCK, MASTER
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.rounding import BITS, stochastic
 from upgd.optim.shards import Part, local, local_gradient
 from upgd.rules.vocabulary import Method, as_numbers
 
@@ -70,9 +71,12 @@ class FusedPart:
     members: list[Member]
     states: list[list[Tensor]]  # of each member, in the method's order
     dtype: torch.dtype  # of the parameters as the kernels see them
+    trace: torch.dtype  # of the states as the kernels see them
+    rounds: bool  # whether weights of 16 bits are rounded stochastically
     table: NDArray[np.int64]  # a row of addresses and sizes per parameter
     rows: NDArray[np.int32]  # parameter and row of each norm; empty but for local scaling
     visitors: dict[int, Tensor]  # by place, copies that the kernels see instead of parameters
+    shadows: list[list[Tensor]]  # like `states`, copies that they see; empty if states will do
 
     @cached_property
     def real(self) -> str:
@@ -197,6 +201,8 @@ class FusedStep:
         if kind == "cuda":
             opt._refuse_capture()
         opt._ensure_state([m.param for m in all_])
+        opt._describe_noise()
+        backend = _backend(kind)
         clocks: dict[int, int] = {}
         plan = FusedPlan(params, options, kinds, [], [], [], [], [], [], [], members)
         rows: dict[tuple[int, int], int] = {}
@@ -208,7 +214,7 @@ class FusedStep:
                 plan.clocks.append(state)
         for m in members:
             state = opt.state[m.param]
-            for name in opt.method.states:
+            for name in (n for n in (*opt.method.states, MASTER) if n in state):
                 state[name] = state[name].contiguous()
             age = clocks[id(state["step"])]
             if (m.group, age) not in rows:
@@ -221,11 +227,10 @@ class FusedStep:
         for (dtype, phases, quiet), some in sets.items():
             method = replace(opt.method, phases=phases)
             method = flat.without_noise(method) if quiet else method
-            if kind == "cpu":
+            if not backend.reads_half or opt.master_weights:
                 dtype = compute_dtype(dtype)
             at = [rows[m.group, clocks[id(opt.state[m.param]["step"])]] for m in some]
-            states = [[local(opt.state[m.param][name]) for name in method.states] for m in some]
-            plan.parts.append(_part(method, some, states, dtype, at))
+            plan.parts.append(_part(opt, method, some, dtype, backend.reads_half, at))
         plan.cancels = (
             len(plan.clocks) == 1
             and len({_decay(opt, g) for g in plan.groups}) == 1
@@ -234,10 +239,11 @@ class FusedStep:
         )
         plan.owned = _owned(opt)
         plan.tensors = [t for part in plan.parts for states in part.states for t in states]
+        plan.tensors += [copy for part in plan.parts for copy in part.visitors.values()]
         plan.tensors += [clock[name] for clock in plan.clocks for name in CLOCK]
         plan.memory = _memory(plan.tensors)
         device = next(iter(devices))
-        self.backend = _backend(kind)(plan, device)
+        self.backend = backend(plan, device)
         self.plan = plan
         return plan
 
@@ -247,7 +253,7 @@ class FusedStep:
         mode = opt._nonfinite_mode(plan.members)
         curved = plan.parts[0].second
         moved = plan.places != places or bool(plan.kept) or curved
-        if moved or any(part.visitors for part in plan.parts):
+        if moved or any(part.visitors or part.shadows for part in plan.parts):
             self._locate(plan, curved)
             plan.places = places
         scaler = getattr(opt, "grad_scale", None), getattr(opt, "found_inf", None)
@@ -263,10 +269,29 @@ class FusedStep:
             for m in plan.members:
                 m.param.__dict__.pop("curvature", None)
         for part in plan.parts:
-            for place, copy in part.visitors.items():
-                part.members[place].local.copy_(copy)
+            self._return(part)
         for group in opt.param_groups:
             group["noise_step"] += 1
+
+    def _return(self, part: FusedPart) -> None:
+        """Round what the kernels have written to copies into weights and states."""
+        opt = self.opt
+        copies = [("w", i, part.members[i].local, copy) for i, copy in part.visitors.items()]
+        for i, shadows in enumerate(part.shadows):
+            named = zip(part.method.states, part.states[i], shadows, strict=True)
+            copies += [(name, i, state, shadow) for name, state, shadow in named]
+        narrow = {name for name, _, target, copy in copies if target.dtype != copy.dtype}
+        rounded = opt._rounded(narrow) if opt._rounds else {}
+        bits = {}
+        if rounded:
+            offsets = [m.offset for m in part.members]
+            bits = opt._draw_bits(offsets, rounded.values(), copies[0][3].device)
+        ends = np.cumsum(part.table[:, flat.TOTAL])
+        for name, i, target, copy in copies:
+            if name in rounded:
+                own = bits[rounded[name]][ends[i] - copy.numel() : ends[i]]
+                copy = stochastic(copy, own.view(copy.shape), target.dtype)
+            target.copy_(copy)
 
     def _locate(self, plan: FusedPlan, curved: bool) -> None:
         """Write down where weights, gradients and curvatures are."""
@@ -275,7 +300,10 @@ class FusedStep:
             for place, m in enumerate(part.members):
                 p, row = m.param, part.table[place]
                 if place in part.visitors:
-                    part.visitors[place].copy_(m.local)
+                    if self.opt.master_weights and MASTER in self.opt.state[p]:
+                        refresh([part.visitors[place]], [m.local])
+                    else:
+                        part.visitors[place].copy_(m.local)
                     row[flat.W] = part.visitors[place].data_ptr()
                 else:
                     row[flat.W] = m.local.data_ptr()
@@ -289,9 +317,11 @@ class FusedStep:
                     elif column == flat.H:
                         plan.kept.append(tensor)
                     row[column] = tensor.data_ptr()
+            for states, shadows in zip(part.states, part.shadows, strict=False):
+                torch._foreach_copy_(shadows, states)
             pointers = part.table[:, : flat.STATE + len(part.method.states)]
             sizes = part.table[:, [flat.TOTAL, flat.SPAN]]
-            least = max(4, 16 // part.dtype.itemsize)
+            least = max(4, 16 // min(part.dtype.itemsize, part.trace.itemsize))
             even = (pointers % 16 == 0).all(1) & (sizes % least == 0).all(1)
             part.table[:, flat.ALIGNED] = even
 
@@ -332,19 +362,26 @@ def _same(a: list[Any], b: list[Any]) -> bool:
 
 
 def _part(
+    opt: RuleOptimizer,
     method: Method,
     members: list[Member],
-    states: list[list[Tensor]],
     dtype: torch.dtype,
+    reads_half: bool,
     rows: list[int],
 ) -> FusedPart:
+    states = [[local(opt.state[m.param][name]) for name in method.states] for m in members]
+    kept = states[0][0].dtype if method.states else compute_dtype(dtype)
+    trace = kept if reads_half else compute_dtype(dtype)
+    shadows = []
+    if trace != kept:
+        shadows = [[torch.empty_like(s, dtype=trace) for s in some] for some in states]
     table = np.zeros((len(members), flat.COLUMNS), np.int64)
     norms: list[tuple[int, int]] = []
     visitors = {}
-    local = any(phase.reduce == "row_norm" for phase in method.phases)
+    by_row = any(phase.reduce == "row_norm" for phase in method.phases)
     for i, m in enumerate(members):
         p, row = m.local, table[i]
-        for k, state in enumerate(states[i]):
+        for k, state in enumerate((shadows or states)[i]):
             row[flat.STATE + k] = state.data_ptr()
         count = p.shape[0] if p.dim() else 1
         row[flat.TOTAL] = p.numel()
@@ -362,12 +399,17 @@ def _part(
         lines = count if p.dim() > 1 else 1
         row[flat.LENGTH] = p.numel() // lines
         row[flat.ROW] = len(norms)
-        if local:
+        if by_row:
             norms += [(i, line) for line in range(lines)]
-        if p.dtype != dtype or not p.is_contiguous():
+        if MASTER in opt.state[m.param]:
+            visitors[i] = local(opt.state[m.param][MASTER])
+        elif p.dtype != dtype or not p.is_contiguous():
             visitors[i] = torch.empty_like(p, dtype=dtype, memory_format=torch.contiguous_format)
     table_of_rows = np.array(norms, np.int32).reshape(-1, 2)
-    return FusedPart(method, members, states, dtype, table, table_of_rows, visitors)
+    rounds = opt.rounding == "stochastic" and dtype in BITS
+    return FusedPart(
+        method, members, states, dtype, trace, rounds, table, table_of_rows, visitors, shadows
+    )
 
 
 ELSEWHERE = -1.0
@@ -411,7 +453,9 @@ class _CpuPart:
 
 
 class _Cpu:
-    """Kernels compiled by numba."""
+    """Kernels compiled by numba, which knows no 16-bit numbers."""
+
+    reads_half = False
 
     def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import cpu_flat

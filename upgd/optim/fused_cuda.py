@@ -38,16 +38,19 @@ class CudaPart:
         self.norms = torch.ones(max(1, len(part.rows)), device=device).to(compute_dtype(part.dtype))
         self.grid = (len(items),)
         common = {"SECOND": part.second, "KIND": kind, "REAL": real, "BLOCK": kernels.BLOCK}
+        trace = {"TRACE": kernels.TYPES[part.trace]}
         common["num_warps"] = kernels.WARPS
-        trace = part.method.phases[0].writes[0]
+        written = part.method.phases[0].writes[0]
         places = part.decays
-        decay = -1 if plan.cancels else places[part.method.states.index(trace)] if places else -1
+        decay = -1 if plan.cancels else places[part.method.states.index(written)] if places else -1
         self.check = {**common, "LIMIT": part.limit}
-        self.norm = {**self.check, "RULE": getattr(rules, "reduce", None)}
+        self.norm = {**self.check, **trace, "RULE": getattr(rules, "reduce", None)}
         self.reduce = {**self.norm, "DECAY": decay}
         self.update = {
             **common,
             "RULE": rules.update,
+            **trace,
+            "ROUND": part.rounds,
             "STATES": len(part.method.states),
             "NOISE": part.noisy,
             "CUT": part.cut,
@@ -65,6 +68,8 @@ class Cuda:
     From the second step on they are replayed as a CUDA graph: preparing them anew costs the host
     more than the device needs to execute them.
     """
+
+    reads_half = True
 
     def __init__(self, plan: FusedPlan, device: torch.device) -> None:
         from upgd.kernels import triton_flat

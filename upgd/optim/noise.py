@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from upgd.kernels.philox import box_muller, philox4x32, steps_ahead
+from upgd.kernels.philox import ROUNDING, box_muller, philox4x32, steps_ahead
 from upgd.optim.shards import Part
 
 _MASK32 = 0xFFFFFFFF
@@ -195,15 +195,48 @@ class PhiloxNoise:
         dtype: torch.dtype,
     ) -> Tensor:
         """The numbers of one step, or of T steps, given as [T, 1]."""
-        quads, tensors, where = self._table(offsets, device)
-        count = step.to(device) + self.first
-        time = [count & _MASK32, (count >> 32) & _MASK32]
-        counter = [quads, tensors, *[t.expand(*t.shape[:-1], len(quads)) for t in time]]
-        a, b, c, d = philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32))
+        key = (seed & _MASK32, (seed >> 32) & _MASK32)
+        a, b, c, d = self._words(offsets, key, step, device)
         even, odd = box_muller(torch.cat((a, c), -1), torch.cat((b, d), -1), dtype)
         (even, later), (odd, last) = even.chunk(2, -1), odd.chunk(2, -1)
         lanes = torch.cat((even, odd, later, last), -1)
-        return lanes.index_select(-1, where)
+        return lanes.index_select(-1, self._table(offsets, device)[2])
+
+    def _words(
+        self, offsets: Sequence[int], key: tuple[int, int], step: Tensor, device: torch.device
+    ) -> list[Tensor]:
+        """The four words of each counter."""
+        quads, tensors, _ = self._table(offsets, device)
+        count = step.to(device) + self.first
+        time = [count & _MASK32, (count >> 32) & _MASK32]
+        counter = [quads, tensors, *[t.expand(*t.shape[:-1], len(quads)) for t in time]]
+        return philox4x32(counter, key)
+
+    def bits(
+        self,
+        offsets: Sequence[int],
+        draw: int,
+        *,
+        seed: int,
+        step: int | Tensor,
+        device: torch.device,
+    ) -> Tensor:
+        """32 random bits for every weight, which rounding uses (:mod:`upgd.optim.rounding`).
+
+        Args:
+            offsets: Of the parameters, as in :meth:`draw`.
+            draw: Which bits: another number gives others, and none has to do with the normals.
+            seed: From the optimizer's state dict.
+            step: How many steps came before.
+            device: Where they must be.
+
+        Returns:
+            int64 numbers in [0, 2³²), end to end.
+        """
+        count = step if isinstance(step, Tensor) else torch.full((1,), step, device=device)
+        key = (seed & _MASK32, ((seed >> 32) + ROUNDING + draw) & _MASK32)
+        words = self._words(offsets, key, count, device)
+        return torch.cat(words, -1).index_select(-1, self._table(offsets, device)[2])
 
 
 def _quads(part: Part) -> tuple[Tensor, Tensor, Tensor]:

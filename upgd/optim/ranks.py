@@ -9,6 +9,7 @@ parallelism, ZeRO, pipelines), η is the largest over all, and a step is skipped
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,18 +31,28 @@ class Ranks:
     """The processes that take a step together.
 
     Attributes:
-        parts: What this process holds of each of the optimizer's parameters, in their order.
+        params: The optimizer's parameters.
+        parts: What this process holds of each of them.
         group: Their process group; None for a process of its own.
         size: How many there are.
         sharded: Whether each holds only a part of the model.
         copies: How many processes hold a part, by what tells it from others.
     """
 
+    params: list[Tensor]
     parts: list[Part]
     group: Any = None
     size: int = 1
     sharded: bool = False
     copies: Counter[Part] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._shapes = [p.shape for p in self.params]
+
+    def holds(self, params: list[Tensor]) -> bool:
+        """Whether it was found out for these parameters, with these shapes."""
+        same = len(params) == len(self.params) and all(map(operator.is_, params, self.params))
+        return same and [p.shape for p in params] == self._shapes
 
     def maximum(self, values: Tensor) -> Tensor:
         """The largest of each value over all processes; NaN where one is."""
@@ -107,10 +118,9 @@ def process_group(choice: Any) -> Any:
     return torch.distributed.group.WORLD if choice is None else choice
 
 
-def meet(opt: RuleOptimizer) -> Ranks:
+def meet(opt: RuleOptimizer, params: list[Tensor]) -> Ranks:
     """Find out what the other processes hold, and take the first one's seed."""
     owner = type(opt).__name__
-    params = [p for group in opt.param_groups for p in group["params"]]
     everything = _of_the_caller(opt, params)
     wrapped = everything is not params
     try:
@@ -121,7 +131,7 @@ def meet(opt: RuleOptimizer) -> Ranks:
     group = process_group(opt.process_group)
     size = 1 if group is None else torch.distributed.get_world_size(group)
     if size == 1:
-        return Ranks(parts, group, 1, held_in_parts)
+        return Ranks(params, parts, group, 1, held_in_parts)
     names = [name for g in opt.param_groups for name in g.get("param_names", ())]
     first = opt.param_groups[0]
     mine = (owner, first["seed"], first["noise_step"], held_in_parts, parts, names)
@@ -149,7 +159,8 @@ def meet(opt: RuleOptimizer) -> Ranks:
             if model not in models[:place]:
                 before += len(model[0])
         parts = [Part(p.number + before, p.shape, p.start, p.size) for p in parts]
-    return Ranks(parts, group, size, sharded, Counter(part for told in all_ for part in told[4]))
+    copies = Counter(part for told in all_ for part in told[4])
+    return Ranks(params, parts, group, size, sharded, copies)
 
 
 def _of_the_caller(opt: Optimizer, params: list[Tensor]) -> list[Tensor]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from upgd.optim.ada_upgd import ADAMW, AdamW, AdaUPGD, ada_upgd_method
-from upgd.optim.base import RuleOptimizer
+from upgd.optim.base import Params, RuleOptimizer
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD, feature_upgd_method
 from upgd.optim.features import Features
@@ -284,6 +284,34 @@ def get(name: str) -> tuple[Row, dict[str, Any]]:
     close = difflib.get_close_matches(wanted, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     raise KeyError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")
+
+
+def create(name: str, params: nn.Module | Params, **arguments: Any) -> RuleOptimizer:
+    """An optimizer by the name of its method, as on the command line and in configuration files.
+
+    Args:
+        name: Of a method or an alias, in upper or lower case; ``upgd list methods`` shows all. An
+            alias may change defaults: ``"upgd-w"`` is ``"upgd"`` with weight decay.
+        params: A model, or what the class takes. Feature-wise methods watch a model; where they
+            get parameters only, call ``opt.watch(model)`` before the first step.
+        arguments: Of the class.
+
+    Raises:
+        KeyError: There is no such method; the message has the names.
+
+    Example:
+        >>> import torch, upgd
+        >>> model = torch.nn.Linear(3, 1)
+        >>> type(upgd.create("ada-upgd", model, lr=1e-3)).__name__
+        'AdaUPGD'
+        >>> upgd.create("UPGD-W", model.parameters()).defaults["weight_decay"]
+        0.001
+    """
+    row, defaults = get(name)
+    changed = {k: v for k, v in defaults.items() if v != row.defaults[k]}
+    if isinstance(params, nn.Module):
+        return row.make(params, **{**changed, **arguments})
+    return row.optimizer(params, **{**row.options, **changed, **arguments})
 
 
 def scalars(name: str) -> dict[str, float]:

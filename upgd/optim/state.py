@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
@@ -13,9 +13,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
-from upgd.optim.checks import CLOCK, checked_seed
+from upgd.optim.checks import CLOCK, MASTER, checked_seed, plain
+from upgd.optim.noise import PhiloxNoise
+from upgd.optim.rounding import BITS, Rounding
 from upgd.optim.shards import local, place_like
 from upgd.rules.vocabulary import HYPERPARAMETERS, Method
+
+PLANS = ("_plan", "_fused_step")
+"""What an optimizer remembers of its last step, to save time."""
+IGNORED = "ignored"
+"""Names the hyperparameters of a saved group that are not the optimizer's own."""
 
 
 class StatefulOptimizer(Optimizer):
@@ -27,6 +34,9 @@ class StatefulOptimizer(Optimizer):
     """
 
     method: Method
+    rounding: Rounding
+    trace_dtype: torch.dtype | None
+    master_weights: bool
 
     @property
     def skipped_steps(self) -> Tensor:
@@ -51,17 +61,53 @@ class StatefulOptimizer(Optimizer):
                 self._init_state(p, self.state[p])
             for name in self.method.states:  # the model may have been cast meanwhile
                 if name in self.state[p]:
-                    self.state[p][name] = self.state[p][name].to(compute_dtype(p.dtype))
+                    self.state[p][name] = self.state[p][name].to(self._state_dtype(p, name))
+            if not self.master_weights or p.dtype not in BITS:
+                self.state[p].pop(MASTER, None)
+            elif MASTER not in self.state[p]:
+                self.state[p][MASTER] = p.detach().to(torch.float32)
         if len(params) < sum("step" in state for state in self.state.values()):
             self._part_clocks(set(params))
 
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
-        dtype = compute_dtype(p.dtype)
         for name in self.method.states:
-            if name in self.method.starts_as_weight:
-                state[name] = p.detach().to(dtype, copy=True)
-            else:
-                state[name] = torch.zeros_like(p, dtype=dtype)
+            state[name] = self._fresh(p, name)
+
+    def _fresh(self, p: Tensor, name: str) -> Tensor:
+        """A state as it begins."""
+        dtype = self._state_dtype(p, name)
+        if name in self.method.starts_as_weight:
+            return p.detach().to(dtype, copy=True)
+        return torch.zeros_like(p, dtype=dtype)
+
+    def _forget_plans(self) -> None:
+        """Have the next step find its tensors again."""
+        for name in PLANS:
+            self.__dict__.pop(name, None)
+
+    # ---------------------------------------------------------------- precision
+    def _state_dtype(self, p: Tensor, name: str) -> torch.dtype:
+        """The dtype in which a state is kept."""
+        dtype = compute_dtype(p.dtype)
+        narrow = self.trace_dtype is not None and name in self._weight_states()
+        return self.trace_dtype or dtype if narrow and dtype == torch.float32 else dtype
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether random bits may be needed."""
+        return self.rounding == "stochastic" or self.trace_dtype in BITS
+
+    def _rounded(self, names: Collection[str]) -> dict[str, int]:
+        """Which of `names`, kept in 16 bits, are rounded stochastically, and by which bits."""
+        slots = {"w": 0, **{name: k + 1 for k, name in enumerate(self.method.states)}}
+        kept = slots if self.rounding == "stochastic" else self.method.states
+        return {name: slots[name] for name in kept if name in names}
+
+    @property
+    def _bits(self) -> PhiloxNoise:
+        """Where the random bits come from; the optimizer's noise may come from elsewhere."""
+        bits: PhiloxNoise = self.__dict__.setdefault("_bit_source", PhiloxNoise())
+        return bits
 
     def _part_clocks(self, active: set[Tensor]) -> None:
         """Give parameters that step now their own clock if another one pauses."""
@@ -74,8 +120,24 @@ class StatefulOptimizer(Optimizer):
                 parted.setdefault(key, {k: state[k].clone() for k in CLOCK})
                 state.update(parted[key])
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer, as :meth:`torch.optim.Optimizer.state_dict`.
+
+        A group that a framework gave a hyperparameter of another optimizer (Transformers sets
+        ``weight_decay`` in all groups) names it under ``"ignored"``.
+        """
+        saved: dict[str, Any] = super().state_dict()
+        for group in saved.get("param_groups", ()):  # a hook may have changed it
+            ignored = sorted((group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys())
+            if ignored:
+                group[IGNORED] = ignored
+        return saved
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict; traces keep their precision, and nothing is shared with it.
+        """Load a state dict; nothing is shared with it.
+
+        Traces are converted to the precision in which this optimizer keeps them; the float32 copies
+        of ``master_weights=True`` are dropped by an optimizer that keeps none.
 
         Options that an older dict lacks keep the group's value; hyperparameters that had another
         meaning are converted, with a warning. An invalid dict is refused as a whole.
@@ -122,6 +184,11 @@ class StatefulOptimizer(Optimizer):
                         for k, n in zip(CLOCK, counts, strict=True)
                     }
                     state.update(clocks.setdefault((p.device, *counts), clock))
+                for name in self.method.states:
+                    if name in state:
+                        state[name] = state[name].to(self._state_dtype(p, name))
+                if not self.master_weights:
+                    state.pop(MASTER, None)
                 self.state[p] = state
 
     def _checked_state_dict(self, given: Any) -> dict[str, Any]:
@@ -167,9 +234,13 @@ class StatefulOptimizer(Optimizer):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
             raise ValueError(f"{owner}: group {place} of this state dict lists no parameters")
         required = {*self.method.hyper, "seed", "noise_step"} - self.method.added
-        foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys()
+        # What this optimizer ignores was a framework's when it was saved, and is its own now.
+        ignored = {*own, *group.get(IGNORED, ())}
+        foreign = (group.keys() & HYPERPARAMETERS.keys()) - self.defaults.keys() - ignored
         self._refuse_state("groups", required - group.keys(), foreign)
         full = {**{k: own[k] for k in self.defaults if k in own}, **self._converted(group)}
+        full.pop(IGNORED, None)
+        full |= plain(full, self.method.hyperparameters)
         try:
             checked_seed(owner, full["seed"], drawn=False)
             self._check_group({**full, **{k: own[k] for k in own if k.startswith("param")}})
@@ -186,13 +257,14 @@ class StatefulOptimizer(Optimizer):
         """Raise unless the names in a state are those that this optimizer keeps."""
         if state:
             missing = {*CLOCK, *self._weight_states()} - state.keys()
-            foreign = {str(name) for name in state} - {*CLOCK, *self.method.states}
+            foreign = {str(name) for name in state} - {*CLOCK, *self.method.states, MASTER}
             self._refuse_state("states", missing, foreign)
 
     def _check_saved_state(self, state: Mapping[str, Any], p: Tensor) -> None:
         """Raise if a saved state has wrong shapes or impossible values."""
-        owner, shape = type(self).__name__, self._state_shape(p)
-        for name in self.method.states:
+        owner = type(self).__name__
+        for name in (*self.method.states, MASTER):
+            shape = p.shape if name == MASTER else self._state_shape(p)
             if name not in state:
                 continue
             if not isinstance(state[name], Tensor):
@@ -238,7 +310,8 @@ class StatefulOptimizer(Optimizer):
         """Names and shapes that a parameter's state must have once it exists."""
         shapes: dict[str, torch.Size | None] = dict.fromkeys(CLOCK, torch.Size([]))
         held = [n for n in self.method.states if n in self._weight_states() or n in self.state[p]]
-        return {**shapes, **dict.fromkeys(held, self._state_shape(p))}
+        own = {MASTER: p.shape} if MASTER in self.state[p] else {}
+        return {**shapes, **dict.fromkeys(held, self._state_shape(p)), **own}
 
     def _weight_states(self) -> tuple[str, ...]:
         """States that are kept for every weight."""
@@ -246,7 +319,7 @@ class StatefulOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         torchs = ("_optimizer_", "_zero_grad_profile", "_warned_capturable")
-        skipped = ("_plan", "_fused_step", "_step_lock", "_meeting")
+        skipped = (*PLANS, "_step_lock", "_meeting", "_task", "_bit_source")
         own = {
             k: v for k, v in self.__dict__.items() if k not in skipped and not k.startswith(torchs)
         }

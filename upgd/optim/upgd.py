@@ -8,15 +8,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from upgd.curvature import Curvature
-from upgd.optim import convention
+from upgd.optim import convention, growing
 from upgd.optim.base import Common, Params, RuleOptimizer, _rows
-from upgd.optim.batch import row_norms, tiny, wide_dtype
+from upgd.optim.batch import compute_dtype, row_norms, tiny, wide_dtype
 from upgd.optim.shards import Part, like, local
 from upgd.rules.ops import sigmoid
-from upgd.rules.vocabulary import Method, Phase, Reduce
+from upgd.rules.vocabulary import HYPERPARAMETERS, Method, Phase, Reduce
 
 Scaling: TypeAlias = Literal["global", "local"]
 Rule: TypeAlias = Callable[..., Any]
@@ -185,6 +185,7 @@ class UtilityOptimizer(RuleOptimizer):
             )
         state, beta = self.state[p], groups[0]["beta_utility"]
         utility = local(state["utility"])
+        utility = utility.to(compute_dtype(utility.dtype))
         steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
         correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
         return utility, correction.to(utility.dtype)
@@ -217,21 +218,63 @@ class UtilityOptimizer(RuleOptimizer):
             >>> opt.scaled_utility(model.weight).shape
             torch.Size([2, 3])
         """
-        whole = self.utility(p)
-        utility = local(whole)
+        utility = self.utility(p)
+        return self._scaled(p, utility, self._eta_of_all(local(utility)))
+
+    def _eta_of_all(self, unit: Tensor) -> Tensor | None:
+        """η over all parameters that have a trace, of the type of `unit`; None if it is local."""
         if self.scaling == "local":
+            return None
+        traces = [self._corrected(q) for q in self.state if "utility" in self.state[q]]
+        largest = [u.amax() for u in traces if u.numel()] or [torch.tensor(-torch.inf)]
+        return self._combine(torch.stack([x.to(unit) for x in largest]).amax()).abs()
+
+    def _scaled(self, p: Tensor, whole: Tensor, eta: Tensor | None) -> Tensor:
+        utility = local(whole)
+        if eta is None:
             rows = utility.reshape(_rows(utility), utility.numel() // max(1, _rows(utility)))
             norms = row_norms([rows])
             self._combine_rows([(self._part(p), norms)])
             return like(whole, torch.sigmoid(rows / norms.unsqueeze(1)).reshape(utility.shape))
-        traces = [self._corrected(q) for q in self.state if "utility" in self.state[q]]
-        largest = [u.amax() for u in traces if u.numel()] or [torch.tensor(-torch.inf)]
-        eta = self._combine(torch.stack([x.to(utility) for x in largest]).amax()).abs()
-        return like(whole, torch.sigmoid(utility / eta.clamp_min(tiny(utility.dtype))))
+        return like(whole, torch.sigmoid(utility / eta.to(utility).clamp_min(tiny(utility.dtype))))
 
     def _part(self, p: Tensor) -> Part:
         params = [q for group in self.param_groups for q in group["params"]]
         return next(part for q, part in zip(params, self._ranks.parts, strict=True) if q is p)
+
+    @torch.no_grad()
+    def utilities(self) -> dict[str, Tensor]:
+        """The bias-corrected utilities Û of all parameters that have been updated, by name.
+
+        Where the optimizer got no names, they are group and place: ``"0.3"``. With a utility per
+        feature there is a vector for every parameter that leads into features.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 2)
+            >>> opt = upgd.UPGD(model.named_parameters())
+            >>> model(torch.ones(1, 3)).sum().backward()
+            >>> opt.step()
+            >>> {name: tuple(utility.shape) for name, utility in opt.utilities().items()}
+            {'weight': (2, 3), 'bias': (2,)}
+        """
+        return {name: self.utility(p) for name, p in self._named()}
+
+    @torch.no_grad()
+    def scaled_utilities(self) -> dict[str, Tensor]:
+        """The scaled utilities Ū of :meth:`scaled_utility`, by the names of :meth:`utilities`."""
+        found = [(name, p, self.utility(p)) for name, p in self._named()]
+        eta = self._eta_of_all(local(found[0][2]) if found else torch.zeros(()))
+        return {name: self._scaled(p, utility, eta) for name, p, utility in found}
+
+    def _named(self) -> list[tuple[str, Tensor]]:
+        """The parameters that have a utility, with their names or places."""
+        found = []
+        for place, group in enumerate(self.param_groups):
+            numbers = [f"{place}.{i}" for i in range(len(group["params"]))]
+            pairs = zip(group.get("param_names", numbers), group["params"], strict=True)
+            found += [(n, p) for n, p in pairs if "utility" in self.state.get(self._keeper(p), ())]
+        return found
 
 
 class UPGD(UtilityOptimizer):
@@ -268,7 +311,8 @@ class UPGD(UtilityOptimizer):
         beta_utility: Decay β_u of the utility trace; 0 is the utility of this step alone.
         sigma: Standard deviation σ of the perturbation; 0 draws none.
         momentum: Decay μ of the velocity, which takes the gradient's place in the update as in
-            :class:`torch.optim.SGD`; 0 keeps none.
+            :class:`torch.optim.SGD`; 0 keeps none. A scheduler that cycles ``momentum``, such as
+            ``OneCycleLR``, may set it in groups later.
         scaling: ``"global"`` or ``"local"``.
         order: 1, or 2, which needs curvature: call ``opt.backward(loss)`` instead of
             ``loss.backward()``.
@@ -276,8 +320,9 @@ class UPGD(UtilityOptimizer):
         curvature: Where ``order=2`` takes it from: ``"hesscale"``, ``"ggn"`` (never
             negative) or ``"hutchinson"`` (unbiased, noisy, any model); see
             :func:`upgd.curvature.backward`.
-        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable`` and
-            ``nonfinite`` of :class:`~upgd.optim.base.RuleOptimizer`.
+        common: ``seed``, ``noise``, ``maximize``, ``foreach``, ``fused``, ``capturable``,
+            ``nonfinite``, ``rounding``, ``trace_dtype`` and ``master_weights`` of
+            :class:`~upgd.optim.base.RuleOptimizer`.
 
     Example:
         >>> import torch, upgd
@@ -305,16 +350,80 @@ class UPGD(UtilityOptimizer):
         **common: Unpack[Common],
     ) -> None:
         hyper = {"lr": lr, "weight_decay": weight_decay, "sigma": sigma}
-        hyper["beta_utility"] = beta_utility
+        hyper |= {"beta_utility": beta_utility, "momentum": momentum}
         if momentum != 0:
-            hyper["momentum"] = momentum
-            self.build = partial(upgd_method, momentum=True)
+            self.build = _WITH_VELOCITY
         super().__init__(params, hyper, scaling, order, protect, curvature, **common)
 
+    @classmethod
+    def from_optimizer(cls, sgd: torch.optim.SGD, **arguments: Any) -> Self:
+        """Go on where :class:`torch.optim.SGD` stopped: its groups, its buffers as velocity.
+
+        Args:
+            sgd: Without dampening and Nesterov's momentum. A ``weight_decay`` is the same here if
+                there is no momentum, else it is refused.
+            arguments: Of the constructor; those that groups have, such as ``lr``, replace theirs.
+
+        Example:
+            >>> import torch, upgd
+            >>> model = torch.nn.Linear(3, 1)
+            >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            >>> opt = upgd.UPGD.from_optimizer(sgd, sigma=0.01)
+            >>> opt.param_groups[0]["lr"], opt.param_groups[0]["momentum"]
+            (0.1, 0.9)
+        """
+        opt = cls(growing.groups_of_sgd(cls.__name__, sgd, arguments), **arguments)
+        if any(group["momentum"] != 0 for group in opt.param_groups):
+            opt._keep_velocity()
+            growing.take_states(opt, sgd, {"velocity": "momentum_buffer"}, counted=False)
+        return opt
+
+    # A group may get momentum later, as from OneCycleLR. From then on there is a velocity, which
+    # begins at zero as torch.optim.SGD's does.
+    @property
+    def _has_velocity(self) -> bool:
+        return "velocity" in self.method.states
+
+    def _keep_velocity(self) -> None:
+        self.build = _WITH_VELOCITY
+        self.method = self.build(self.scaling, self.order, bool(self.defaults["protect"]))
+
     def _check_group(self, group: dict[str, Any]) -> None:
+        if not self._has_velocity:
+            HYPERPARAMETERS["momentum"].check(type(self).__name__, group.get("momentum", 0.0))
         super()._check_group(group)
-        if "velocity" not in self.method.states and group.get("momentum", 0) != 0:
-            raise ValueError(
-                f"UPGD: a group has momentum={group['momentum']!r}, but the optimizer keeps no "
-                "velocity; pass momentum= to UPGD, and momentum=0 in groups that want none"
-            )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if not self._has_velocity and any(g.get("momentum", 0) != 0 for g in self.param_groups):
+            self._keep_velocity()
+            self._forget_plans()
+            for state in self.state.values():
+                if "utility" in state:
+                    state["velocity"] = torch.zeros_like(state["utility"])
+
+    def _checked_state_dict(self, given: Any) -> dict[str, Any]:
+        states = given.get("state") if isinstance(given, Mapping) else None
+        if not isinstance(states, Mapping):
+            return super()._checked_state_dict(given)
+        before = self.build, self.method
+        if any(isinstance(state, Mapping) and "velocity" in state for state in states.values()):
+            self._keep_velocity()
+        if self._has_velocity:
+            given = {**given, "state": {k: _with_velocity(state) for k, state in states.items()}}
+        try:
+            return super()._checked_state_dict(given)
+        except Exception:
+            self.build, self.method = before
+            raise
+
+
+_WITH_VELOCITY = partial(upgd_method, momentum=True)
+
+
+def _with_velocity(state: Any) -> Any:
+    """A saved state; its velocity is zero if there was no momentum yet."""
+    utility = state.get("utility") if isinstance(state, Mapping) else None
+    if not isinstance(utility, Tensor) or "velocity" in state:
+        return state
+    return {**state, "velocity": torch.zeros_like(utility)}

@@ -27,7 +27,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -64,6 +64,19 @@ class Hyperparameter:
         below = value <= self.high if self.reaches_high else value < self.high
         return math.isfinite(value) and self.low <= value and below
 
+    def plain(self, value: Any) -> Any:
+        """`value` as parameter groups keep it: Python's numbers, and a pair as a tuple.
+
+        Whatever is no number, or no sequence of them, is left as it is for :meth:`check`.
+        """
+        if not self.pair:
+            return _plain_number(value)
+        if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+            value = value.tolist()  # of numpy or torch
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return tuple(_plain_number(item) for item in value)
+        return value
+
     def check(self, owner: str, value: Any) -> None:
         """Raise ``ValueError``/``TypeError`` naming the argument unless `value` is admitted."""
         values = [value]
@@ -74,12 +87,18 @@ class Hyperparameter:
         for item in values:
             if isinstance(item, torch.Tensor) and self.name == "lr" and not item.is_meta:
                 if item.numel() != 1:
-                    raise ValueError(f"{owner}: a tensor lr must have one element, got {item!r}")
+                    raise ValueError(f"{owner}: Tensor lr must be 1-element, got {item!r}")
                 item = item.item()  # stops the device, once
             if isinstance(item, bool) or not isinstance(item, numbers.Real):
                 raise TypeError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
             if not self.admits(float(item)):
                 raise ValueError(f"{owner}: {self.name} must be {self.range}, got {value!r}")
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of Python, if `value` is another library's."""
+    own = type(value) in (bool, int, float)
+    return float(value) if isinstance(value, numbers.Real) and not own else value
 
 
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = {

@@ -1,0 +1,1 @@
+"""A plasticity monitor inside training frameworks; each module imports its framework itself."""
