@@ -88,7 +88,7 @@ class Monitor:
         every: int = 100,
         *,
         tau: float = 0.025,
-        samples: int = 64,
+        samples: int = 32,
         output: str | Iterable[str] | None = None,
         activation: Activation | None = torch.relu,
         closure: Closure | None = None,
@@ -144,17 +144,29 @@ class Monitor:
         if self.steps == self._next:
             self._at_event()
 
-    # Compiled steps leave their graph for these.
-    @uncompiled
     def _before_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.steps + 1 == self._measure_at:
+        if torch.compiler.is_compiling():  # a compiled step leaves its graph for this
+            self._prepare_apart()
+        elif self.steps + 1 == self._measure_at:
             self._prepare()
 
-    @uncompiled
     def _after_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._step_apart()
+        else:
+            self.step()
+
+    @uncompiled
+    def _prepare_apart(self) -> None:
+        self._prepare()
+
+    @uncompiled
+    def _step_apart(self) -> None:
         self.step()
 
     def _prepare(self) -> None:
+        if self.steps + 1 != self._measure_at:
+            return
         before = self._try("updates", lambda: weights.before_step(weights.trained(self.model)))
         self._before = before or []
         if self._closure is not None:
