@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from upgd.curvature import RULES
+from upgd.monitor.alarms import RULES as RULES_OF_WARNINGS
+from upgd.monitor.page import MEASURES
 from upgd.optim.memory import memory_table
 from upgd.optim.registry import table
 from upgd.rules.vocabulary import HYPERPARAMETERS
@@ -21,7 +23,8 @@ from upgd.rules.vocabulary import HYPERPARAMETERS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
 PAGES += [
-    ROOT / "docs" / f"{name}.md" for name in ("choosing", "data", "laboratory", "paper", "sweeps")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("choosing", "data", "laboratory", "monitor", "paper", "sweeps")
 ]
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
@@ -130,6 +133,12 @@ def test_prose_was_written_for_these_benchmarks(page: Path) -> None:
         digest = hashlib.sha256((page.parent / name).read_bytes()).hexdigest()[:12]
         mark = f"<!-- written for {name} {digest} -->"
         assert mark in text, f"{page}: compare its numbers with {name}, then say {mark}"
+
+
+def test_the_monitors_rules_and_numbers_are_documented() -> None:
+    text = (ROOT / "docs" / "monitor.md").read_text()
+    assert all(f"| {rule.when} |" in text for rule in RULES_OF_WARNINGS)
+    assert all(f"`{name}" in text for name in MEASURES)
 
 
 def test_every_promise_has_its_test() -> None:

@@ -9,17 +9,19 @@ import math
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import upgd
+from tests.cases import needs_cuda
 from upgd.metrics import sample_plasticity
 from upgd.monitor import alarms, measures, sinks, weights
 from upgd.monitor.monitor import MonitorWarning
@@ -106,7 +108,7 @@ def test_measures_of_a_batch_are_the_plain_definitions() -> None:
         assert found[f"dead/{name}"] == pytest.approx(dead_share(h))
         total["dormant"] += dormant_share(h, TAU) * h.shape[1] / 30
         total["dead"] += dead_share(h) * h.shape[1] / 30
-        some = measures.some_rows(torch.from_numpy(h), 64)
+        some = measures.some_rows(torch.from_numpy(h), 32)
         effective, stable = plain_ranks(some)
         assert found[f"effective_rank/{name}"] == pytest.approx(effective, rel=1e-5)
         assert found[f"stable_rank/{name}"] == pytest.approx(stable, rel=1e-5)
@@ -619,6 +621,86 @@ def test_a_compiled_step_and_hooks_that_compiled_code_does_not_see() -> None:
         train(compiled, opt, 4)
     assert [step for step, _ in monitor.history] == [2, 4]
     assert "weight_norm" in monitor.scalars()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this build of torch has no gloo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_replicas_and_shards() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for kind in ("plain", "replica", "shard"):
+        model: nn.Module = mlp()
+        if kind == "replica":
+            model = nn.parallel.DistributedDataParallel(model)
+        elif kind == "shard":
+            fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        opt = upgd.UPGD(model.parameters(), sigma=0.0)
+        monitor = upgd.Monitor(model, opt, every=3)
+        train(model, opt, 3)
+        found.append(monitor.scalars())
+        monitor.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["upgd", "sgd"])
+def test_scaled_gradients_are_unscaled(method: str) -> None:
+    found = []
+    for scale in (None, 1024.0):
+        model = mlp()
+        make: Any = upgd.UPGD if method == "upgd" else torch.optim.SGD
+        opt = make(model.parameters(), lr=0.1)
+        monitor = upgd.Monitor(model, opt, every=1)
+        loss = F.cross_entropy(model(data(8, 0)[0]), data(8, 0)[1])
+        if scale is None:
+            loss.backward()
+            opt.step()
+        else:
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+        found.append(monitor.scalars()["gradient_norm"])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@needs_cuda
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_no_step_waits_for_the_gpu(scaling: Any) -> None:
+    model = mlp().cuda()
+    opt = upgd.UPGD(model.parameters(), scaling=scaling)
+    monitor = upgd.Monitor(model, opt, every=2)
+    batches = [tuple(t.cuda() for t in data(16, step)) for step in range(8)]
+
+    def learn(x: Tensor, y: Tensor) -> None:
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+
+    learn(*batches[0])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for x, y in batches[1:]:
+            learn(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    on_gpu = monitor.history
+    assert monitor.measured == 4
+    assert all(math.isfinite(value) for _, found in on_gpu for value in found.values())
+    values = [torch.rand(100), torch.rand(50)]
+    counts = weights.histograms([v.cuda() for v in values]).cpu()
+    assert torch.equal(counts, weights.histograms(values))
 
 
 # -------------------------------------------------------------------------------- faults

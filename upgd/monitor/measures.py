@@ -194,8 +194,8 @@ def products(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ranks_of_products(found: Tensor) -> tuple[float, float]:
-    """Effective and stable rank of the matrix whose :func:`products` these are, on CPU.
+def ranks_of_products(found: Tensor) -> tuple[Tensor, Tensor]:
+    """Effective and stable ranks of matrices whose :func:`products` these are: [R, n, n], on CPU.
 
     The effective rank is that of :func:`effective_rank`; the stable rank is the sum of the squared
     singular values, divided by the largest. Singular values below 1e-8 of the largest are lost
@@ -203,12 +203,12 @@ def ranks_of_products(found: Tensor) -> tuple[float, float]:
 
     Example:
         >>> h = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-        >>> [round(rank, 3) for rank in ranks_of_products(products(h))]
-        [1.89, 1.25]
+        >>> effective, stable = ranks_of_products(products(h)[None])
+        >>> round(float(effective), 3), float(stable)
+        (1.89, 1.25)
     """
-    if not bool(found.isfinite().all()):
-        return math.nan, math.nan
-    values = _from_products(found)
+    finite = found.isfinite().flatten(1).all(1)
+    values = _from_products(torch.where(finite[:, None, None], found, 0))
     squares = values.square()
-    stable = float(squares.sum() / squares[0]) if squares[0] > 0 else 0.0
-    return float(_effective_ranks(values)), stable
+    stable = torch.where(squares[:, 0] > 0, squares.sum(1) / squares[:, 0], 0)
+    return tuple(x.where(finite, math.nan) for x in (_effective_ranks(values), stable))  # type: ignore[return-value]

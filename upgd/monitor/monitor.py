@@ -17,7 +17,7 @@ from upgd.monitor import weights
 from upgd.monitor.alarms import warnings_of
 from upgd.monitor.page import Follower, fragment, render, write
 from upgd.monitor.reading import Array, Reading
-from upgd.monitor.recorder import Activation, Layer, Recorder
+from upgd.monitor.recorder import Activation, Recorder
 from upgd.monitor.replay import Inputs, is_compiled, undisturbed, unwrapped
 from upgd.optim.uncompiled import uncompiled
 from upgd.text import error_line
@@ -88,7 +88,7 @@ class Monitor:
         every: int = 100,
         *,
         tau: float = 0.025,
-        samples: int = 64,
+        samples: int = 32,
         output: str | Iterable[str] | None = None,
         activation: Activation | None = torch.relu,
         closure: Closure | None = None,
@@ -97,7 +97,7 @@ class Monitor:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"Monitor: {name} must be an integer of at least 1, got {value!r}")
         self.model = unwrapped(model)
-        self.optimizers = _optimizers(opt)
+        self.optimizers = weights.optimizers_in(opt)
         if closure is not None and not self.optimizers:
             raise ValueError(
                 "Monitor: closure= needs an optimizer, whose steps say when to evaluate it; "
@@ -144,16 +144,29 @@ class Monitor:
         if self.steps == self._next:
             self._at_event()
 
-    @uncompiled
     def _before_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.steps + 1 == self._measure_at:
+        if torch.compiler.is_compiling():  # a compiled step leaves its graph for this
+            self._prepare_apart()
+        elif self.steps + 1 == self._measure_at:
             self._prepare()
 
-    @uncompiled
     def _after_step(self, opt: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._step_apart()
+        else:
+            self.step()
+
+    @uncompiled
+    def _prepare_apart(self) -> None:
+        self._prepare()
+
+    @uncompiled
+    def _step_apart(self) -> None:
         self.step()
 
     def _prepare(self) -> None:
+        if self.steps + 1 != self._measure_at:
+            return
         before = self._try("updates", lambda: weights.before_step(weights.trained(self.model)))
         self._before = before or []
         if self._closure is not None:
@@ -256,9 +269,8 @@ class Monitor:
                 scores, silent, products = found
                 dormant.append((scores <= self.tau).sum())
                 dead.append(silent.sum())
-                name = layer_name(layer)
-                owners.append((name, layer.units))
-                reading.add(name, products, "products")
+                owners.append((layer.label, layer.units))
+                reading.add(layer.label, products, "products")
         if owners:
             reading.add_means("dormant", weights.stack(dormant), owners)
             reading.add_means("dead", weights.stack(dead), owners)
@@ -360,7 +372,7 @@ class Monitor:
     def units(self) -> dict[str, int]:
         """The number of units of each hidden layer, once it was seen."""
         layers = self._recorder.layers
-        return {layer_name(layer): layer.units for layer in layers if layer.units}
+        return {layer.label: layer.units for layer in layers if layer.units}
 
     def page(self, path: str | os.PathLike[str], title: str = "Plasticity monitor") -> Path:
         """Write all measurements as one HTML page that needs no network; return its path.
@@ -422,21 +434,3 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def layer_name(layer: Layer) -> str:
-    """A layer's name; a model that is a single layer has none."""
-    return layer.name or type(layer.module).__name__
-
-
-def _optimizers(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
-    found = [] if given is None else [given] if isinstance(given, Optimizer) else list(given)
-    for n, opt in enumerate(found):
-        while isinstance(inner := getattr(opt, "optimizer", None), Optimizer):
-            opt = inner  # of a framework's wrapper
-        if not isinstance(opt, Optimizer):
-            raise TypeError(
-                f"Monitor: opt must be a torch optimizer or several, got {type(opt).__name__}"
-            )
-        found[n] = opt
-    return found

@@ -117,6 +117,7 @@ class Reading:
             self._event.synchronize()
         values = np.asarray(self._host.cpu(), np.float64)
         found: dict[str, float] = {}
+        alike: dict[int, list[tuple[str, Array]]] = {}  # products of the same size
         first = 0
         for kind, name, shape in self._parts:
             size = math.prod(shape)
@@ -125,8 +126,8 @@ class Reading:
             if kind == "scalar":
                 found[name] = float(part)
             elif kind == "products":
-                ranks = ranks_of_products(torch.from_numpy(part))
-                found[f"effective_rank/{name}"], found[f"stable_rank/{name}"] = ranks
+                alike.setdefault(size, []).append((name, part))
+                found[f"effective_rank/{name}"] = found[f"stable_rank/{name}"] = math.nan
             elif kind == "histograms":
                 for (layer, size), counts in zip(self._owners[name], part, strict=True):
                     for key in (name, f"{name}/{layer}"):
@@ -137,6 +138,12 @@ class Reading:
                 found[name] = float(sample_plasticity(part[0], part[1]).mean())
             else:
                 found |= self._by_layer(kind, name, part)
+        for some in alike.values():
+            ranks = ranks_of_products(torch.from_numpy(np.stack([part for _, part in some])))
+            for (name, _), effective, stable in zip(
+                some, *(r.tolist() for r in ranks), strict=True
+            ):
+                found[f"effective_rank/{name}"], found[f"stable_rank/{name}"] = effective, stable
         return found
 
     def _by_layer(self, kind: str, name: str, part: Array) -> dict[str, float]:

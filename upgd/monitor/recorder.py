@@ -40,13 +40,25 @@ class Layer:
     rows: int = 0
     seen: deque[Seen] = field(default_factory=deque)
 
+    @property
+    def label(self) -> str:
+        """Its name; a model that is a single layer has none."""
+        return self.name or type(self.module).__name__
+
     def add(self, h: Tensor, at: nn.Module, samples: int) -> Seen:
         """Note an output of `at`, and keep the newest that have `samples` rows together."""
-        self.units = h.shape[feature_axis(self.module, h)]
-        value = h.detach().clone() if self.copies else h.detach()
-        seen = Seen(h.numel() // max(1, self.units), value, value._version, at, h._version)
+        shape = h.shape
+        if len(shape) == 2:  # the quick way: a stream of single samples comes here at every pass
+            rows, self.units = shape
+        else:
+            self.units = shape[feature_axis(self.module, h)]
+            rows = h.numel() // max(1, self.units)
+        value = h.detach()
+        if self.copies:
+            value = value.clone()
+        seen = Seen(rows, value, value._version, at, h._version)
         self.seen.append(seen)
-        self.rows += seen.rows
+        self.rows += rows
         while self.rows - self.seen[0].rows >= samples:
             self.rows -= self.seen.popleft().rows
         return seen
@@ -248,7 +260,7 @@ class Recorder:
         return dormancy_scores(magnitudes), magnitudes == 0, products(some_rows(h, self.samples))
 
     def __repr__(self) -> str:
-        return "\n".join(f"{layer.name}: {self._told(layer)}" for layer in self.layers)
+        return "\n".join(f"{layer.label}: {self._told(layer)}" for layer in self.layers)
 
     def _told(self, layer: Layer) -> str:
         if not layer.units:

@@ -26,6 +26,20 @@ BINS = 21
 """Of the histograms of Ū over [0, 1]; the middle one holds weights without utility."""
 
 
+def optimizers_in(given: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    """The optimizers that a user named, out of frameworks' wrappers; TypeError for other things."""
+    found = [] if given is None else [given] if isinstance(given, Optimizer) else list(given)
+    for n, opt in enumerate(found):
+        while isinstance(inner := getattr(opt, "optimizer", None), Optimizer):
+            opt = inner
+        if not isinstance(opt, Optimizer):
+            raise TypeError(
+                f"Monitor: opt must be a torch optimizer or several, got {type(opt).__name__}"
+            )
+        found[n] = opt
+    return found
+
+
 class Owned(NamedTuple):
     """A parameter and the layer that it belongs to."""
 
@@ -114,27 +128,37 @@ def take_utilities(
     for opt in optimizers:
         if not isinstance(opt, UtilityOptimizer):
             continue
-        traced = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
-        found = [(layer, held(opt.utility(p))) for layer, p in traced]
-        found = [(layer, u) for layer, u in found if u.numel()]
-        if found:
-            scaled = _scaled(reading, opt, [u for _, u in found])
-            owners = [(layer, u.numel()) for layer, u in found]
-            many = [(each >= math.log(PROTECTED / (1 - PROTECTED))).sum() for each in scaled]
+        owned = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
+        traces = [(layer, opt._traced(p)) for layer, p in owned]
+        traces = [(layer, trace) for layer, trace in traces if trace[0].numel()]
+        if traces:
+            owners = [(layer, u.numel()) for layer, (u, _) in traces]
+            units = _units(reading, opt, [trace for _, trace in traces])
+            least = math.log(PROTECTED / (1 - PROTECTED))  # Û/η of a weight with this Ū
+            many, some = [], []
+            for (_, (u, _)), unit in zip(traces, units, strict=True):
+                scaled = u / unit if unit.dim() else u
+                many.append(torch.count_nonzero(scaled >= least * (1 if unit.dim() else unit)))
+                some.append(sample(scaled) / (1 if unit.dim() else unit))
             reading.add_means("protected", stack(many), owners)
-            counts = histograms([sample(each).sigmoid() for each in scaled])
-            reading.add_histograms("utility", counts, owners)
+            reading.add_histograms("utility", histograms([x.sigmoid() for x in some]), owners)
             return
 
 
-def _scaled(reading: Reading, opt: UtilityOptimizer, utilities: list[Tensor]) -> list[Tensor]:
-    """Û/η of each parameter; those of this process alone are scaled by each other."""
+def _units(
+    reading: Reading, opt: UtilityOptimizer, traces: list[tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    """What each trace is divided by to give Û/η: a number, or one per row with local scaling.
+
+    Utilities that other processes hold do not count here.
+    """
     if opt.scaling == "global":
-        eta = stack([u.amax() for u in utilities]).amax().abs()
+        eta = stack([u.amax() / correction for u, correction in traces]).amax().abs()
         reading.add("eta", eta)
-        return [u / eta.clamp_min(tiny(eta.dtype)).to(u) for u in utilities]
-    rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u in utilities]
-    return [r / row_norms([r]).unsqueeze(1) for r in rows]
+        return [(eta.to(c) * c).clamp_min(tiny(c.dtype)) for _, c in traces]
+    rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u, _ in traces]
+    norms = [row_norms([r]) for r in rows]
+    return [n.reshape(-1, *[1] * (u.dim() - 1)) for n, (u, _) in zip(norms, traces, strict=True)]
 
 
 def histograms(values: Sequence[Tensor]) -> Tensor:

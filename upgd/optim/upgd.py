@@ -175,7 +175,8 @@ class UtilityOptimizer(RuleOptimizer):
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
         return self.build(self.scaling, self.order, group["protect"]).phases
 
-    def _corrected(self, p: Tensor) -> Tensor:
+    def _traced(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The utility trace of what is held here of a parameter, and its bias correction."""
         groups = [g for g in self.param_groups if any(q is p for q in g["params"])]
         if not groups or "utility" not in self.state.get(p, {}):
             raise KeyError(
@@ -187,7 +188,11 @@ class UtilityOptimizer(RuleOptimizer):
         utility = utility.to(compute_dtype(utility.dtype))
         steps = state["step"].clamp_min(1)  # before the first that was not skipped, U = 0
         correction = 1 - torch.pow(beta, steps.to(wide_dtype(p.device)))
-        return utility / correction.to(utility.dtype)
+        return utility, correction.to(utility.dtype)
+
+    def _corrected(self, p: Tensor) -> Tensor:
+        utility, correction = self._traced(p)
+        return utility / correction
 
     @torch.no_grad()
     def utility(self, p: Tensor) -> Tensor:
