@@ -359,7 +359,7 @@ def test_triton_kernels_round_parts_by_their_place(monkeypatch: pytest.MonkeyPat
     for path in ({"fused": True}, {"foreach": False, "noise": PhiloxNoise()}):
         problem = Problem(BF16, device)
         opt = AdaUPGD(problem.params, seed=1, lr=1e-3, **path, **OPTIONS["both"])
-        opt._meeting = problem.params, Ranks(parts, sharded=True)
+        opt._meeting = Ranks(problem.params, parts, sharded=True)
         opt._describe_noise()
         results.append(problem.run(opt, 2).kept(opt))
     assert_one_unit(*results)
