@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import (
     DTensor,
+    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -241,6 +243,19 @@ def cases() -> dict[str, Any]:
         "fused/noise": lambda: refused(lambda: trained(fsdp2("upgd", 0.1, fused=True))),
         "own noise": lambda: refused(lambda: trained(fsdp2("upgd", 0.1, noise=GeneratorNoise()))),
         "steps apart": steps_apart,
+        **{f"one row/{option}": partial(one_row, True, option) for option in ONE_ROW},
+        "one row/nan": one_row_not_finite,
+        "partial gradients": partial(partial_gradients, True),
+        **{f"few/{kind}": partial(few, True, kind) for kind in FEW},
+        "few/utilities": few_utilities,
+        "loaded": loaded,
+        "biases": partial(biases, True),
+        "left out": lambda: refused(
+            lambda: trained(fsdp2("upgd", 0.0, process_group=False)),
+        ),
+        "flat rows": flat_rows,
+        "two optimizers": two_optimizers,
+        "sharded pipeline": sharded_pipeline,
     }.items():
         found[name] = case()
     return found
@@ -397,12 +412,168 @@ def steps_apart() -> str:
     return refused(lambda: train(model, opt))
 
 
+# A parameter with one row lies on the first process whole; the others hold nothing of it.
+ONE_ROW: dict[str, dict[str, Any]] = {
+    "local": {"scaling": "local", "sigma": 0.1},
+    "fused": {"fused": True, "sigma": 0.0},
+    "fused/local": {"fused": True, "sigma": 0.0, "scaling": "local"},
+    "fused/unprotected": {"fused": True, "sigma": 0.0, "protect": False},
+}
+
+
+def _critic(shared: bool, **given: Any) -> tuple[nn.Module, Any]:
+    """A network with one output; with `fused`, nothing else is trained."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).to(DOUBLE)
+    model[0].requires_grad_(not given.get("fused"))
+    if shared:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    elif not given.get("fused"):
+        given["noise"] = PhiloxNoise()
+    return model, upgd.UPGD(model.parameters(), **COMMON, **given, seed=1)
+
+
+def one_row(shared: bool, option: str) -> list[Tensor]:
+    """All processes see all samples, as in the tasks below."""
+    model, opt = _critic(shared, **ONE_ROW[option])
+    _fit(model, opt)
+    return whole(model)
+
+
+def _fit(model: nn.Module, opt: Any, steps: int = STEPS) -> None:
+    for x, _ in stream(steps):
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+
+def one_row_not_finite() -> tuple[str, int]:
+    model, opt = _critic(True, **ONE_ROW["fused"])
+    _fit(model, opt)
+    for p in model[2].parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    error = ""
+    try:
+        opt.step()
+    except FloatingPointError as raised:
+        error = str(raised)
+    return error, opt.param_groups[0]["noise_step"]
+
+
+def partial_gradients(shared: bool) -> list[Tensor]:
+    """Every process has a summand of the gradient of a parameter that all hold."""
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randn(40, 50, generator=generator, dtype=DOUBLE)
+    size = dist.get_world_size() if shared else 1
+    mesh = init_device_mesh("cpu", (size,)) if shared else None
+    p = nn.Parameter(distribute_tensor(values, mesh, [Replicate()]) if shared else values)
+    opt = upgd.UPGD([p], **COMMON, sigma=0.0, fused=True)
+    for _ in range(STEPS):
+        g = torch.randn(40, 50, generator=generator, dtype=DOUBLE)
+        p.grad = DTensor.from_local(g / size, mesh, [Partial()]) if shared else g
+        opt.step()
+    return [local_p.detach() for local_p in ([p.full_tensor()] if shared else [p])]
+
+
+FEW = ("one parameter", "groups")
+
+
+def few(shared: bool, kind: str) -> list[Tensor]:
+    """ZeRO where a process gets no parameter at all, or none of the first group."""
+    torch.manual_seed(3)
+    model: nn.Module = nn.Linear(5, 3, bias=kind == "groups", dtype=DOUBLE)
+    groups = [{"params": [p], "lr": 0.1 / (k + 1)} for k, p in enumerate(model.parameters())]
+    given = {"sigma": 0.1, "weight_decay": 0.1}
+    if shared:
+        opt: Any = ZeroRedundancyOptimizer(groups, upgd.UPGD, **given, seed=1 + dist.get_rank())
+        model = DistributedDataParallel(model)
+    else:
+        opt = upgd.UPGD(groups, **given, seed=1, noise=PhiloxNoise())
+    _fit(model, opt)
+    return whole(model)
+
+
+def few_utilities() -> list[float]:
+    """The largest scaled utility, in float64, where some processes have none."""
+    model = nn.Linear(5, 3, bias=False, dtype=DOUBLE)
+    opt = ZeroRedundancyOptimizer(model.parameters(), upgd.UPGD, sigma=0.1)
+    _fit(DistributedDataParallel(model), opt)
+    return [float(u.max()) for u in opt.optim.scaled_utilities().values()]
+
+
+def loaded() -> list[Tensor]:
+    """Each process goes back to a state dict from before the first step, with its own seed."""
+    model = network()
+    opt = upgd.UPGD(model.parameters(), sigma=0.1, seed=1 + dist.get_rank())
+    before, replica = opt.state_dict(), DistributedDataParallel(model)
+    _fit(replica, opt)
+    opt.load_state_dict(before)
+    _fit(replica, opt)
+    return whole(model)
+
+
+def biases(shared: bool) -> list[Tensor]:
+    """Utilities of features that are kept by their sharded biases, saved and loaded."""
+    model = network()
+    if shared:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    some = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    given = {} if shared else {"noise": PhiloxNoise()}
+    opt = upgd.FeatureUPGD(some, **COMMON, sigma=0.0, features=upgd.Features(model), **given)
+    _fit(model, opt)
+    opt.load_state_dict(opt.state_dict())
+    _fit(model, opt)
+    return whole(model)
+
+
+def flat_rows() -> str:
+    model, opt = fsdp1("upgd", 0.0)
+    train(model, opt, share)
+    return refused(lambda: opt.reset(model.parameters(), rows=[0]))
+
+
+class _Both(torch.optim.Optimizer):
+    """Two optimizers as one, which every process has."""
+
+    def __init__(self, *some: torch.optim.Optimizer) -> None:
+        self.some = some
+        super().__init__([p for opt in some for g in opt.param_groups for p in g["params"]], {})
+
+    def step(self) -> None:  # type: ignore[override]
+        for opt in self.some:
+            opt.step()
+
+
+def two_optimizers() -> bool:
+    model = network()
+    opt = upgd.UPGD(model[0].parameters(), sigma=0.1)
+    _fit(DistributedDataParallel(model), _Both(opt, torch.optim.SGD(model[2:].parameters())))
+    return opt._ranks.sharded
+
+
+def sharded_pipeline() -> dict[str, Any]:
+    """Two stages, each shared by half of the processes."""
+    half = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (2, half), mesh_dim_names=("stage", "shard"))
+    stage = dist.get_rank() // half
+    layer = pipeline_layers(2)[stage]
+    fully_shard(layer, mesh=mesh["shard"])
+    opt = upgd.UPGD(layer.parameters(), sigma=0.1, seed=1, **COMMON)
+    for x, _ in stream():
+        opt.zero_grad()
+        layer(x).square().sum().backward()
+        opt.step()
+    return {"stage": stage, "weights": whole(layer)}
+
+
 def main() -> None:
     rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     group = folder / f"group-{world}"
-    dist.init_process_group("gloo", f"file://{group}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", f"file://{group}", timedelta(minutes=2), rank=rank, world_size=world
+    )
     found = resharding(folder)
     if world > 1:
         found |= {**methods(), **cases()}

@@ -5,6 +5,7 @@ Processes are started once for each number of them; each test reads its part of 
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -163,6 +164,62 @@ def test_stages_of_a_pipeline(found: Any) -> None:
     assert_close([w for told in found for w in told["pipeline"]["weights"]], params)
 
 
+def test_sharded_stages_of_a_pipeline(found: Any) -> None:
+    """Parameters of different stages have different noise, and one η."""
+    layers = sharing.pipeline_layers(2)
+    params = [p for layer in layers for p in layer.parameters()]
+    opt = upgd.UPGD(params, sigma=0.1, seed=1, noise=PhiloxNoise(), **COMMON)
+    for x, _ in stream():
+        opt.zero_grad()
+        for layer in layers:
+            layer(x).square().sum().backward()
+        opt.step()
+    for told in found:
+        here = told["sharded pipeline"]
+        assert_close(here["weights"], list(layers[here["stage"]].parameters()))
+
+
+@pytest.mark.parametrize("option", sharing.ONE_ROW)
+def test_parameters_that_some_processes_hold_nothing_of(found: Any, option: str) -> None:
+    expected = sharing.one_row(False, option)
+    for told in found:
+        assert_close(told[f"one row/{option}"], expected)
+
+
+def test_a_process_without_weights_raises_with_the_others(found: Any) -> None:
+    for rank, told in enumerate(found):
+        error, draws = told["one row/nan"]
+        assert ("another process" if rank else "the gradient of parameter 2") in error
+        assert draws == sharing.STEPS
+
+
+def test_gradients_that_are_summands(found: Any) -> None:
+    for told in found:
+        assert_close(told["partial gradients"], sharing.partial_gradients(False))
+
+
+@pytest.mark.parametrize("kind", sharing.FEW)
+def test_fewer_parameters_than_processes(found: Any, kind: str) -> None:
+    for told in found:
+        assert_close(told[f"few/{kind}"], sharing.few(False, kind))
+    largest = [u for told in found for u in told["few/utilities"]]
+    assert largest == pytest.approx([1 / (1 + math.exp(-1))], rel=1e-12)
+
+
+def test_replicas_stay_equal_after_they_have_loaded(found: Any) -> None:
+    for told in found:
+        assert all(map(torch.equal, told["loaded"], found[0]["loaded"]))
+
+
+def test_utilities_of_sharded_biases(found: Any) -> None:
+    for told in found:
+        assert_close(told["biases"], sharing.biases(False))
+
+
+def test_a_share_of_an_optimizer_that_all_have_is_no_shard(found: Any) -> None:
+    assert not any(told["two optimizers"] for told in found)
+
+
 def test_processes_of_their_own(found: Any) -> None:
     assert all(told["apart"] for told in found)
 
@@ -184,6 +241,8 @@ def test_what_is_refused(found: Any) -> None:
         assert "only upgd.optim.noise.PhiloxNoise" in told["own noise"]
         assert "different number of draws" in told["steps apart"]
         assert "process_group=False" in told["steps apart"]
+        assert "leave out process_group" in told["left out"]
+        assert "rows of sharded parameters" in told["flat rows"]
 
 
 @pytest.fixture
@@ -229,6 +288,15 @@ def test_parameters_sharded_after_the_optimizer_was_made(one_shard: Any) -> None
 def test_a_process_group_is_one() -> None:
     with pytest.raises(TypeError, match="process_group must be"):
         upgd.UPGD(network().parameters(), process_group="gloo")
+
+
+def test_a_flattened_parameter_must_be_found() -> None:
+    from upgd.optim.shards import FSDP1, parts_of
+
+    p = torch.nn.Parameter(torch.ones(3))
+    setattr(p, FSDP1, True)
+    with pytest.raises(TypeError, match=r"gc.freeze\(\)"):
+        parts_of([p], [p])
 
 
 def test_parts_know_their_elements() -> None:

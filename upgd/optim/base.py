@@ -398,9 +398,8 @@ class RuleOptimizer(CollectiveOptimizer):
         if self.nonfinite is not None:
             return self.nonfinite
         capturable = any(group["capturable"] for group in self.param_groups)
-        params = [m.param for m in members] or [p for g in self.param_groups for p in g["params"]]
-        on_cpu = all(p.device.type == "cpu" for p in params)
-        return "raise" if on_cpu and not capturable else "skip"
+        kinds = {m.param.device.type for m in members} or {self._ranks.device.type}
+        return "raise" if kinds == {"cpu"} and not capturable else "skip"
 
     def _refuse_capture(self) -> None:
         """Raise if a CUDA graph is being captured: new state would be set up at every replay."""

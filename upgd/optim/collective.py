@@ -78,28 +78,33 @@ class CollectiveOptimizer(GrowingOptimizer):
         """Whether a subclass has its own version of a method."""
         return getattr(type(self), name) is not getattr(CollectiveOptimizer, name)
 
-    def _take_part(self, members: list[Member], checked: bool) -> None:
+    def _take_part(
+        self, members: list[Member], checked: bool = False, raises: bool = False
+    ) -> None:
         """A step of a process that holds no weight to update: others wait for its word.
 
         Args:
             members: Parameters of which it holds nothing; their steps are counted.
             checked: Whether it has been agreed already that the step is finite.
+            raises: Whether the others raise if it is not.
         """
         if not self._ranks.sharded:
             return
-        device = self.param_groups[0]["params"][0].device
+        device = self._ranks.device
         ok = torch.tensor(True, device=device)
         if not checked:
             ok = self._combine_finite(ok)
-        self._ensure_state([m.param for m in members])
-        for clock in {id(s["step"]): s for s in (self.state[m.param] for m in members)}.values():
-            clock["attempts"].add_(1)
-            clock["step"].add_(ok)
         for phase in self.method.phases:
             if phase.reduce == "max":
                 self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
             elif phase.reduce == "row_norm":
                 self._combine_rows([])
+        if raises and not ok:
+            self._raise_nonfinite([])
+        self._ensure_state([m.param for m in members])
+        for clock in {id(s["step"]): s for s in (self.state[m.param] for m in members)}.values():
+            clock["attempts"].add_(1)
+            clock["step"].add_(ok)
         for group in self.param_groups:
             group["noise_step"] += 1
 
@@ -114,7 +119,7 @@ class CollectiveOptimizer(GrowingOptimizer):
     def _combine_rows(self, held: list[tuple[Part, Tensor]]) -> None:
         """Complete the norms of rows of which other processes hold a part."""
         if self._ranks.sharded:
-            self._ranks.whole_rows([(part, rows) for part, rows in held if part.splits_rows])
+            self._ranks.whole_rows(held)
 
     def _share_derivatives(self, members: list[Member]) -> None:
         """Average over replicas what DDP does not: curvatures."""
@@ -130,8 +135,7 @@ class CollectiveOptimizer(GrowingOptimizer):
         """Whether all processes that wait for each other in a step say yes."""
         if self._ranks.size == 1 or not self._synchronises:
             return ok
-        device = self.param_groups[0]["params"][0].device
-        return bool(self._ranks.agree(torch.tensor(ok, device=device)))
+        return bool(self._ranks.agree(torch.tensor(ok, device=self._ranks.device)))
 
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):
@@ -140,5 +144,12 @@ class CollectiveOptimizer(GrowingOptimizer):
             self._bits.first = getattr(self.noise, "first", 0)
             self._bits.describe(self._ranks.parts)
 
+    def _restore(self, state_dict: dict[str, Any]) -> None:
+        super()._restore(state_dict)
+        self._meeting = None  # seeds and numbers of draws may be others
+
     def _curvature(self, m: Member) -> Tensor:
+        raise NotImplementedError
+
+    def _raise_nonfinite(self, members: list[Member]) -> None:
         raise NotImplementedError

@@ -363,7 +363,7 @@ class FeatureUPGD(UtilityOptimizer):
         if self._ranks.size == 1:
             return
         layers = self.features.layers
-        device = self.param_groups[0]["params"][0].device
+        device = self._ranks.device
         kinds = ("first", "second")[: self.order]
         held = [(layer, kind, getattr(layer, kind)) for kind in kinds for layer in layers]
         values = [

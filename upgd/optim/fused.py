@@ -186,7 +186,7 @@ class FusedStep:
         members = [m for m in all_ if m.local.numel()]
         if not members:
             self.plan = None
-            opt._take_part(all_, checked=False)
+            opt._take_part(all_, raises=opt._nonfinite_mode(all_) == "raise")
             return None
         devices = {m.param.device for m in members}
         kind = next(iter(devices)).type
@@ -299,6 +299,8 @@ class FusedStep:
         for part in plan.parts:
             for place, m in enumerate(part.members):
                 p, row = m.param, part.table[place]
+                grad = p.grad
+                assert grad is not None
                 if place in part.visitors:
                     if self.opt.master_weights and MASTER in self.opt.state[p]:
                         refresh([part.visitors[place]], [m.local])
@@ -314,7 +316,7 @@ class FusedStep:
                     if tensor.dtype != part.dtype or not tensor.is_contiguous():
                         tensor = tensor.to(part.dtype).contiguous()
                         plan.kept.append(tensor)
-                    elif column == flat.H:
+                    elif column == flat.H or tensor is not local(grad):
                         plan.kept.append(tensor)
                     row[column] = tensor.data_ptr()
             for states, shadows in zip(part.states, part.shadows, strict=False):
@@ -508,20 +510,21 @@ class _Cpu:
         if opt._is_part or opt._overrides("_combine_finite"):
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)
-        if opt._is_part:
+        if opt._is_part and opt.method.phases[0].reduce == "row_norm":
             opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def _find_eta(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
+        if opt.method.phases[0].reduce != "max":
+            return
         shares = []
-        trace = opt.method.phases[0].writes[0]
+        column = flat.CORRECTION + opt.method.states.index(opt.method.phases[0].writes[0])
         for part, mine in self.parts:
             if part.reduction != "max":
                 continue
-            column = flat.CORRECTION + opt.method.states.index(trace)
             row_of = part.table[mine.items[:, 0], flat.GROUP]
             found = mine.partial[: len(mine.items), 0]
             shares.append(np.max(found if plan.cancels else found / plan.numbers[row_of, column]))
-        if not shares and not (opt._is_part and opt.method.phases[0].reduce == "max"):
+        if not shares and not opt._is_part:
             return
         eta = float(np.max(shares)) if shares else -math.inf
         if opt._is_part:

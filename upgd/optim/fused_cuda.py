@@ -202,7 +202,7 @@ class Cuda:
             self.slots[1].copy_(opt._combine_finite(self.slots[1] == 0).logical_not())
         if opt._is_part and opt.method.phases[0].reduce == "max":
             self.slots[0].copy_(opt._combine(self.slots[0].clone()))
-        elif opt._is_part:
+        elif opt._is_part and opt.method.phases[0].reduce == "row_norm":
             opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def finite(self) -> bool:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from upgd.optim.batch import DTYPES
 from upgd.optim.checks import CLOCK, MASTER, parameter_name
-from upgd.optim.shards import is_dtensor
+from upgd.optim.shards import is_cut
 from upgd.optim.state import StatefulOptimizer
 
 _OF_ADAM = ("amsgrad", "differentiable", "decoupled_weight_decay", "foreach", "fused")
@@ -97,7 +97,7 @@ class GrowingOptimizer(StatefulOptimizer):
                 for p in keepers:
                     self.state.pop(p, None)
             else:
-                if any(map(is_dtensor, keepers)):
+                if any(map(is_cut, keepers)):
                     raise ValueError(
                         f"{type(self).__name__}: rows of sharded parameters cannot be reset; leave "
                         "out rows"
@@ -127,7 +127,7 @@ class GrowingOptimizer(StatefulOptimizer):
             problem = "is a parameter of this optimizer already"
         elif new.requires_grad and new.dtype not in DTYPES:
             problem = f"is {new.dtype}, not floating-point of 16, 32 or 64 bits"
-        elif is_dtensor(new) or is_dtensor(old):
+        elif is_cut(new) or is_cut(old):
             problem = "is sharded, or it is; replace parameters before the model is sharded"
         elif new.dim() != old.dim():
             problem = f"has {new.dim()} dimensions; only as many, {old.dim()}, can carry traces"

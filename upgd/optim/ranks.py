@@ -12,8 +12,9 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +37,9 @@ class Ranks:
         group: Their process group; None for a process of its own.
         size: How many there are.
         sharded: Whether each holds only a part of the model.
+        others: All parameters of an optimizer that gave this one its share.
         copies: How many processes hold a part, by what tells it from others.
+        split: For parameters whose rows lie on several processes, their number and rows.
     """
 
     params: list[Tensor]
@@ -44,10 +47,18 @@ class Ranks:
     group: Any = None
     size: int = 1
     sharded: bool = False
+    others: list[Tensor] = field(default_factory=list)
     copies: Counter[Part] = field(default_factory=Counter)
+    split: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shapes = [p.shape for p in self.params]
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process talks to the others; it may hold no parameter."""
+        known = self.params or self.others
+        return known[0].device if known else torch.device("cpu")
 
     def holds(self, params: list[Tensor]) -> bool:
         """Whether it was found out for these parameters, with these shapes."""
@@ -77,17 +88,15 @@ class Ranks:
         """Turn norms of what is held of each row into those of whole rows, in place.
 
         Args:
-            held: Parts that split rows, with the norm of each of their rows, as far as it is held.
+            held: Parts with the norm of each of their rows, as far as it is held.
         """
-        split = [part for part in self.parts if part.splits_rows]
-        if self.size == 1 or not split:
+        if self.size == 1 or not self.split:
             return
-        begins, total = {}, 0
-        for part in split:
-            begins[part.number] = total
-            total += part.rows
-        device = held[0][1].device if held else None
-        norms = torch.zeros(total, dtype=torch.float64, device=device)
+        held = [(part, values) for part, values in held if part.number in self.split]
+        ends = list(accumulate(self.split.values()))
+        begins = dict(zip(self.split, [0, *ends], strict=False))
+        device = held[0][1].device if held else self.device
+        norms = torch.zeros(ends[-1], dtype=torch.float64, device=device)
         weights = torch.ones_like(norms)
         places = []
         for part, values in held:
@@ -118,27 +127,42 @@ def process_group(choice: Any) -> Any:
     return torch.distributed.group.WORLD if choice is None else choice
 
 
+class Told(NamedTuple):
+    """What a process tells the others."""
+
+    owner: str
+    seed: int
+    draws: int
+    wrapped: bool  # whether another optimizer gave it a share of its parameters
+    cut: bool  # whether it holds parts of parameters
+    parts: list[Part]
+    names: list[str]
+
+
 def meet(opt: CollectiveOptimizer, params: list[Tensor]) -> Ranks:
     """Find out what the other processes hold, and take the first one's seed."""
     owner = type(opt).__name__
-    everything = _of_the_caller(opt, params)
-    wrapped = everything is not params
+    group = process_group(opt.process_group)
+    size = 1 if group is None else torch.distributed.get_world_size(group)
+    everything = params if size == 1 else _of_the_caller(opt, params)
     try:
         parts = parts_of(params, everything)
     except TypeError as error:
         raise TypeError(f"{owner}: {error}") from None
-    held_in_parts = wrapped or any(not part.whole for part in parts) or any(map(is_dtensor, params))
-    group = process_group(opt.process_group)
-    size = 1 if group is None else torch.distributed.get_world_size(group)
+    _refuse_absent(owner, params, parts, size)
+    cut = any(not part.whole for part in parts) or any(map(is_dtensor, params))
     if size == 1:
-        return Ranks(params, parts, group, 1, held_in_parts)
+        return Ranks(params, parts, group, 1, cut)
     names = [name for g in opt.param_groups for name in g.get("param_names", ())]
     first = opt.param_groups[0]
-    mine = (owner, first["seed"], first["noise_step"], held_in_parts, parts, names)
+    wrapped = everything is not params
+    mine = Told(owner, first["seed"], first["noise_step"], wrapped, cut, parts, names)
     all_: list[Any] = [None] * size
     torch.distributed.all_gather_object(all_, mine, group=group)
-    for what, place in (("class", 0), ("number of draws (noise_step)", 2)):
-        found = [told[place] for told in all_]
+    for what, found in (
+        ("class", [told.owner for told in all_]),
+        ("number of draws (noise_step)", [told.draws for told in all_]),
+    ):
         if len(set(found)) > 1:
             raise RuntimeError(
                 f"{owner}: the processes of this group have optimizers of different {what}: "
@@ -146,21 +170,41 @@ def meet(opt: CollectiveOptimizer, params: list[Tensor]) -> Ranks:
                 "process_group=False"
             )
     for g in opt.param_groups:
-        g["seed"] = all_[0][1]
-    sharded = any(told[3] for told in all_)
-    models = [(told[4], told[5]) for told in all_]
-    if not sharded and any(model != models[0] for model in models):
-        # Each process has whole parameters of its own, as the stages of a pipeline do.
-        sharded = True
-        before = 0
-        for place, model in enumerate(models):
-            if model == models[torch.distributed.get_rank(group)]:
-                break
-            if model not in models[:place]:
-                before += len(model[0])
-        parts = [Part(p.number + before, p.shape, p.start, p.size) for p in parts]
-    copies = Counter(part for told in all_ for part in told[4])
-    return Ranks(params, parts, group, size, sharded, copies)
+        g["seed"] = all_[0].seed
+    held, apart = _numbered(all_)
+    copies = Counter(part for each in held for part in each)
+    split = {part.number: part.rows for part in copies if part.splits_rows}
+    sharded = apart or any(told.cut for told in all_)
+    parts = held[torch.distributed.get_rank(group)]
+    rows = dict(sorted(split.items()))
+    return Ranks(params, parts, group, size, sharded, everything, copies, rows)
+
+
+def _numbered(all_: list[Told]) -> tuple[list[list[Part]], bool]:
+    """What each process holds, numbered in the whole model; whether some hold other parameters."""
+    models = [([(part.number, part.shape) for part in t.parts], t.names) for t in all_]
+    held = [told.parts for told in all_]
+    if all(model == models[0] for model in models):
+        return held, False
+    if any(told.wrapped for told in all_):
+        return held, True
+    # Each process has parameters of its own, as the stages of a pipeline do.
+    found = []
+    for parts, model in zip(held, models, strict=True):
+        earlier = models[: models.index(model)]
+        before = sum(len(m[0]) for i, m in enumerate(earlier) if m not in earlier[:i])
+        found.append([replace(part, number=part.number + before) for part in parts])
+    return found, True
+
+
+def _refuse_absent(owner: str, params: list[Tensor], parts: list[Part], size: int) -> None:
+    """Raise if processes outside of the group hold parts of these parameters."""
+    wide = [p.device_mesh.size() for p in params if is_dtensor(p)]  # type: ignore[attr-defined]
+    if max(wide, default=1) > size or (size == 1 and not all(part.whole for part in parts)):
+        raise TypeError(
+            f"{owner}: other processes hold parts of these parameters, and process_group= leaves "
+            "them out; leave out process_group, or pass the group of all of them"
+        )
 
 
 def _of_the_caller(opt: Optimizer, params: list[Tensor]) -> list[Tensor]:

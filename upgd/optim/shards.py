@@ -29,6 +29,11 @@ def is_dtensor(t: Tensor) -> bool:
     return loaded is not None and isinstance(t, loaded.DTensor)
 
 
+def is_cut(p: Tensor) -> bool:
+    """Whether processes share a parameter, or it is flattened."""
+    return is_dtensor(p) or bool(getattr(p, FSDP1, False))
+
+
 def local(t: Tensor) -> Tensor:
     """What this process holds of a tensor: the tensor itself unless it is a ``DTensor``."""
     if type(t) in _PLAIN or not is_dtensor(t):
@@ -174,6 +179,12 @@ def parts_of(params: Sequence[Tensor], everything: Sequence[Tensor]) -> list[Par
             size = (p.numel(),)
             part = Part(number, shape, (start,), size)
             found.append(part_of(p, number) if tuple(p.shape) == shape else part)
+        elif getattr(p, FSDP1, False):
+            raise TypeError(
+                f"FSDP1 has flattened a parameter of which {tuple(p.shape)} is here, and what that "
+                "is a part of cannot be found (after gc.freeze() it cannot); use fully_shard "
+                "(FSDP2), or freeze later"
+            )
         else:
             found.append(part_of(p, number))
     return found

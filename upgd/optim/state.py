@@ -169,10 +169,11 @@ class StatefulOptimizer(Optimizer):
     def _restore(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict["state"]
         clocks: dict[Any, dict[str, Tensor]] = {}
+        cut = {*self._weight_states(), MASTER}
         for key, p in self._by_key(state_dict):
             if key in saved:
                 state = {
-                    k: place_like(p, v).to(p.device, copy=True)
+                    k: (place_like(p, v) if k in cut else v).to(p.device, copy=True)
                     if isinstance(v, Tensor)
                     else copy.deepcopy(v)
                     for k, v in saved[key].items()

@@ -218,16 +218,17 @@ class UtilityOptimizer(RuleOptimizer):
             >>> opt.scaled_utility(model.weight).shape
             torch.Size([2, 3])
         """
-        utility = self.utility(p)
-        return self._scaled(p, utility, self._eta_of_all(local(utility)))
+        return self._scaled(p, self.utility(p), self._eta_of_all())
 
-    def _eta_of_all(self, unit: Tensor) -> Tensor | None:
-        """η over all parameters that have a trace, of the type of `unit`; None if it is local."""
+    def _eta_of_all(self) -> Tensor | None:
+        """η over all parameters that have a trace; None if it is local."""
         if self.scaling == "local":
             return None
         traces = [self._corrected(q) for q in self.state if "utility" in self.state[q]]
         largest = [u.amax() for u in traces if u.numel()] or [torch.tensor(-torch.inf)]
-        return self._combine(torch.stack([x.to(unit) for x in largest]).amax()).abs()
+        device = self._ranks.device
+        wide = [x.to(device, wide_dtype(device)) for x in largest]
+        return self._combine(torch.stack(wide).amax()).abs()
 
     def _scaled(self, p: Tensor, whole: Tensor, eta: Tensor | None) -> Tensor:
         utility = local(whole)
@@ -264,7 +265,7 @@ class UtilityOptimizer(RuleOptimizer):
     def scaled_utilities(self) -> dict[str, Tensor]:
         """The scaled utilities Ū of :meth:`scaled_utility`, by the names of :meth:`utilities`."""
         found = [(name, p, self.utility(p)) for name, p in self._named()]
-        eta = self._eta_of_all(local(found[0][2]) if found else torch.zeros(()))
+        eta = self._eta_of_all()
         return {name: self._scaled(p, utility, eta) for name, p, utility in found}
 
     def _named(self) -> list[tuple[str, Tensor]]:
