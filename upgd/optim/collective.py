@@ -89,7 +89,7 @@ class CollectiveOptimizer(GrowingOptimizer):
         for phase in self.method.phases:
             if phase.reduce == "max":
                 self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
-            elif phase.reduce == "row_norm":
+            elif phase.reduce == "row_norm" and phase.over == "weights":
                 self._combine_rows([])
         for group in self.param_groups:
             group["noise_step"] += 1
