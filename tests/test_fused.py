@@ -389,13 +389,13 @@ def test_nonfinite_curvature_raises_by_default_on_cpu() -> None:
 def test_shards_agree(device: str) -> None:
     """η and the verdict on a step can be combined with those of other ranks."""
 
-    class Sharded(UPGD):
+    class Others(Ranks):
         verdicts = 0
 
-        def _combine(self, eta: Tensor) -> Tensor:
-            return torch.maximum(eta, torch.full_like(eta, 5.0))
+        def maximum(self, values: Tensor) -> Tensor:
+            return torch.maximum(values, torch.full_like(values, 5.0))
 
-        def _combine_finite(self, ok: Tensor) -> Tensor:
+        def agree(self, ok: Tensor) -> Tensor:
             self.verdicts += 1
             return ok & (self.verdicts != 2)
 
@@ -403,7 +403,8 @@ def test_shards_agree(device: str) -> None:
     for path in PATHS:
         problem = Problem(SMALL, device)
         noise = {} if "fused" in path else {"noise": PhiloxNoise()}
-        opt = Sharded(problem.params, seed=1, nonfinite="skip", **path, **noise)
+        opt = UPGD(problem.params, seed=1, nonfinite="skip", **path, **noise)
+        opt._meeting = Others(problem.params, opt._ranks.parts, sharded=True)
         results.append([*problem.run(opt, 3).weights, *states(opt)])
     assert_close(*results, rtol=1e-12, atol=1e-12)
 

@@ -245,7 +245,7 @@ def test_large_tensors_are_sampled_without_preferring_a_column() -> None:
     assert len(set(weights.sample(columns).tolist())) == 784
     values = torch.rand(300, 784)
     assert abs(float(weights.sample(values).mean()) - 0.5) < 0.02
-    counts = weights.histograms([values[:10].flatten(), values[10:12].flatten()])
+    counts = weights.histograms([values[:10].flatten().logit(), values[10:12].flatten().logit()])
     plain = [np.histogram(v, weights.BINS, (0, 1))[0] for v in (values[:10], values[10:12])]
     assert counts.tolist() == [p.tolist() for p in plain]
 

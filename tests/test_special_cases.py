@@ -25,6 +25,7 @@ from tests.cases import (
 from upgd import UPGD
 from upgd.optim.ada_upgd import AdamW
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.ranks import Ranks
 from upgd.optim.registry import METHODS
 
 DOUBLE = torch.float64
@@ -241,14 +242,15 @@ def test_scaled_utility_is_what_the_step_used(scaling: Any) -> None:
 def test_eta_spans_groups_and_passes_the_seam() -> None:
     """A sharded model sees one maximum: a larger η elsewhere loosens every gate here."""
 
-    class Sharded(UPGD):
-        def _combine(self, eta: torch.Tensor) -> torch.Tensor:
-            seen.append(float(eta))
-            return eta * 10
+    class Others(Ranks):
+        def maximum(self, values: torch.Tensor) -> torch.Tensor:
+            seen.append(float(values))
+            return values * 10
 
     seen: list[float] = []
     model = network(dtype=DOUBLE)
-    opt = Sharded(model.parameters(), sigma=0.0, beta_utility=0.9)
+    opt = UPGD(model.parameters(), sigma=0.0, beta_utility=0.9)
+    opt._meeting = Others(opt._ranks.params, opt._ranks.parts, sharded=True)
     train(METHODS["upgd"], opt, model, STREAM[:3])
     assert len(seen) == 3
     largest = max(float(opt.utility(p).max()) for p in model.parameters())

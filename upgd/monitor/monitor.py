@@ -118,7 +118,7 @@ class Monitor:
         self._callbacks: list[Callback] = []
         self._off: set[str] = set()
         self._reads_at_once = False
-        self._before: list[tuple[weights.Owned, Tensor]] = []
+        self._before: weights.Before | None = None
         self._handles: list[Any] = []
         if self.optimizers:
             first = self.optimizers[0]
@@ -167,8 +167,8 @@ class Monitor:
     def _prepare(self) -> None:
         if self.steps + 1 != self._measure_at:
             return
-        before = self._try("updates", lambda: weights.before_step(weights.trained(self.model)))
-        self._before = before or []
+        found = weights.trained(self.model)
+        self._before = self._try("updates", lambda: weights.before_step(found))
         if self._closure is not None:
             self.observe(self._closure)
 
@@ -237,7 +237,7 @@ class Monitor:
     @torch.no_grad()
     def _measure(self) -> None:
         self._resolve()
-        reading = Reading(self.steps)
+        reading = Reading(self.steps, self.tau)
         params = weights.trained(self.model)
         optimizers = self.optimizers
         self._try("weights", lambda: weights.take_weights(reading, params))
@@ -247,7 +247,7 @@ class Monitor:
         self._try("utilities", lambda: weights.take_utilities(reading, params, optimizers))
         self._try("skipped steps", lambda: weights.take_skipped(reading, optimizers))
         self._try("plasticity", lambda: self._take_plasticity(reading))
-        self._before, self._observed = [], None
+        self._before = self._observed = None
         self._try("measurements", reading.send)
         self._pending = reading if reading.is_sent else None
         self.measured += reading.is_sent
@@ -262,18 +262,11 @@ class Monitor:
                 "no forward pass in training mode with gradients called a layer's hooks; if the "
                 "model is compiled, give Monitor the compiled one"
             )
-        dormant, dead, owners = [], [], []
         for layer in self._recorder.measured:
             found = self._recorder.measure(layer)
             if found is not None:
-                scores, silent, products = found
-                dormant.append((scores <= self.tau).sum())
-                dead.append(silent.sum())
-                owners.append((layer.label, layer.units))
-                reading.add(layer.label, products, "products")
-        if owners:
-            reading.add_means("dormant", weights.stack(dormant), owners)
-            reading.add_means("dead", weights.stack(dead), owners)
+                reading.add(layer.label, found[0], "magnitudes")
+                reading.add(layer.label, found[1], "products")
 
     def _take_plasticity(self, reading: Reading) -> None:
         if self._observed is not None:

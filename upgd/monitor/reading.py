@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.metrics import sample_plasticity
-from upgd.monitor.measures import ranks_of_products
+from upgd.monitor.measures import dormancy_scores, ranks_of_products
 from upgd.optim.batch import wide_dtype
 
 Array = NDArray[np.float64]
@@ -23,17 +23,18 @@ class Reading:
 
     Args:
         step: The step after which they are taken.
+        tau: The largest score of a dormant unit.
 
     Example:
-        >>> reading = Reading(100)
+        >>> reading = Reading(100, tau=0.025)
         >>> reading.add("eta", torch.tensor(0.5))
         >>> reading.send()
         >>> reading.scalars()
         {'eta': 0.5}
     """
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, tau: float) -> None:
+        self.step, self.tau = step, tau
         self.histograms: dict[str, Array] = {}
         self._parts: list[tuple[str, str, tuple[int, ...]]] = []
         self._tensors: list[Tensor] = []
@@ -48,8 +49,9 @@ class Reading:
         Args:
             name: Its name in :meth:`scalars`.
             value: A tensor on any device.
-            kind: ``"scalar"``; ``"products"``, of which ranks are taken; ``"losses"``, a row
-                before a step and a row after it.
+            kind: ``"scalar"``; ``"magnitudes"`` of a layer's units, which say whether they are
+                dormant; ``"products"``, of which ranks are taken; ``"losses"``, a row before a
+                step and a row after it.
         """
         self._parts.append((kind, name, tuple(value.shape)))
         self._tensors.append(value.detach().reshape(-1))
@@ -62,10 +64,12 @@ class Reading:
         self._owners[name] = owners
         self.add(name, values, "norms")
 
-    def add_means(self, name: str, sums: Tensor, owners: Sequence[tuple[str, int]]) -> None:
-        """Add sums over tensors' elements; :meth:`scalars` has the means of layers and of all."""
+    def add_means(
+        self, name: str, values: Tensor, owners: Sequence[tuple[str, int]], means: bool = False
+    ) -> None:
+        """Add sums (or means) of tensors; :meth:`scalars` has the means of layers and of all."""
         self._owners[name] = owners
-        self.add(name, sums, "means")
+        self.add(name, values, "means" if means else "sums")
 
     def add_ratios(
         self, name: str, above: Tensor, below: Tensor, owners: Sequence[tuple[str, int]]
@@ -118,6 +122,7 @@ class Reading:
         values = np.asarray(self._host.cpu(), np.float64)
         found: dict[str, float] = {}
         alike: dict[int, list[tuple[str, Array]]] = {}  # products of the same size
+        units: dict[str, tuple[int, int, int]] = {}  # dormant, dead and all of each layer
         first = 0
         for kind, name, shape in self._parts:
             size = math.prod(shape)
@@ -125,6 +130,9 @@ class Reading:
             first += size
             if kind == "scalar":
                 found[name] = float(part)
+            elif kind == "magnitudes":
+                dormant = dormancy_scores(torch.from_numpy(part)) <= self.tau
+                units[name] = (int(dormant.sum()), int((part == 0).sum()), size)
             elif kind == "products":
                 alike.setdefault(size, []).append((name, part))
                 found[f"effective_rank/{name}"] = found[f"stable_rank/{name}"] = math.nan
@@ -138,6 +146,11 @@ class Reading:
                 found[name] = float(sample_plasticity(part[0], part[1]).mean())
             else:
                 found |= self._by_layer(kind, name, part)
+        for place, measure in enumerate(("dormant", "dead") if units else ()):
+            found[measure] = sum(u[place] for u in units.values()) / sum(
+                u[2] for u in units.values()
+            )
+            found |= {f"{measure}/{name}": u[place] / max(1, u[2]) for name, u in units.items()}
         for some in alike.values():
             ranks = ranks_of_products(torch.from_numpy(np.stack([part for _, part in some])))
             for (name, _), effective, stable in zip(
@@ -153,6 +166,8 @@ class Reading:
         power = 2 if kind == "norms" else 1
         sums: dict[str, float] = {"": 0.0}
         sizes: dict[str, int] = {"": 0}
+        if kind == "means":
+            part = part * [size for _, size in self._owners[name]]
         for value, (layer, size) in zip(part**power, self._owners[name], strict=True):
             for each in ("", layer):
                 sums[each] = sums.get(each, 0.0) + float(value)

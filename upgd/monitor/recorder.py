@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upgd.monitor.measures import dormancy_scores, mean_magnitude, products, some_rows
+from upgd.monitor.measures import mean_magnitude, products, some_rows
 from upgd.optim.features import ACTIVATIONS, PASSED, feature_axis, has_features
 from upgd.optim.shards import is_dtensor
 
@@ -251,13 +251,12 @@ class Recorder:
         return [layer for layer in known if layer.activated] or known
 
     @torch.no_grad()
-    def measure(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor] | None:
-        """A layer's scores of dormancy, which units are dead, and the products of some rows."""
+    def measure(self, layer: Layer) -> tuple[Tensor, Tensor] | None:
+        """The mean magnitudes of a layer's units, and the products of some rows of outputs."""
         h = layer.matrix(self.activation)
         if h is None:
             return None
-        magnitudes = mean_magnitude(h)
-        return dormancy_scores(magnitudes), magnitudes == 0, products(some_rows(h, self.samples))
+        return mean_magnitude(h), products(some_rows(h, self.samples))
 
     def __repr__(self) -> str:
         return "\n".join(f"{layer.label}: {self._told(layer)}" for layer in self.layers)

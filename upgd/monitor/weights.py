@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -73,8 +74,7 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
         wide = torch.promote_types(dtype, torch.float32)
         each = torch._foreach_norm([tensors[n] for n in places], 2, dtype=wide)
         found.update(zip(places, each, strict=True))
-    home = found[0]
-    return torch.stack([found[n].to(home, non_blocking=True) for n in range(len(tensors))])
+    return stack([found[n] for n in range(len(tensors))])
 
 
 def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
@@ -84,8 +84,8 @@ def take_weights(reading: Reading, params: Sequence[Owned]) -> None:
     weights = [held(p) for _, p in params]
     owners = [(layer, w.numel()) for (layer, _), w in zip(params, weights, strict=True)]
     reading.add_norms("weight_norm", norms_of(weights), owners)
-    sums = [w.abs().sum(dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
-    reading.add_means("weight_magnitude", stack(sums), owners)
+    some = gather(weights)
+    reading.add_means("weight_magnitude", stack([x.abs().mean() for x in some]), owners, True)
 
 
 def take_gradients(reading: Reading, params: Sequence[Owned]) -> None:
@@ -102,19 +102,37 @@ def sample(t: Tensor) -> Tensor:
     return flat[:: stride(flat.numel(), SAMPLED)]
 
 
-def before_step(params: Iterable[Owned]) -> list[tuple[Owned, Tensor]]:
-    """A sample of each parameter, copied."""
-    return [(owned, sample(owned.param).clone()) for owned in params]
+def gather(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """A copy of a sample of each tensor, all in one piece of memory."""
+    some = [sample(t) for t in tensors]
+    if len({(t.device, t.dtype) for t in some}) > 1:
+        some = [t.to(some[0].device, torch.float32) for t in some]
+    flat = torch.cat(some)
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    return tuple(torch.split(flat, [len(t) for t in some]))
 
 
-def take_updates(reading: Reading, before: Sequence[tuple[Owned, Tensor]]) -> None:
+class Before(NamedTuple):
+    """Samples of parameters before a step."""
+
+    params: Sequence[Owned]
+    some: Sequence[Tensor]
+
+
+def before_step(params: Sequence[Owned]) -> Before | None:
+    """What :func:`take_updates` compares with."""
+    return Before(params, gather(p for _, p in params)) if params else None
+
+
+def take_updates(reading: Reading, before: Before | None) -> None:
     """``update_ratio``: the norm of the step's change divided by that of the weights before it."""
-    kept = [(owned.layer, old, sample(owned.param)) for owned, old in before]
-    kept = [(layer, old, new) for layer, old, new in kept if old.shape == new.shape]
-    if kept:
-        olds, news = [old for _, old, _ in kept], [new for _, _, new in kept]
+    if before is None:
+        return
+    params, olds = before
+    news = gather(p for _, p in params)
+    if [len(new) for new in news] == [len(old) for old in olds]:  # else parameters grew
+        owners = [(layer, len(old)) for (layer, _), old in zip(params, olds, strict=True)]
         moved = norms_of([new - old for new, old in zip(news, olds, strict=True)])
-        owners = [(layer, old.numel()) for layer, old, _ in kept]
         reading.add_ratios("update_ratio", moved, norms_of(olds), owners)
 
 
@@ -137,12 +155,20 @@ def take_utilities(
             least = math.log(PROTECTED / (1 - PROTECTED))  # Û/η of a weight with this Ū
             many, some = [], []
             for (_, (u, _)), unit in zip(traces, units, strict=True):
-                scaled = u / unit if unit.dim() else u
-                many.append(torch.count_nonzero(scaled >= least * (1 if unit.dim() else unit)))
-                some.append(sample(scaled) / (1 if unit.dim() else unit))
+                if unit.dim():  # one per row
+                    u, unit = u / unit, torch.ones((), dtype=u.dtype, device=u.device)
+                many.append(_count(u, least * unit))
+                some.append(sample(u) / unit)
             reading.add_means("protected", stack(many), owners)
-            reading.add_histograms("utility", histograms([x.sigmoid() for x in some]), owners)
+            reading.add_histograms("utility", histograms(some), owners)
             return
+
+
+def _count(values: Tensor, least: Tensor) -> Tensor:
+    """How many values are at least so large."""
+    if values.device.type == "cpu":  # where numpy compares ten times as fast
+        return torch.tensor(np.count_nonzero(values.numpy() >= least.numpy()))
+    return torch.count_nonzero(values >= least)
 
 
 def _units(
@@ -161,22 +187,21 @@ def _units(
     return [n.reshape(-1, *[1] * (u.dim() - 1)) for n, (u, _) in zip(norms, traces, strict=True)]
 
 
-def histograms(values: Sequence[Tensor]) -> Tensor:
-    """How many of each tensor's elements lie in each of :data:`BINS` equal parts of [0, 1].
+def histograms(scaled: Sequence[Tensor]) -> Tensor:
+    """How many of φ(x) lie in each of :data:`BINS` equal parts of [0, 1], for each tensor.
 
     Example:
-        >>> histograms([torch.tensor([0.0, 0.5, 0.5, 1.0])]).nonzero()[:, 1]
+        >>> histograms([torch.tensor([-50.0, 0.0, 0.0, 50.0])]).nonzero()[:, 1]
         tensor([ 0, 10, 20])
     """
-    home = values[0].device
-    places = [
-        (v.to(home) * BINS).long().clamp_(0, BINS - 1) + BINS * n for n, v in enumerate(values)
-    ]
-    flat, bins = torch.cat(places), BINS * len(values)
+    home, sizes = scaled[0].device, [len(x) for x in scaled]
+    flat = torch.cat([x.to(home) for x in scaled]).sigmoid().mul_(BINS).long().clamp_(0, BINS - 1)
+    for n, part in enumerate(flat.split(sizes)):
+        part.add_(BINS * n)
     if home.type == "cpu":
-        counts = torch.bincount(flat, minlength=bins)
+        counts = torch.bincount(flat, minlength=BINS * len(sizes))
     else:  # where bincount would wait for the device
-        edges = torch.arange(bins + 1, device=home)
+        edges = torch.arange(BINS * len(sizes) + 1, device=home)
         counts = torch.searchsorted(flat.sort().values, edges).diff()
     return counts.view(-1, BINS)
 
@@ -191,4 +216,6 @@ def take_skipped(reading: Reading, optimizers: Iterable[Optimizer]) -> None:
 
 def stack(values: Sequence[Tensor]) -> Tensor:
     """Zero-dimensional tensors of any devices as a vector on the first one's."""
-    return torch.stack([v.to(values[0].device, non_blocking=True) for v in values])
+    if len({v.device for v in values}) > 1:
+        values = [v.to(values[0].device, non_blocking=True) for v in values]
+    return torch.stack(list(values))

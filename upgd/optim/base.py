@@ -718,7 +718,7 @@ class RuleOptimizer(CollectiveOptimizer):
 
     def _correction_cancels(self, batches: list[Batch], trace: str) -> bool:
         """Whether all traces have one age, decay and dtype, so that Û/η = U/max U."""
-        if self._is_part:
+        if self._ranks.sharded:
             return False  # other shards may hold traces of another age
         decays = list(self.method.decays)
         decay = decays.index(trace) if trace in decays else None

@@ -502,9 +502,12 @@ def _largest(tensors: list[Tensor] | Tensor) -> Tensor:
 
 
 def _largest_magnitude(tensors: list[Tensor] | Tensor) -> Tensor:
-    found = [t for t in ([tensors] if isinstance(tensors, Tensor) else tensors) if t.numel()]
+    if isinstance(tensors, Tensor):
+        norm: Tensor = torch.linalg.vector_norm(tensors, math.inf if tensors.numel() else 2)
+        return norm
+    found = [t for t in tensors if t.numel()]
     if not found:
-        return tensors[0].new_zeros(()) if isinstance(tensors, list) else tensors.new_zeros(())
+        return tensors[0].new_zeros(())
     return torch.stack(torch._foreach_norm(found, math.inf)).amax()
 
 

@@ -65,18 +65,9 @@ class CollectiveOptimizer(GrowingOptimizer):
             )
 
     @property
-    def _is_part(self) -> bool:
-        """Whether other processes may hold larger traces."""
-        return self._ranks.sharded or self._overrides("_combine")
-
-    @property
     def _synchronises(self) -> bool:
         """Whether the processes wait for each other in every step."""
         return self._ranks.sharded or "curvature" in self.method.needs
-
-    def _overrides(self, name: str) -> bool:
-        """Whether a subclass has its own version of a method."""
-        return getattr(type(self), name) is not getattr(CollectiveOptimizer, name)
 
     def _take_part(
         self, members: list[Member], checked: bool = False, raises: bool = False
@@ -97,7 +88,7 @@ class CollectiveOptimizer(GrowingOptimizer):
         for phase in self.method.phases:
             if phase.reduce == "max":
                 self._combine(torch.full((), -math.inf, dtype=wide_dtype(device), device=device))
-            elif phase.reduce == "row_norm":
+            elif phase.reduce == "row_norm" and phase.over == "weights":
                 self._combine_rows([])
         if raises and not ok:
             self._raise_nonfinite([])

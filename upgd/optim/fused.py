@@ -235,7 +235,7 @@ class FusedStep:
             len(plan.clocks) == 1
             and len({_decay(opt, g) for g in plan.groups}) == 1
             and len({part.real for part in plan.parts}) == 1
-            and not opt._is_part
+            and not opt._ranks.sharded
         )
         plan.owned = _owned(opt)
         plan.tensors = [t for part in plan.parts for states in part.states for t in states]
@@ -507,10 +507,10 @@ class _Cpu:
             )
         small = [np.max(mine.partial[:, 1]) <= part.limit for part, mine in self.parts]
         self.ok = not self.found_inf and all(map(bool, small))  # NaN is not small
-        if opt._is_part or opt._overrides("_combine_finite"):
+        if opt._ranks.sharded:
             self.ok = bool(opt._combine_finite(torch.tensor(self.ok)))
         self._find_eta(opt, plan)
-        if opt._is_part and opt.method.phases[0].reduce == "row_norm":
+        if opt._ranks.sharded and opt.method.phases[0].reduce == "row_norm":
             opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def _find_eta(self, opt: RuleOptimizer, plan: FusedPlan) -> None:
@@ -524,10 +524,10 @@ class _Cpu:
             row_of = part.table[mine.items[:, 0], flat.GROUP]
             found = mine.partial[: len(mine.items), 0]
             shares.append(np.max(found if plan.cancels else found / plan.numbers[row_of, column]))
-        if not shares and not opt._is_part:
+        if not shares and not opt._ranks.sharded:
             return
         eta = float(np.max(shares)) if shares else -math.inf
-        if opt._is_part:
+        if opt._ranks.sharded:
             eta = float(opt._combine(torch.tensor(eta, dtype=torch.float64)))
         for row in plan.numbers:
             own = abs(eta if plan.cancels else eta * row[column])

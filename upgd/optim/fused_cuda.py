@@ -168,7 +168,7 @@ class Cuda:
     # -------------------------------------------------------------------- passes
     def replay(self, opt: RuleOptimizer, plan: FusedPlan) -> bool:
         """Perform both passes as recorded; False where the host has a say between them."""
-        shards = opt._is_part or opt._overrides("_combine_finite")
+        shards = opt._ranks.sharded
         if self.device.type != "cuda" or not self.compiled or self.capturing or shards:
             return False
         if self.graph is None:
@@ -198,11 +198,11 @@ class Cuda:
                     )
                 else:
                     self.kernels.check_kernel[mine.grid](*tables, **mine.check)
-        if opt._is_part or opt._overrides("_combine_finite"):
+        if opt._ranks.sharded:
             self.slots[1].copy_(opt._combine_finite(self.slots[1] == 0).logical_not())
-        if opt._is_part and opt.method.phases[0].reduce == "max":
+        if opt._ranks.sharded and opt.method.phases[0].reduce == "max":
             self.slots[0].copy_(opt._combine(self.slots[0].clone()))
-        elif opt._is_part and opt.method.phases[0].reduce == "row_norm":
+        elif opt._ranks.sharded and opt.method.phases[0].reduce == "row_norm":
             opt._combine_rows([x for part, mine in self.parts for x in rows_of(part, mine.norms)])
 
     def finite(self) -> bool:
