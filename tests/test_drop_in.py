@@ -286,7 +286,10 @@ def test_every_compiled_step_follows_a_scheduler(row: Row, path: str) -> None:
 
 
 def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
-    """Twelve step sizes, decays and betas, one graph; the weights are the eager ones."""
+    """Twelve step sizes, decays and betas: nothing is compiled after the first steps.
+
+    How many graphs there are by then depends on PyTorch's version. The weights are the eager ones.
+    """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     models = [network(dtype=torch.float64) for _ in range(2)]
@@ -295,6 +298,7 @@ def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
     for opt, scalar in zip(optimizers, scalars, strict=True):
         opt.add_param_group({"params": [scalar]})
     step = torch.compile(optimizers[0].step, backend=counter)
+    compiled = []
     for k, batch in enumerate(batches(12, dtype=torch.float64)):
         for opt, model, scalar in zip(optimizers, models, scalars, strict=True):
             for group in opt.param_groups:
@@ -309,7 +313,8 @@ def compile_under_a_schedule(row: Row, path: dict[str, Any]) -> None:
             if "curvature" in row.needs and "gates" not in row.needs:
                 scalar.curvature = torch.ones_like(scalar)
             step() if opt is optimizers[0] else opt.step()
-    assert counter.frame_count <= 2
+        compiled.append(counter.frame_count)
+    assert 0 < compiled[2] == compiled[-1]
     assert_close(*map(weights, models), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(*scalars, rtol=1e-8, atol=1e-10)
 
