@@ -174,7 +174,7 @@ def main() -> None:
         kept = ["## " + part for part in old.split("\n## ")[1:]]
         kept = [part.rstrip() for part in kept if not part.startswith(f"## {args.device.upper()}")]
         parts = sorted([*kept, "\n".join(found).rstrip()])
-        args.output.write_text("\n".join(head) + "\n\n".join(parts) + "\n")
+        args.output.write_text("\n".join(head) + "\n" + "\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
