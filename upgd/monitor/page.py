@@ -276,7 +276,7 @@ def _figure(measure: Measure, lines: Sequence[Line], layers: int) -> str:
         kind = "axis" if tick == ticks[0] else "grid"
         at = f"{y(tick):.1f}"
         parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        text = f"{tick:.0%}" if measure.share else f"{tick:.4g}"
+        text = f"{100 * tick:.4g}%" if measure.share else f"{tick:.4g}"
         parts.append(f'<text x="{LEFT - 5}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
     parts += _step_labels(first, last)
     for line in lines:
