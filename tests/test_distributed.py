@@ -5,6 +5,7 @@ Processes are started once for each number of them; each test reads its part of 
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import subprocess
@@ -283,6 +284,17 @@ def test_parameters_sharded_after_the_optimizer_was_made(one_shard: Any) -> None
     opt.param_groups[0]["params"] = list(one_shard(model).parameters())
     train(model, opt)
     assert_close([p.full_tensor() for p in model.parameters()], sharing.alone("upgd", 0.1))
+
+
+def test_copies_share_the_process_group(one_shard: Any) -> None:
+    group = torch.distributed.group.WORLD
+    model = network()
+    opt = upgd.UPGD(model.parameters(), sigma=0.1, process_group=group)
+    train(model, opt)
+    copied = copy.deepcopy(opt)
+    assert copied.process_group is group
+    for mine, theirs in zip(copied.state.values(), opt.state.values(), strict=True):
+        assert torch.equal(mine["utility"], theirs["utility"])
 
 
 def test_a_process_group_is_one() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from upgd.optim.batch import Member, wide_dtype
 from upgd.optim.growing import GrowingOptimizer
@@ -22,6 +24,13 @@ class CollectiveOptimizer(GrowingOptimizer):
     noise: NoiseSource
     _meeting: Ranks | None = None
     _default_noise = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self.process_group)] = self.process_group  # processes cannot be copied
+        new = self.__class__.__new__(self.__class__)
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return new
 
     def _meet(self) -> None:
         """Before the first step, or the first with other parameters: find out who holds what."""
