@@ -685,7 +685,8 @@ def step_hooks(battery: Battery) -> None:
 @pytest.fixture(scope="module")
 def batteries() -> dict[str, Battery]:
     """The entries; importing what they are made of takes seconds, so only who runs these does."""
-    with warnings.catch_warnings():
+    frozen = mock.patch("torch.backends.disable_global_flags")  # else for all tests that follow
+    with warnings.catch_warnings(), frozen:
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_optimizers as theirs
 
