@@ -313,6 +313,7 @@ def test_single_precision_is_close(name: str) -> None:
     np.testing.assert_allclose(w.detach().numpy(), plain.weights[0], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_the_stack_on_cuda_equals_numpy() -> None:
     from upgd.engine.dense_cuda import CudaStack

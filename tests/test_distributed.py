@@ -6,11 +6,12 @@ Processes are started once for each number of them; each test reads its part of 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,23 @@ def processes(world: int, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: Any) -> dict[int, list[dict[str, Any]]]:
-    """What the processes of worlds of one, two and four found; each takes up checkpoints."""
+def worlds(tmp_path_factory: Any) -> Callable[[int], list[dict[str, Any]]]:
+    """What the processes of a world found; it takes up the checkpoints of one half its size."""
     folder = tmp_path_factory.mktemp("worlds")
-    return {world: processes(world, folder) for world in (1, 2, 4)}
+
+    @functools.cache
+    def world(size: int) -> list[dict[str, Any]]:
+        if size > 1:
+            world(size // 2)
+        return processes(size, folder)
+
+    return world
 
 
-@pytest.fixture(scope="module", params=(2, 4))
+@pytest.fixture(scope="module", params=(2, pytest.param(4, marks=pytest.mark.slow)))
 def found(request: Any, worlds: Any) -> list[dict[str, Any]]:
-    return worlds[request.param]
+    found: list[dict[str, Any]] = worlds(request.param)
+    return found
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:

@@ -248,7 +248,8 @@ def signalled(folder: Path, first: int, second: int | None = None) -> tuple[int,
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
 def test_interrupts_and_kills_are_resumed(tmp_path: Path, pool: LocalPool, kill: bool) -> None:
     """The first interrupt saves and gives back, a second one stops at once."""
     sent = [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]]

@@ -54,6 +54,7 @@ def test_the_script_compares_all_in_one_study(
     assert "3 runs of sign-sgd one at a time, since sign-sgd is an optimizer" in ran.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_means_the_same_runs(
     ran: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

@@ -42,7 +42,8 @@ def specs_of(runs: int) -> list[RunSpec]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-@pytest.mark.parametrize("runs", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [24, 200])
 def test_two_workers_are_killed_and_the_driver_is_restarted(tmp_path: Path, runs: int) -> None:
     """Each when it has runs to do: workers wait in every job until they are let go on."""
     specs, study, holds = specs_of(runs), tmp_path / "study", Holds(tmp_path / "holds")

@@ -89,6 +89,7 @@ def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 
 
 # ------------------------------------------------------------------------------- results
+@pytest.mark.slow
 def test_the_ledger_has_what_the_agents_told(tmp_path: Path) -> None:
     study = tmp_path / "study"
     arguments = ("--optimizers", "adam,adaupgd:sigma=0.01", "--seeds", 2, "--steps", STEPS)
