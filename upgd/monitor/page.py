@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from upgd.monitor.reading import Array
-from upgd.pages import MARK, alike, as_table, details, grouped, join, style_sheet
+from upgd.pages import MARK, alike, as_table, details, document, grouped, join
 from upgd.pages.colours import DARK, LIGHT, css, style
 from upgd.text import short
 
@@ -108,29 +108,14 @@ def render(
         units: The number of units of each hidden layer.
         notes: Sentences about how it was measured.
     """
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    name = escape(title)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{MARK}
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name}</title>
-<style>{style_sheet()}{STYLE}</style>
-</head>
-<body>
-<header><h1>{name}</h1></header>
+    body = f"""<header><h1>{escape(title)}</h1></header>
 <main>
 {_summary(warnings, history)}
 {figures(history, histograms)}
 {_layers(history, units)}
 {details("How it was measured", join(f"<p>{escape(note)}</p>" for note in notes)) if notes else ""}
-</main>
-</body>
-</html>
-"""
+</main>"""
+    return document(title, body, style=STYLE)
 
 
 def fragment(warnings: Sequence[str], history: History, histograms: Histograms) -> str:

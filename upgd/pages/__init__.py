@@ -30,6 +30,34 @@ def style_sheet() -> str:
     return PAPERS + (Path(__file__).parent / "page.css").read_text("utf-8")
 
 
+def document(title: str, body: str, allowed: str = "", style: str = "") -> str:
+    """An HTML page that loads nothing.
+
+    Args:
+        title: Its name.
+        body: What it shows.
+        allowed: Directives of the content security policy, besides inline styles; each ends with
+            a semicolon.
+        style: Added to :func:`style_sheet`.
+    """
+    policy = f"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; "
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{MARK}
+<meta http-equiv="Content-Security-Policy" content="{policy}form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{style_sheet()}{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
 def as_table(
     caption: str,
     header: Sequence[str],

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.ledger import Result, Run, StudyError
-from upgd.pages import MARK, alike, as_table, details, grouped, join, style_sheet
+from upgd.pages import alike, as_table, details, document, grouped, join
 from upgd.pages.colours import DASHES, style
 from upgd.report import sections as content
 from upgd.report import tables
@@ -64,24 +64,10 @@ def render(report: Report) -> str:
     scripts = [_script(plotly_source()), _script((ASSETS / "report.js").read_text("utf-8"))]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
     title = escape(report.title)
+    allowed = f"script-src {hashes}; img-src data: blob:; "
     data = {"sections": [_section_data(section) for section in report.sections]}
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{MARK}
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style_sheet()}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
+    body = f"""<a class="skip" href="#main">Skip to the results</a>
 <header><h1>{title}</h1><button type="button" id="theme" hidden>Dark colours</button></header>
 <main id="main" tabindex="-1">
 {_summary(report)}
@@ -92,10 +78,8 @@ def render(report: Report) -> str:
 </main>
 <script type="application/json" id="data">{embedded(data)}</script>
 <script>{scripts[0]}</script>
-<script>{scripts[1]}</script>
-</body>
-</html>
-"""
+<script>{scripts[1]}</script>"""
+    return document(report.title, body, allowed)
 
 
 # ----------------------------------------------------------------------------- scripts
