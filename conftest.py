@@ -29,9 +29,11 @@ if importlib.util.find_spec("typer"):
     typer.testing._get_command = functools.cache(typer.main.get_command)
 else:
     collect_ignore_glob.append("upgd/cli/*.py")
-for framework in ("avalanche", "lightning", "stable_baselines3", "transformers"):
+for framework in ("avalanche", "lightning", "river", "stable_baselines3", "transformers"):
     if not importlib.util.find_spec(framework):
         collect_ignore_glob.append(f"upgd/integrations/{framework}.py")
+if not importlib.util.find_spec("sklearn"):
+    collect_ignore_glob += ["upgd/stream/*.py", "upgd/integrations/river.py"]
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 

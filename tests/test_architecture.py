@@ -20,11 +20,13 @@ paper
 report
 rl
 study
+pipe
+integrations
+stream
 engine
 ledger
 networks
 streams
-integrations
 upgd
 monitor
 utility

@@ -26,8 +26,8 @@ from tests.cases import needs_cuda
 from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
-from upgd.engine.layout import Layout
 from upgd.kernels import philox
+from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim.registry import METHODS
 

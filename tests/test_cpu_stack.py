@@ -17,8 +17,8 @@ from tests.stacks import classify, feed, gated_outputs, output_layer_after_sgd, 
 from upgd.engine import EagerRun, Setting
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.dense_cpu import CpuStack
-from upgd.engine.layout import Layout
 from upgd.kernels import cpu_functions, philox
+from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim.registry import METHODS
 

@@ -18,7 +18,7 @@ from tests.stacks import small as classify
 from tests.waiting import PATIENCE
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cuda import GRAPH_STEPS, CudaStack, Tuning, can_launch_early
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.optim.registry import METHODS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -26,8 +26,8 @@ from tests.stacks import feed, numbers, small
 from upgd.engine.dense import Learner
 from upgd.engine.eager import EagerRun, Setting
 from upgd.engine.general import GeneralStack
-from upgd.engine.layout import Layout
 from upgd.kernels import philox
+from upgd.kernels.layout import Layout
 from upgd.kernels.rules import describe, fills_padding, gates_by_share, source, traces_utility
 from upgd.networks import build, initial_weights
 from upgd.optim import fused

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
 PAGES += [
     ROOT / "docs" / f"{name}.md"
-    for name in ("choosing", "data", "laboratory", "monitor", "paper", "sweeps")
+    for name in ("choosing", "data", "laboratory", "monitor", "paper", "stream", "sweeps")
 ]
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
@@ -40,7 +40,8 @@ def test_the_vocabulary_is_documented() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_examples_run(page: Path) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # examples save files
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
     known = dict(RULES)
@@ -101,7 +102,7 @@ def test_every_framework_of_the_table_has_its_test_and_version() -> None:
             checked += 1
         if test.startswith("`"):
             assert (ROOT / test.strip("`")).exists(), test
-    assert checked == 6
+    assert checked == 7
 
 
 @pytest.mark.parametrize(

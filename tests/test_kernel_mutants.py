@@ -31,8 +31,8 @@ from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.general import GeneralStack
-from upgd.engine.layout import Layout
 from upgd.kernels import cpu_rows, rules
+from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim import fused
 from upgd.optim.noise import PhiloxNoise

@@ -372,6 +372,28 @@ def test_accumulated_gradients_closures_and_several_optimizers() -> None:
     assert monitor.scalars()["update_ratio"] > 0
 
 
+def test_all_optimizers_utilities_count_each_with_its_own_eta() -> None:
+    model = mlp()
+    first, second = upgd.UPGD(model[0].parameters()), upgd.AdaUPGD(model[2:].parameters())
+    monitor = upgd.Monitor(model, [second, first], every=5)
+    for step in range(5):
+        x, y = data(16, step)
+        F.cross_entropy(model(x), y).backward()
+        first.step()
+        second.step()
+        model.zero_grad()
+    scalars, (_, found) = monitor.scalars(), monitor.histograms[-1]
+    assert scalars["eta"] == pytest.approx(max(float(u.max()) for u in second.utilities().values()))
+    scaled = [*first.scaled_utilities().values(), *second.scaled_utilities().values()]
+    flat = torch.cat([u.reshape(-1) for u in scaled])
+    assert len(flat) == sum(p.numel() for p in model.parameters())
+    assert scalars["protected"] == pytest.approx(float((flat >= 0.55).double().mean()))
+    assert found["utility"].sum() == pytest.approx(len(flat))
+    assert scalars["protected/0"] == pytest.approx(
+        float(torch.cat([u.reshape(-1) for u in scaled[:2]]).ge(0.55).double().mean())
+    )
+
+
 def test_evaluation_does_not_count() -> None:
     model = mlp()
     opt = torch.optim.SGD(model.parameters(), lr=0.0)

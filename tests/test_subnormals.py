@@ -16,7 +16,7 @@ from upgd import UPGD
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.feed import Chunk
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.kernels.subnormals import HAS_SWITCH
 from upgd.optim.ada_upgd import AdamW
 

@@ -25,6 +25,7 @@ TOY = "toy-changing-inputs"
 ODD = os.fsdecode(b"st\xffudy \xe9") if os.name != "nt" else "study \u2113"
 SHORT = ("--seeds=2", "--steps=4", "--window=2", "--hidden=4", "--engine=eager")
 COMPARE = ("compare", "{samples}", "--hidden=none", "--steps=2", "--seeds=2", "--factors=1")
+LEARN = ("learn", "{study}.tsv", "--target=\u00b1", "--network=4")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "help": ("--help",),
     "version": ("--version",),
@@ -60,6 +61,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": (*COMPARE, "--output={study}.svg"),
     "compare --json": (*COMPARE, "--output={study}.png", "--json"),
     "demo --help": ("demo", "--help"),
+    "learn": (*LEARN, "--predict={study}.csv", "--state={study}.state"),
+    "learn --json": (*LEARN, "--json"),
+    "learn files": (*LEARN, "{study}.tsv", "--predict=-"),
 }
 MISTAKES: dict[str, tuple[str, ...]] = {
     "command": ("{odd}",),
@@ -93,6 +97,11 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "{odd}.npz", "--hidden=4"),
     "compare file": ("compare", "{odd}.py"),
     "data features": ("data", "features", "{odd}", "{odd}.npz"),
+    "learn": ("learn", "{odd}", "--target=y"),
+    "learn --target": ("learn", "--target={odd}"),
+    "learn --set": ("learn", "--target=y", "--set={odd}=1"),
+    "learn --state": ("learn", "--target=y", "--state={odd}/{odd}"),
+    "learn --predict": ("learn", "--target=y", "--predict={study}"),
     "demo --output": ("demo", "--output={odd}", "--study={study}"),
 }
 TERMINALS: dict[str, tuple[str, dict[str, str]]] = {
@@ -157,6 +166,10 @@ def test_commands_on_odd_terminals(name: str, terminal: str, study: Path) -> Non
     if name.startswith("compare"):
         numpy = pytest.importorskip("numpy")
         numpy.savez(study.parent / "samples.npz", x=numpy.eye(8), y=numpy.arange(8) % 2)
+    if name.startswith("learn"):
+        pytest.importorskip("sklearn")
+        rows = "a\tb\t\u00b1\n" + "1\tx\tup\n2\t\u00b1\tdown\nbad\u00b1\n" * 9
+        Path(f"{study}.tsv").write_text(rows, "utf-8")
     result = call(terminal, COMMANDS[name], study)
     assert result.exit_code == 0, result.output
     assert result.output

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``upgd.lab``, imported when it is used: the library needs torch and numpy alone."""
-    if name == "lab":
-        return import_module("upgd.lab")
+    """``upgd.lab`` and ``upgd.stream``, imported when used: the library needs torch and numpy."""
+    if name in ("lab", "stream"):
+        return import_module(f"upgd.{name}")
     raise AttributeError(f"module 'upgd' has no attribute {name!r}")

@@ -218,11 +218,12 @@ def initial_weights(
     """PyTorch's distribution for layers (uniform within ±1/√fan-in) from our own random words.
 
     `shapes` are those of each layer's weight and bias, in turn; `task` is that of :func:`build`.
+    A layer without inputs, which may get some later, has biases within ±1.
     """
     found = []
     for number, shape in enumerate(shapes):
         weight = shapes[number - number % 2]
-        bound = 1 / math.sqrt(math.prod(weight[1:]))
+        bound = 1 / math.sqrt(max(1, math.prod(weight[1:])))
         u = keyed.uniform(math.prod(shape), seed, keyed.Purpose.WEIGHTS, task, number)
         found.append(((2 * u - 1) * bound).astype(np.float32).reshape(shape))
     return found

@@ -15,6 +15,7 @@ from upgd.cli import (  # noqa: F401  (they register their commands)
     compare,
     data,
     demo,
+    learn,
     report,
     reproduce,
     results,

@@ -28,10 +28,10 @@ from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
-from upgd.engine.layout import Layout
 from upgd.engine.precision import full_float32
 from upgd.engine.stackable import why_not_stacked
 from upgd.engine.stacked import Networks
+from upgd.kernels.layout import Layout
 from upgd.networks import build_for
 from upgd.streams import Problem
 

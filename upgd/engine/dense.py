@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
 from upgd.engine.feed import Chunk
-from upgd.engine.layout import ALIGN, Layout
+from upgd.kernels.layout import ALIGN, Layout
 from upgd.kernels.rules import traces_utility
 
 
@@ -58,7 +58,7 @@ class CpuStack(DenseStack):
         self.threads = min(threads or cores(), len(self.learners))
         self._allocate()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
-        self._learn = kernels.learner()
+        self._learn = kernels.compiled("learn")
         self._noisy = [learner.is_perturbed for learner in self.learners]
         self._bounded = [traces_utility(g.row.method) for g in self.groups]
         self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
@@ -102,6 +102,21 @@ class CpuStack(DenseStack):
 
     def _call(self, run: int, chunk: Chunk) -> tuple[Any, ...]:
         """The arguments with which a learner is run through a chunk."""
+        return (
+            *self.arguments(run),
+            *self._samples(self.order[run], chunk),
+            self._zeros(0),
+            *(self.step, chunk.steps, self.window, self.stride, True),
+            *(self.series[run], self.diverged[run : run + 1], self.unknown_bounds()),
+            self._zeros(0, 0),
+        )
+
+    def unknown_bounds(self) -> NDArray[Any]:
+        """Bounds of :func:`upgd.kernels.cpu_dense.learn` that it computes itself."""
+        return np.full((3, self.layout.units), -1, self.dtype)
+
+    def arguments(self, run: int) -> tuple[Any, ...]:
+        """Those of :func:`upgd.kernels.cpu_dense.learn` that stay the same, up to the key."""
         number, mine = self._group(run)
         group, states = self.groups[number], self.states[number]
         reduce = {None: 0, "max": 1, "row_norm": 2}[group.reduce]
@@ -116,9 +131,6 @@ class CpuStack(DenseStack):
             self.utilities[number][mine if group.features else 0],
             *(self.hyper[run], self.decays[run], self.corrections[run]),
             np.uint64(self.learners[run].seed),
-            *self._samples(self.order[run], chunk),
-            *(self.step, chunk.steps, self.window, self.stride),
-            *(self.series[run], self.diverged[run : run + 1]),
         )
 
     def _samples(self, run: int, chunk: Chunk) -> tuple[NDArray[Any], ...]:

@@ -19,9 +19,9 @@ from torch import Tensor
 from upgd.engine.branches import Branches
 from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup, tables
 from upgd.engine.feed import Chunk
-from upgd.engine.layout import Layout
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
+from upgd.kernels.layout import Layout
 from upgd.kernels.rules import fills_padding
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 from upgd.threads import no_garbage

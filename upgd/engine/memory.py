@@ -23,7 +23,7 @@ from upgd.engine.dense import COLUMNS, Learner, MethodGroup
 from upgd.engine.eager import Setting
 from upgd.engine.feed import has_table
 from upgd.engine.general import forward
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.kernels.rules import source
 from upgd.monitor.measures import AT_A_TIME
 from upgd.networks import build_for

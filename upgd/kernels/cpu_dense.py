@@ -432,8 +432,8 @@ def learn(
     update, near, reduce, trace, eta_kind, bounded, features, local_features, second, noisy,
     activation, squared, layers, activations, w, s, gap, offset, utility, hyper, decays,
     corrections, key,
-    rows, index, permutation, slots, labels, targets,
-    start, steps, window, stride, series, diverged,
+    rows, index, permutation, slots, labels, targets, importance,
+    start, steps, window, stride, progress, series, diverged, bounds, answers,
 ):  # fmt: skip
     """Run one learner through a chunk.
 
@@ -451,9 +451,13 @@ def learn(
         utility: The features'.
         hyper, decays, corrections, key: The learner's, `key` being its seed.
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
+        importance: By which the loss of each sample is multiplied; empty for 1.
         start, steps: The chunk's position in the run.
-        window, stride: Of the metrics.
+        window, stride, progress: Of the metrics; whether the loss after each step is computed.
         series, diverged: The results.
+        bounds: [3, units], each row's largest and smallest utility and largest weight for the
+            next call; ``bounds[2, 0]`` is negative where they are not known.
+        answers: Receives the outputs for each sample before it is learned; empty for none.
     """
     count = len(layers)
     last = layers[count - 1]
@@ -475,9 +479,9 @@ def learn(
     d2h = np.zeros(units, w.dtype)
     etas = np.ones(units, w.dtype)
     bias_etas = np.ones(count, w.dtype)
-    top = np.zeros(units, w.dtype)
-    low = np.zeros(units, w.dtype)
-    big = np.zeros(units, w.dtype)
+    top = bounds[0]
+    low = bounds[1]
+    big = bounds[2]
     reach = np.zeros(units)
     back = np.zeros(widest, w.dtype)
     curve = np.zeros(widest, w.dtype)
@@ -492,7 +496,7 @@ def learn(
     out = np.zeros(5, w.dtype)
     before = flush_subnormals()  # from here on nothing is allocated, so nothing raises
     first_pitch, first_begin = layers[0, PITCH], layers[0, BEGIN]
-    if eta_kind == GLOBAL:
+    if eta_kind == GLOBAL and big[0] < 0:
         _note(w, s, offset, layers, top, low, big)
     loss_before = 0.0
 
@@ -508,15 +512,17 @@ def learn(
     for here in range(steps + 1):
         step = start + here
         parity = step % 2
+        if here == steps and not progress:
+            break
         _forward(w, acts, after, layers, pre, outputs, activation)
-        if here > 0:
+        if here > 0 and progress:
             late, _ = _loss(
                 outputs[0], labels[here - 1], targets[here - 1], squared, first_by[0], second_by[0]
             )
-            progress = 1.0 - np.float64(late) / max(loss_before, 1e-8)
-            progress = min(max(progress, 0.0), 1.0)
+            gained = 1.0 - np.float64(late) / max(loss_before, 1e-8)
+            gained = min(max(gained, 0.0), 1.0)
             if late == late:
-                series[(step - 1) // window, PLASTICITY] += progress
+                series[(step - 1) // window, PLASTICITY] += gained
         if here == steps:
             break
         _fetch(
@@ -527,6 +533,9 @@ def learn(
             outputs[1], labels[here], targets[here], squared, first_by[1], second_by[1]
         )
         loss_before = np.float64(loss)
+        if len(answers) > 0:
+            for i in range(last[OUTPUTS]):
+                answers[here, i] = outputs[1, i]
         sums = series[step // window]
         sums[LOSS] += loss_before
         if right:
@@ -536,6 +545,10 @@ def learn(
         for i in range(last[OUTPUTS]):
             delta[last[ROW_AT] + i] = first_by[1, i]
             hess[last[ROW_AT] + i] = second_by[1, i]
+        if len(importance) > 0:
+            for i in range(last[ROW_AT], units):
+                delta[i] *= importance[here]
+                hess[i] *= importance[here]
         infinite = _backward(w, acts, layers, delta, hess, dh, d2h, back, curve, activation, second)
         if diverged[0] < 0 and (infinite or not math.isfinite(loss)):
             diverged[0] = step
@@ -566,14 +579,44 @@ def learn(
     give_back(before)
 
 
+@_compiled
+def answer(activation, layers, activations, w, rows, answers):
+    """The outputs for each row of inputs, two at a time, as :func:`learn` computes them.
+
+    `rows` are [N, inputs]; `answers`, [N, outputs], receives the outputs; the rest is as there.
+    """
+    acts = np.zeros(activations, w.dtype)
+    after = np.zeros(activations, w.dtype)
+    for layer in range(len(layers)):
+        one = layers[layer, BEGIN] + layers[layer, INPUTS]
+        acts[one] = 1
+        after[one] = 1
+    pre = np.zeros((2, layers[0, OUTPUTS]), w.dtype)
+    outputs = np.zeros((2, answers.shape[1]), w.dtype)
+    before = flush_subnormals()
+    begin, pitch = layers[0, BEGIN], layers[0, PITCH]
+    for here in range(0, len(rows), 2):
+        other = min(here + 1, len(rows) - 1)
+        for j in range(layers[0, INPUTS]):
+            acts[begin + j] = rows[here, j]
+            after[begin + j] = rows[other, j]
+        for i in range(layers[0, OUTPUTS]):
+            pre[1, i], pre[0, i] = _two_products(w, i * pitch, pitch, acts, after, begin)
+        _forward(w, acts, after, layers, pre, outputs, activation)
+        for i in range(answers.shape[1]):
+            answers[other, i] = outputs[0, i]
+            answers[here, i] = outputs[1, i]
+    give_back(before)
+
+
 @cache
-def learner():
-    """:func:`learn`, compiled for good: the machine code is kept beside its caller's source."""
-    arguments = ", ".join(inspect.signature(learn.py_func).parameters)
+def compiled(name):
+    """:func:`learn` or :func:`answer`, with its machine code kept beside its caller's source."""
+    arguments = ", ".join(inspect.signature(globals()[name].py_func).parameters)
     text = (
-        f'"""A learner\'s way through a chunk; upgd.kernels.cpu_dense {VERSION}."""\n\n'
+        f'"""upgd.kernels.cpu_dense.{name} {VERSION}."""\n\n'
         "from upgd.kernels import cpu_dense\nfrom upgd.kernels.compiling import njit\n\n\n"
         '@njit(error_model="numpy", nogil=True)\n'
-        f"def learn({arguments}):\n    cpu_dense.learn({arguments})\n"
+        f"def {name}({arguments}):\n    cpu_dense.{name}({arguments})\n"
     )
-    return load_module(text, "cpu_learn").learn
+    return getattr(load_module(text, f"cpu_{name}"), name)

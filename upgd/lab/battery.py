@@ -17,7 +17,7 @@ from upgd.engine import EagerRun, Setting
 from upgd.engine.dense import Learner
 from upgd.engine.feed import Feed
 from upgd.engine.general import GeneralStack, unsupported
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise

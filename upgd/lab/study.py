@@ -327,7 +327,7 @@ class Study:
         for name in names:
             columns[name] = [row.get(name) for row in rows]
         try:
-            import pandas  # type: ignore[import-untyped]
+            import pandas
         except ImportError:
             return {name: _array(values) for name, values in columns.items()}
         return pandas.DataFrame(columns)

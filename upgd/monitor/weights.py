@@ -141,27 +141,30 @@ def take_utilities(
 ) -> None:
     """``protected``, ``eta`` (with global scaling) and histograms of scaled utilities.
 
-    Of several optimizers with utilities, those of the first.
+    Of several optimizers with utilities, ``eta`` is that of the first.
     """
+    owners: list[tuple[str, int]] = []
+    many: list[Tensor] = []
+    some: list[Tensor] = []
+    least = math.log(PROTECTED / (1 - PROTECTED))  # Û/η of a weight with this Ū
     for opt in optimizers:
         if not isinstance(opt, UtilityOptimizer):
             continue
         owned = [(layer, p) for layer, p in params if "utility" in opt.state.get(p, {})]
         traces = [(layer, opt._traced(p)) for layer, p in owned]
         traces = [(layer, trace) for layer, trace in traces if trace[0].numel()]
-        if traces:
-            owners = [(layer, u.numel()) for layer, (u, _) in traces]
-            units = _units(reading, opt, [trace for _, trace in traces])
-            least = math.log(PROTECTED / (1 - PROTECTED))  # Û/η of a weight with this Ū
-            many, some = [], []
-            for (_, (u, _)), unit in zip(traces, units, strict=True):
-                if unit.dim():  # one per row
-                    u, unit = u / unit, torch.ones((), dtype=u.dtype, device=u.device)
-                many.append(_count(u, least * unit))
-                some.append(sample(u) / unit)
-            reading.add_means("protected", stack(many), owners)
-            reading.add_histograms("utility", histograms(some), owners)
-            return
+        if not traces:
+            continue
+        units = _units(None if owners else reading, opt, [trace for _, trace in traces])
+        owners += [(layer, u.numel()) for layer, (u, _) in traces]
+        for (_, (u, _)), unit in zip(traces, units, strict=True):
+            if unit.dim():  # one per row
+                u, unit = u / unit, torch.ones((), dtype=u.dtype, device=u.device)
+            many.append(_count(u, least * unit))
+            some.append(sample(u) / unit)
+    if owners:
+        reading.add_means("protected", stack(many), owners)
+        reading.add_histograms("utility", histograms(some), owners)
 
 
 def _count(values: Tensor, least: Tensor) -> Tensor:
@@ -172,15 +175,16 @@ def _count(values: Tensor, least: Tensor) -> Tensor:
 
 
 def _units(
-    reading: Reading, opt: UtilityOptimizer, traces: list[tuple[Tensor, Tensor]]
+    reading: Reading | None, opt: UtilityOptimizer, traces: list[tuple[Tensor, Tensor]]
 ) -> list[Tensor]:
     """What each trace is divided by to give Û/η: a number, or one per row with local scaling.
 
-    Utilities that other processes hold do not count here.
+    η is added to `reading`. Utilities that other processes hold do not count here.
     """
     if opt.scaling == "global":
         eta = stack([u.amax() / correction for u, correction in traces]).amax().abs()
-        reading.add("eta", eta)
+        if reading is not None:
+            reading.add("eta", eta)
         return [(eta.to(c) * c).clamp_min(tiny(c.dtype)) for _, c in traces]
     rows = [u.reshape(u.shape[0] if u.dim() > 1 else 1, -1) for u, _ in traces]
     norms = [row_norms([r]) for r in rows]

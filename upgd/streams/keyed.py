@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     TOY_INPUTS = 5
     DRIFT = 6
     WEIGHTS = 7
+    REPLAY = 8
 
 
 def bits(count: int, seed: int, purpose: int, *index: int, start: int = 0) -> NDArray[np.uint64]:
