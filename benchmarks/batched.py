@@ -26,8 +26,8 @@ from upgd.engine.dense import Learner
 from upgd.engine.dense_cuda import CudaStack
 from upgd.engine.feed import Chunk
 from upgd.engine.general import GeneralStack
-from upgd.engine.layout import Layout
 from upgd.engine.roofline import bandwidth, passes, share
+from upgd.kernels.layout import Layout
 from upgd.networks import build, mlp
 from upgd.optim.registry import METHODS
 from upgd.paper.sets import METHODS as PAPER

@@ -39,7 +39,7 @@ from torch import nn
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.feed import Chunk
-from upgd.engine.layout import Layout
+from upgd.kernels.layout import Layout
 from upgd.networks import build
 
 SIZES = (784, 300, 150, 10)

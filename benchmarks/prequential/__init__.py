@@ -1,0 +1,1 @@
+"""Learners on a stream, each sample predicted before it is learned (test-then-train)."""
