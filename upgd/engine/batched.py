@@ -57,6 +57,8 @@ def why_eager(problem: Problem, setting: Setting, device: str) -> str:
     if setting.batch != 1:
         return f"a stack takes one sample per step, not {setting.batch}"
     learner = Learner(setting.method, setting.hyper, setting.seed)
+    if learner.row.method.layered:
+        return "no stack runs methods that see layers yet"
     if _is_dense(problem, device):
         return learner.row.eager_only
     return unsupported(learner) or why_not_stacked(problem, device)

@@ -1,6 +1,7 @@
 """Optimizers: every update rule of the paper as a ``torch.optim.Optimizer``."""
 
 from upgd.optim.ada_upgd import AdaUPGD
+from upgd.optim.centred import CentredSGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
@@ -13,6 +14,7 @@ __all__ = [
     "SGDW",
     "UPGD",
     "AdaUPGD",
+    "CentredSGD",
     "FeatureUPGD",
     "Features",
     "ShrinkAndPerturb",

@@ -21,9 +21,12 @@ from torch import nn
 
 from upgd.optim.ada_upgd import ADAMW, AdamW, AdaUPGD, ada_upgd_method
 from upgd.optim.base import Params, RuleOptimizer
+from upgd.optim.centred import CENTRED_SGD, CentredSGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD, feature_upgd_method
 from upgd.optim.features import Features
+from upgd.optim.layered import LayerOptimizer
+from upgd.optim.layers import Layers
 from upgd.optim.perturbed import (
     PGD,
     PGD_METHOD,
@@ -60,7 +63,7 @@ class Row:
 
     name: str
     title: str
-    optimizer: type[RuleOptimizer]
+    optimizer: type[RuleOptimizer] | type[LayerOptimizer]
     method: Method
     options: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -92,8 +95,10 @@ class Row:
         """What it reads besides gradients: ``noise``, ``curvature``, ``gates``."""
         return self.method.needs
 
-    def make(self, model: nn.Module, **arguments: Any) -> RuleOptimizer:
+    def make(self, model: nn.Module, **arguments: Any) -> Any:
         """An optimizer for all parameters of `model`."""
+        if "layers" in self.needs:
+            arguments.setdefault("layers", Layers(model))
         if "gates" in self.needs:
             arguments.setdefault("features", Features(model))
         return self.optimizer(model.parameters(), **{**self.options, **arguments})
@@ -108,7 +113,7 @@ class Row:
         if type(self).make is not Row.make:
             return f"{type(self).__name__} overrides make()"
         name = self.optimizer.__name__
-        if not issubclass(self.optimizer, RuleOptimizer):
+        if not issubclass(self.optimizer, RuleOptimizer | LayerOptimizer):
             return f"{name} is an optimizer of its own, not a rule"
         overridden = _overridden(self.optimizer)
         if overridden:
@@ -116,7 +121,7 @@ class Row:
         return _differs(self)
 
 
-def _overridden(cls: type[RuleOptimizer]) -> list[str]:
+def _overridden(cls: type[RuleOptimizer] | type[LayerOptimizer]) -> list[str]:
     """What classes below the package's override of it, apart from what is harmless."""
     mro = cls.__mro__
     first = next(
@@ -159,8 +164,9 @@ def _differs(row: Row) -> str:
         return f"{name} splits the parameters into groups"
     if group["maximize"]:
         return f"{name} maximises"
-    if "curvature" in row.needs and opt.curvature != RuleOptimizer.curvature:
-        return f"{name} estimates curvature by {opt.curvature!r}"
+    curvature = getattr(opt, "curvature", None)
+    if "curvature" in row.needs and curvature != RuleOptimizer.curvature:
+        return f"{name} estimates curvature by {curvature!r}"
     for key, value in row.defaults.items():
         if group[key] != value:
             return f"{name} turns {key}={value} into {group[key]}"
@@ -198,6 +204,7 @@ def _rows() -> Iterator[Row]:
     yield Row(name, title, AdaUPGD, second_order, {"order": 2}, aliases)
     yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
+    yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
     yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})
@@ -286,7 +293,7 @@ def get(name: str) -> tuple[Row, dict[str, Any]]:
     raise KeyError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")
 
 
-def create(name: str, params: nn.Module | Params, **arguments: Any) -> RuleOptimizer:
+def create(name: str, params: nn.Module | Params, **arguments: Any) -> Any:
     """An optimizer by the name of its method, as on the command line and in configuration files.
 
     Args:

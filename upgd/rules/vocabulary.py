@@ -17,6 +17,27 @@ a state's name            that state's value before this phase
 a hyperparameter's name   its value; ``betas`` arrives as ``beta1`` and ``beta2``
 ========================  ==========================================================
 
+A *layered* method also sees the layers of the network it trains. Its phases run over places of a
+network of linear layers ``z = W·x + b``, and read what lies there and what contains it:
+
+==============  ============================================================================
+``inputs``      each input of each layer: ``x``, the states kept there
+``units``       each unit of each layer: ``d``, the loss's derivative by its sum z
+``features``    each hidden unit: ``x``, its output; ``w_in`` and ``w_out``, the mean magnitude
+                of the weights into and out of it; the states kept there
+``layers``      each layer: the states kept there, what finer phases have summed up over it
+``network``     once: the states kept there, what phases over layers have summed up
+``weights``     each weight: ``w``, ``g``, ``noise``, its states, and everything of its unit, its
+                input, its layer and the network
+``biases``      the same for each bias, which has no input; without such a phase, a bias is a
+                weight whose input ``x`` is 1
+==============  ============================================================================
+
+Everywhere: hyperparameters; ``t``, the number of the step from 1 on; of a layer ``head`` and
+``first``, 1 for the output and the first layer and else 0, ``bound``, the largest initial weight
+``1/√fan-in``. With several samples, phases over inputs, units, features, layers and the network run
+for each sample; a state that they write becomes the samples' mean, and so does a sum.
+
 The same function runs on torch tensors (:mod:`upgd.optim.base`, the reference), on lists of
 tensors through ``torch._foreach_*`` (:mod:`upgd.optim.program`), and as source that compilers
 take (:mod:`upgd.kernels.rules`).
@@ -35,6 +56,9 @@ from typing import Any, Literal
 import torch
 
 Reduce = Literal["max", "row_norm"]
+Place = Literal["inputs", "units", "features", "layers", "network", "weights", "biases"]
+LAYERED: frozenset[str] = frozenset({"inputs", "units", "layers", "network", "biases"})
+"""Places that only layered methods have phases over."""
 _EXPONENTS = {torch.float32: 128, torch.float64: 1024}
 """The largest number is just below two to this power."""
 
@@ -162,17 +186,48 @@ class Phase:
             bias-corrected trace over everything the optimizer holds, times this
             trace's own correction, so that ``trace / eta`` is the paper's Û/η;
             ``"row_norm"`` is the guarded norm of each row (the correction cancels).
-        over: What one element is: a weight or a feature.
+        over: What one element is.
+        sums: Of a layered method: names of further results of `fn`, after those in `writes`. Each
+            is summed up, over the layer or, of phases over layers, over the network, and is a
+            state there: later phases read it, and until it is written the sum of the step before.
     """
 
     fn: Callable[..., Any]
-    writes: tuple[str, ...]
+    writes: tuple[str, ...] = ()
     reduce: Reduce | None = None
-    over: Literal["weights", "features"] = "weights"
+    over: Place = "weights"
+    sums: tuple[str, ...] = ()
     reads: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", tuple(inspect.signature(self.fn).parameters))
+
+
+@dataclass(frozen=True)
+class Recycle:
+    """Which hidden units a layered method re-initialises after a step; names are the method's.
+
+    The weights into such a unit become normal numbers with the variance of initial weights, its
+    bias and the weights out of it zero; all states of these and of the unit begin anew.
+
+    Attributes:
+        score: A state of features.
+        share: The hyperparameter that says how large a share of a layer's mature units goes each
+            step, those of the lowest score first; what is less than a unit adds up over steps.
+        threshold: Instead of `share`, the hyperparameter τ: units go whose score is at most τ
+            times the layer's mean score.
+        mature: The hyperparameter that says how many steps old a unit must be.
+        every: The hyperparameter that says after how many steps units are looked at; or each step.
+        average: A state of features with the unit's mean output, which the biases of the next
+            layer take over.
+    """
+
+    score: str
+    share: str | None = None
+    threshold: str | None = None
+    mature: str | None = None
+    every: str | None = None
+    average: str | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +242,9 @@ class Method:
         starts_as_weight: States that begin as a copy of the weights instead of zero.
         added: Hyperparameters that the first release did not have. A state dict without them is an
             older one; without others it is another optimizer's.
+        kept: Of a layered method, the states at places other than weights.
+        starts: Values at which these begin, if not zero.
+        recycle: Which units it re-initialises, if any.
         power: How many weights and derivatives its rules multiply with each other at most, at
             least 2; it decides how large these may be (:meth:`limit`).
     """
@@ -197,6 +255,9 @@ class Method:
     decays: Mapping[str, str] = field(default_factory=dict)
     starts_as_weight: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    kept: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
+    starts: Mapping[str, float] = field(default_factory=dict)
+    recycle: Recycle | None = None
     power: int = 2
 
     @cached_property
@@ -233,8 +294,27 @@ class Method:
         return 2.0 ** ((_EXPONENTS[dtype] - 16) // self.power)
 
     @cached_property
+    def layered(self) -> bool:
+        """Whether it sees layers, so that it must know the network."""
+        return self.recycle is not None or any(phase.over in LAYERED for phase in self.phases)
+
+    def states_of(self, place: Place) -> tuple[str, ...]:
+        """All that a layered method keeps for each element of a place, sums included."""
+        if place in ("weights", "biases"):
+            return self.states
+        over: tuple[str, ...] = {
+            "layers": ("inputs", "units", "weights", "biases"), "network": ("layers",)
+        }.get(place, ())  # fmt: skip
+        sums = [name for phase in self.phases if phase.over in over for name in phase.sums]
+        own = list(self.kept.get(place, ()))
+        if self.recycle is not None:
+            own += {"features": ["age"], "layers": ["owed"]}.get(place, [])
+        return tuple(dict.fromkeys([*own, *sums]))
+
+    @cached_property
     def needs(self) -> frozenset[str]:
-        """What a caller must provide besides gradients: noise, curvature, gates."""
+        """What a caller must provide besides gradients: noise, curvature, gates, layers."""
         reads = {name for phase in self.phases for name in phase.reads}
         provided = {"noise": {"noise"}, "curvature": {"h", "s"}, "gates": {"f"}}
-        return frozenset(need for need, names in provided.items() if reads & names)
+        found = {need for need, names in provided.items() if reads & names}
+        return frozenset(found | {"layers"} if self.layered else found)
