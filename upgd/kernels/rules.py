@@ -70,7 +70,7 @@ def source(method: Method, stage: Stage, target: Target) -> str:
     if stage == "features":
         return _feature_trace(method, target)
     name = "reduce" if stage == "reduce" else "update"
-    return _function(name, _results(method, stage), target)
+    return written_function(name, _results(method, stage), target)
 
 
 def describe(method: Method) -> str:
@@ -211,11 +211,15 @@ def _feature_trace(method: Method, target: Target) -> str:
     env["beta_utility"] = Symbol("input", "beta", is_list=False)
     phase = method.phases[0]
     result = phase.fn(*[env[name] for name in phase.reads])
-    return _function("trace", [result], target, ("f", "s", "w", "beta"))
+    return written_function("trace", [result], target, ("f", "s", "w", "beta"))
 
 
-def _function(
-    name: str, results: list[Any], target: Target, arguments: Sequence[str] = ARGUMENTS
+def written_function(
+    name: str,
+    results: list[Any],
+    target: Target,
+    arguments: Sequence[str] = ARGUMENTS,
+    dtype: str = "w.dtype",
 ) -> str:
     lines: list[str] = []
     known: dict[str, str] = {}
@@ -246,12 +250,12 @@ def _function(
                 if target != "torch" and expression.op == "*" and expression.is_list:
                     factors[found] = operands
         if for_weights and not expression.is_list:
-            found = kept(f"real({found})" if target == "numba" else f"{found}.to(w.dtype)")
+            found = kept(f"real({found})" if target == "numba" else f"{found}.to({dtype})")
         return found
 
     def argument(operand: str) -> str:  # in Triton, numbers have 32 bits outside of operators
         is_number = target == "triton" and re.fullmatch(r"-?\d.*", operand)
-        return f"tl.full([], {operand}, w.dtype)" if is_number else operand
+        return f"tl.full([], {operand}, {dtype})" if is_number else operand
 
     def kept(value: str) -> str:  # two expressions that are written alike are one
         if value not in known:

@@ -237,7 +237,7 @@ class LayerOptimizer(Optimizer):
         return (layer.weight.shape[0 if place == "units" else 1],)
 
     def _write(self, layer: _Layer, place: Place, name: str, value: Tensor) -> None:
-        """Keep a state: the samples' mean. Values of layers are kept for each sample until the end."""
+        """Keep a state: the samples' mean; those of layers for each sample until the step ends."""
         kept = self._kept(layer, place)[name]
         if value.dim() > kept.dim():
             if place == "layers" and self._alike:

@@ -1,0 +1,102 @@
+"""Layered methods for compilers: each phase as a function of scalars, and where states lie.
+
+A layered method (:mod:`upgd.rules.vocabulary`) keeps numbers at places other than weights. A
+learner's are one row: states of inputs, layer after layer, each like the layer's row of inputs;
+states of units and of features, each one number per unit; states of layers; those of the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.kernels.layout import Layout, padded
+from upgd.kernels.rules import Target, written_function
+from upgd.rules.symbols import Symbol
+from upgd.rules.vocabulary import Method, Phase, Place
+
+_ELEMENTS = frozenset({"w", "g", "noise", "x", "w_in", "w_out"})
+
+
+def phase_function(method: Method, number: int, target: Target) -> str:
+    """Source of phase `number` as ``def phase_<number>(<what it reads>)``.
+
+    It returns a tuple if it has several results, those of ``writes`` before those of ``sums``.
+    Hyperparameters are float64; everything else, ``t`` and constants included, has the kernel's
+    type, which the source calls ``real``.
+    """
+    phase = method.phases[number]
+    env = [_symbol(method, phase, name) for name in phase.reads]
+    results = phase.fn(*env)
+    results = list(results) if isinstance(results, tuple) else [results]
+    return written_function(f"phase_{number}", results, target, phase.reads, "real")
+
+
+def _symbol(method: Method, phase: Phase, name: str) -> Symbol:
+    if name in method.numbers:
+        return Symbol("input", name, is_list=False)
+    own = (*method.states_of(phase.over), *method.states_of("inputs"), *_ELEMENTS)
+    full = name in own if phase.over != "units" else name == "d" or name in own
+    return Symbol("input", name, is_list=True, full=full)
+
+
+@dataclass(frozen=True)
+class KeptLayout:
+    """Where a learner's states at places other than weights lie.
+
+    >>> from upgd.optim.centred import CENTRED_SGD
+    >>> kept = KeptLayout(CENTRED_SGD, Layout((4, 3, 2)))
+    >>> kept.size, kept.at("inputs", "mean", layer=1), kept.at("layers", "energy", layer=0)
+    (38, 16, 32)
+    """
+
+    method: Method
+    layout: Layout
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[Place, str], int]:
+        """Where each state begins; states of one layer lie beside each other."""
+        inputs = sum(padded(layer.inputs + 1) for layer in self.layout.layers)
+        sizes: dict[Place, int] = {
+            "inputs": inputs, "units": self.layout.units, "features": self.layout.units,
+            "layers": len(self.layout.layers), "network": 1,
+        }  # fmt: skip
+        found: dict[tuple[Place, str], int] = {}
+        start = 0
+        for place, size in sizes.items():
+            for name in self.method.states_of(place):
+                found[place, name] = start
+                start += size
+        self.__dict__["size"] = start
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers per learner."""
+        _ = self._blocks
+        return int(self.__dict__["size"])
+
+    def at(self, place: Place, name: str, layer: int = 0) -> int:
+        """Where a state's numbers for a layer begin.
+
+        Features are those of the layer whose units they are.
+        """
+        start = self._blocks[place, name]
+        if place == "inputs":
+            return start + sum(padded(each.inputs + 1) for each in self.layout.layers[:layer])
+        if place in ("units", "features"):
+            return start + self.layout.layers[layer].row_at
+        return start + (layer if place == "layers" else 0)
+
+    @cached_property
+    def starts(self) -> NDArray[np.float64]:
+        """The values at which a learner's states begin."""
+        found = np.zeros(self.size)
+        ends = [*sorted(self._blocks.values()), self.size]
+        for (_, name), start in self._blocks.items():
+            end = next(end for end in ends if end > start)
+            found[start:end] = self.method.starts.get(name, 0.0)
+        return found
