@@ -221,6 +221,10 @@ def written_function(
     arguments: Sequence[str] = ARGUMENTS,
     dtype: str = "w.dtype",
 ) -> str:
+    """Straight-line source of a function that returns `results`, expressions of its arguments.
+
+    `dtype` is what Triton's source calls the weights' type.
+    """
     lines: list[str] = []
     known: dict[str, str] = {}
     factors: dict[str, list[str]] = {}

@@ -7,6 +7,8 @@ from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
 from upgd.optim.groups import param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
+from upgd.optim.recycling import ContinualBackprop, ReDo
+from upgd.optim.self_tuned import SelfTunedSGD
 from upgd.optim.upgd import UPGD
 
 __all__ = [
@@ -15,8 +17,11 @@ __all__ = [
     "UPGD",
     "AdaUPGD",
     "CentredSGD",
+    "ContinualBackprop",
     "FeatureUPGD",
     "Features",
+    "ReDo",
+    "SelfTunedSGD",
     "ShrinkAndPerturb",
     "StreamingEWC",
     "StreamingMAS",

@@ -287,7 +287,10 @@ class LayerOptimizer(Optimizer):
             if name not in state:
                 begins = w if name in self.method.starts_as_weight else torch.zeros_like(w)
                 state[name] = begins.clone()
-        env = {**self._numbers(p), **env, "w": w, "g": g}
+        numbers = self._numbers(p)
+        for name, decay in self.method.decays.items():
+            env[f"c_{name}"] = 1 - numbers[decay] ** numbers["t"]
+        env = {**numbers, **env, "w": w, "g": g}
         env |= {name: state[name] for name in self.method.states}
         if "noise" in phase.reads:
             env["noise"] = self._normal(p)

@@ -35,6 +35,8 @@ from upgd.optim.perturbed import (
     SHRINK_AND_PERTURB_METHOD,
     ShrinkAndPerturb,
 )
+from upgd.optim.recycling import ContinualBackprop, ReDo, continual_backprop_method, redo_method
+from upgd.optim.self_tuned import SELF_TUNED_SGD, SelfTunedSGD
 from upgd.optim.upgd import UPGD, upgd_method
 from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
 from upgd.sources import digest
@@ -205,6 +207,12 @@ def _rows() -> Iterator[Row]:
     yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
     yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD)
+    yield Row("self-tuned-sgd", "Self-tuned SGD", SelfTunedSGD, SELF_TUNED_SGD)
+    for base, tail in (("sgd", ""), ("adam", "-adam")):
+        name, title = f"continual-backprop{tail}", f"Continual backprop ({base.title()})"
+        method = continual_backprop_method(base)
+        yield Row(name, title, ContinualBackprop, method, {"base": base})
+        yield Row(f"redo{tail}", f"ReDo ({base.title()})", ReDo, redo_method(base), {"base": base})
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
     yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})

@@ -1,0 +1,138 @@
+"""Gradient descent about the mean input whose step size and decays tune themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from upgd.optim.centred import centre, spread
+from upgd.optim.layered import LayerOptimizer
+from upgd.rules.ops import clip, exp, maximum, minimum, sign
+from upgd.rules.vocabulary import Method, Phase
+
+
+# ------------------------------------------------------------------------- the rule
+def force(d: Any) -> Any:
+    """Sums ‖δ‖² of a layer."""
+    return d**2
+
+
+def leverage(
+    power: Any, force: Any, energy: Any, head: Any, beta_mean: Any, bias_share: Any, t: Any
+) -> Any:
+    """c = max(1, κ·E); sums how far the outputs move for a step of 1, and the error."""
+    energy = spread(power, energy, beta_mean, t)
+    factor = maximum(bias_share * energy, 1.0)
+    return energy, factor, force * (power + factor), force * head
+
+
+def aim(reach: Any, error: Any, typical: Any, target: Any, lr: Any, beta_mean: Any) -> Any:
+    """α = η / max(Q, Q̄), Q = Σ‖δ_l‖²·(‖x_l-μ_l‖² + c_l) / ‖δ_L‖²"""
+    demand = reach / maximum(error, 1e-30)
+    typical = beta_mean * typical + (1 - beta_mean) * demand
+    return typical, lr * minimum(target / maximum(demand, typical), 100.0)
+
+
+# fmt: off
+def move_weight(
+    w: Any, g: Any, d: Any, mean: Any, slow: Any, step: Any, shrink: Any, beta_slow: Any
+) -> Any:
+    """w ← (1-ρ)·w - α·(g - d·μ), w̄ ← β·w̄ + (1-β)·w; sums g·w̄ and g·(w - w̄)"""
+    hold, lead = g * slow, g * (w - slow)
+    w = (1 - shrink) * w - step * (g - d * mean)
+    return w, beta_slow * slow + (1 - beta_slow) * w, hold, lead
+
+
+def move_bias(
+    w: Any, d: Any, slow: Any, step: Any, shrink: Any, factor: Any, tilt: Any, beta_slow: Any
+) -> Any:
+    """b ← (1-ρ)·b - α·d·(c - (x-μ)·μ), b̄ as w̄; sums as those of weights"""
+    hold, lead = d * slow, d * (w - slow)
+    w = (1 - shrink) * w - step * d * (factor - tilt)
+    return w, beta_slow * slow + (1 - beta_slow) * w, hold, lead
+
+
+def tune_decay(
+    decay: Any, pull: Any, hold: Any, hold_bias: Any, lead: Any, lead_bias: Any, head: Any,
+    first: Any, pace: Any,
+) -> Any:
+    """ln λ += θ·sign(trace of ⟨g, w̄⟩), of the first layer and the head; sums ⟨g, w - w̄⟩"""
+    pull = 0.99 * pull + 0.01 * (hold + hold_bias)
+    decay = clip(decay * exp(pace * sign(pull)), 1e-5, 1.0)
+    return decay, pull, 0.01 * decay * maximum(head, first), lead + lead_bias
+
+
+def tune_target(target: Any, lean: Any, leads: Any, pace_target: Any) -> Any:
+    """ln η -= θ·sign(trace of ⟨g, w - w̄⟩)"""
+    lean = 0.99 * lean + 0.01 * leads
+    return clip(target * exp(-pace_target * sign(lean)), 0.25, 50.0), lean
+# fmt: on
+
+
+SELF_TUNED_SGD = Method(
+    hyper=("lr", "beta_mean", "bias_share", "beta_slow", "pace", "pace_target"),
+    phases=(
+        Phase(centre, writes=("mean",), over="inputs", sums=("power", "tilt")),
+        Phase(force, over="units", sums=("force",)),
+        Phase(leverage, writes=("energy", "factor"), over="layers", sums=("reach", "error")),
+        Phase(aim, writes=("typical", "step"), over="network"),
+        Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
+        Phase(move_bias, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
+        Phase(tune_decay, writes=("decay", "pull", "shrink"), over="layers", sums=("leads",)),
+        Phase(tune_target, writes=("target", "lean"), over="network"),
+    ),
+    states=("slow",),
+    starts_as_weight=frozenset({"slow"}),
+    kept={
+        "inputs": ("mean",),
+        "layers": ("energy", "factor", "decay", "pull", "shrink"),
+        "network": ("typical", "step", "target", "lean"),
+    },
+    starts={"decay": 0.01, "target": 4.0},
+)
+
+
+# --------------------------------------------------------------------- the optimizer
+class SelfTunedSGD(LayerOptimizer):
+    r"""Gradient descent without a step size or a weight decay to choose.
+
+    Linear layers are written about the mean μ of their input, as in :class:`~upgd.CentredSGD`. The
+    step size moves the outputs by η times the error, and the first and the last layer decay by λ.
+    Both follow the sign of the loss's derivative, estimated from a slow copy of the weights:
+    weights that should shrink raise λ, weights that should go back raise nothing but lower η.
+
+    Args:
+        params: A model, or its parameters with `layers`.
+        lr: A factor of all steps; 1 needs no tuning, schedulers may change it.
+        beta_mean: Decay of the running means.
+        bias_share: See :class:`~upgd.CentredSGD`.
+        beta_slow: Decay of the slow copy.
+        pace: By how much ln λ changes in a step.
+        pace_target: By how much ln η changes in a step.
+        common: See :class:`~upgd.optim.layered.LayerOptimizer`.
+
+    Example:
+        >>> import upgd
+        >>> from torch import nn, ones
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> opt = upgd.SelfTunedSGD(model)
+        >>> model(ones(4, 3)).square().mean().backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        lr: float = 1.0,
+        beta_mean: float = 0.99,
+        bias_share: float = 0.03,
+        beta_slow: float = 0.999,
+        pace: float = 0.001,
+        pace_target: float = 0.0008,
+        **common: Any,
+    ) -> None:
+        hyper = {"lr": lr, "beta_mean": beta_mean, "bias_share": bias_share}
+        hyper |= {"beta_slow": beta_slow, "pace": pace, "pace_target": pace_target}
+        super().__init__(params, SELF_TUNED_SGD, hyper, **common)
