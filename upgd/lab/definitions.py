@@ -18,8 +18,9 @@ from torch import nn
 from upgd import networks
 from upgd.optim import registry
 from upgd.optim.custom import rule_row
+from upgd.optim.custom_layered import layered_row
 from upgd.optim.foreign import torch_row
-from upgd.rules.vocabulary import Reduce
+from upgd.rules.vocabulary import Phase, Place, Recycle, Reduce
 from upgd.streams import PROBLEMS, Problem, get, make_problem
 from upgd.streams import register as register_problem
 
@@ -76,6 +77,46 @@ def method(
         writes=writes,
         title=title,
         power=power,
+        **defaults,
+    )
+    registry.register(row)
+    return row
+
+
+def layered_method(
+    name: str,
+    phases: Sequence[Phase],
+    *,
+    states: Mapping[str, str] | Sequence[str] = (),
+    kept: Mapping[Place, Sequence[str]] | None = None,
+    starts: Mapping[str, float] | None = None,
+    recycle: Recycle | None = None,
+    title: str | None = None,
+    **defaults: float,
+) -> Any:
+    """A method whose rules also see layers, their inputs, units and the whole network.
+
+    Each phase is a plain function with the place that it runs over. :mod:`upgd.rules.vocabulary`
+    says what is read where, :func:`upgd.optim.custom_layered.layered_row` what the arguments are.
+
+    Example:
+        >>> from upgd import lab
+        >>> def power(x):
+        ...     return x**2
+        >>> def nlms(w, g, power, lr):
+        ...     return w - lr * g / (1 + power)
+        >>> phases = [lab.Phase(power, over="inputs", sums=("power",)), lab.Phase(nlms, ("w",))]
+        >>> lab.layered_method("nlms", phases, lr=0.5).name
+        'nlms'
+    """
+    row = layered_row(
+        name,
+        phases,
+        states=states,
+        kept=kept,
+        starts=starts,
+        recycle=recycle,
+        title=title,
         **defaults,
     )
     registry.register(row)

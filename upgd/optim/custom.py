@@ -90,7 +90,7 @@ def rule_row(
     except _RuleError as wrong:
         raise wrong.kind(f"{name}: {wrong}") from None
     return Row(
-        name, title or name, _optimizer(name, method, defaults), method, source=_digest(method)
+        name, title or name, optimizer_class(name, method, defaults), method, source=_digest(method)
     )
 
 
@@ -137,7 +137,7 @@ class _Given:
             starts_as_weight=frozenset(s for s, start in self.starts.items() if start == "weight"),
             power=power,
         )
-        _check_sizes(method)
+        check_sizes(method)
         _check_programs(method)
         return method
 
@@ -329,7 +329,8 @@ def _evaluated(rule: Rule, env: Mapping[str, Any]) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _check_sizes(method: Method) -> None:
+def check_sizes(method: Method) -> None:
+    """Raise where a method has more states or hyperparameters than kernels have room for."""
     sizes = {"states": (method.states, MOST_STATES)}
     sizes["hyperparameters"] = (method.numbers, MOST_NUMBERS)
     for what, (names, most) in sizes.items():
@@ -349,17 +350,20 @@ def _check_programs(method: Method) -> None:
             raise _RuleError(f"{_called(phase.fn)} cannot be a rule: {error}", TypeError) from None
 
 
-def _optimizer(name: str, method: Method, defaults: Mapping[str, Any]) -> type[RuleOptimizer]:
+def optimizer_class(
+    name: str, method: Method, defaults: Mapping[str, Any], base: type[Any] = RuleOptimizer
+) -> type[Any]:
+    """A class like those of the package, whose signature has the hyperparameters."""
     kinds = inspect.Parameter
     named = [kinds(each, kinds.POSITIONAL_OR_KEYWORD) for each in ("self", "params")]
     hyper = [kinds(n, kinds.POSITIONAL_OR_KEYWORD, default=value) for n, value in defaults.items()]
     signature = inspect.Signature([*named, *hyper, kinds("common", kinds.VAR_KEYWORD)])
 
-    def make(self: RuleOptimizer, params: Any, *values: Any, **given: Any) -> None:
+    def make(self: Any, params: Any, *values: Any, **given: Any) -> None:
         bound = signature.bind(self, params, *values, **given)
         bound.apply_defaults()
         hyper = {each: bound.arguments[each] for each in defaults}
-        RuleOptimizer.__init__(self, params, method, hyper, **bound.arguments["common"])
+        base.__init__(self, params, method, hyper, **bound.arguments["common"])
 
     make.__signature__ = signature  # type: ignore[attr-defined]
     last = method.phases[-1].fn
@@ -369,7 +373,7 @@ def _optimizer(name: str, method: Method, defaults: Mapping[str, Any]) -> type[R
         "__module__": getattr(last, "__module__", __name__),
     }
     title = "".join(part[:1].upper() + part[1:] for part in re.split(r"[-_.]", name))
-    return type(title, (RuleOptimizer,), content)
+    return type(title, (base,), content)
 
 
 def _digest(method: Method) -> str:
