@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,28 @@ from torch import Tensor, nn
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.registry import METHODS, Row
 
-every_method = pytest.mark.parametrize("row", METHODS.values(), ids=METHODS.keys())
+SWITCHES = {"feature", "n", "2nd", "local"}
+"""UPGD's sixteen variants are named by those that are on."""
+
+
+def is_repetition(name: str) -> bool:
+    """Whether a variant of UPGD has switches that others have, too.
+
+    Those with none and with three switches have every two of them on, off, and one of each.
+    """
+    switches = set(name.split("-")) - {"upgd"}
+    return "upgd" in name.split("-") and switches <= SWITCHES and len(switches) not in (0, 3)
+
+
+def _rows(names: Iterable[str]) -> list[Any]:
+    slow = {True: pytest.mark.slow, False: ()}
+    return [pytest.param(METHODS[name], id=name, marks=slow[is_repetition(name)]) for name in names]
+
+
+every_method = pytest.mark.parametrize("row", _rows(METHODS))
+"""All of the registry; repetitions are slow."""
 every_noisy_method = pytest.mark.parametrize(
-    "row",
-    [row for row in METHODS.values() if "noise" in row.needs],
-    ids=[name for name, row in METHODS.items() if "noise" in row.needs],
+    "row", _rows(name for name, row in METHODS.items() if "noise" in row.needs)
 )
 
 
