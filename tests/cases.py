@@ -19,23 +19,26 @@ SWITCHES = {"feature", "n", "2nd", "local"}
 
 
 def is_repetition(name: str) -> bool:
-    """Whether a variant of UPGD has switches that others have, too.
+    """Whether a variant of UPGD is one of the half that has an odd number of switches.
 
-    Those with none and with three switches have every two of them on, off, and one of each.
+    In the other half, any three switches have all combinations of on and off; without "feature",
+    any two.
     """
-    switches = set(name.split("-")) - {"upgd"}
-    return "upgd" in name.split("-") and switches <= SWITCHES and len(switches) not in (0, 3)
+    words = name.split("-")
+    switches = set(words) - {"upgd"}
+    return "upgd" in words and switches <= SWITCHES and len(switches) % 2 == 1
 
 
-def _rows(names: Iterable[str]) -> list[Any]:
+def rows_of(names: Iterable[str]) -> list[Any]:
+    """Rows of the registry for ``parametrize``; repetitions are slow."""
     slow = {True: pytest.mark.slow, False: ()}
     return [pytest.param(METHODS[name], id=name, marks=slow[is_repetition(name)]) for name in names]
 
 
-every_method = pytest.mark.parametrize("row", _rows(METHODS))
+every_method = pytest.mark.parametrize("row", rows_of(METHODS))
 """All of the registry; repetitions are slow."""
 every_noisy_method = pytest.mark.parametrize(
-    "row", _rows(name for name, row in METHODS.items() if "noise" in row.needs)
+    "row", rows_of(name for name, row in METHODS.items() if "noise" in row.needs)
 )
 
 
