@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,31 @@ from torch import Tensor, nn
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.registry import METHODS, Row
 
-every_method = pytest.mark.parametrize("row", METHODS.values(), ids=METHODS.keys())
+SWITCHES = {"feature", "n", "2nd", "local"}
+"""UPGD's sixteen variants are named by those that are on."""
+
+
+def is_repetition(name: str) -> bool:
+    """Whether a variant of UPGD is one of the half that has an odd number of switches.
+
+    In the other half, any three switches have all combinations of on and off; without "feature",
+    any two.
+    """
+    words = name.split("-")
+    switches = set(words) - {"upgd"}
+    return "upgd" in words and switches <= SWITCHES and len(switches) % 2 == 1
+
+
+def rows_of(names: Iterable[str]) -> list[Any]:
+    """Rows of the registry for ``parametrize``; repetitions are slow."""
+    slow = {True: pytest.mark.slow, False: ()}
+    return [pytest.param(METHODS[name], id=name, marks=slow[is_repetition(name)]) for name in names]
+
+
+every_method = pytest.mark.parametrize("row", rows_of(METHODS))
+"""All of the registry; repetitions are slow."""
 every_noisy_method = pytest.mark.parametrize(
-    "row",
-    [row for row in METHODS.values() if "noise" in row.needs],
-    ids=[name for name, row in METHODS.items() if "noise" in row.needs],
+    "row", rows_of(name for name, row in METHODS.items() if "noise" in row.needs)
 )
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import needs_cuda
+from tests.cases import is_repetition, needs_cuda
 from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
@@ -215,6 +215,8 @@ PATHS = {
     "cuda-dense": needs_cuda,  # Triton's interpreter is too slow for so many steps
     "cuda-general": needs_cuda,
 }
+FEW = tuple(name for name in METHODS if not is_repetition(name))
+REST = tuple(name for name in METHODS if is_repetition(name))
 SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si")
 ADAPTIVE = ("ada-upgd", "adamw")
 """They divide by small gradients, so that one seed's yardstick may be some times another's."""
@@ -226,7 +228,7 @@ def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
         pytest.param(
             *(name, path, *rest),
             marks=[m for m in (marks, mark) if m],
-            id=f"{name} {path}" + (" many seeds" if mark else ""),
+            id=f"{name} {path}" + (" many seeds" if len(rest) > 1 and mark else ""),
         )
         for name in names
         for path, marks in PATHS.items()
@@ -250,12 +252,14 @@ def test_the_reordered_run_differs_by_rounding_alone(name: str) -> None:
     assert 0 < differences(trace, *other[:2]).max() < 1e-9
 
 
-@pytest.mark.parametrize(("name", "path"), cases(METHODS))
-def test_double_precision(name: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "path", "names"), cases(FEW, FEW) + cases(REST, REST, mark=pytest.mark.slow)
+)
+def test_double_precision(name: str, path: str, names: tuple[str, ...]) -> None:
     seed = 1
     trace = eager(name, seed, torch.float64)
     assert 0.2 < abs(trace.weights).max() < 5
-    mine = batched(path, torch.float64, (seed,), tuple(METHODS))[name, seed, 1.0]
+    mine = batched(path, torch.float64, (seed,), names)[name, seed, 1.0]
     assert (differences(trace, *mine) < 1e-9).all()
 
 

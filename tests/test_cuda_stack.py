@@ -121,11 +121,14 @@ def test_padding_survives_a_division_by_zero(method: str) -> None:
     check_against_plain(stack, classify, 2, sizes=SIZES, activation="tanh")
 
 
-@pytest.mark.parametrize("activation", ["leaky_relu", "tanh", "linear"])
+@pytest.mark.parametrize(
+    "activation",
+    ["tanh", *(pytest.param(a, marks=pytest.mark.slow) for a in ("leaky_relu", "linear"))],
+)
 def test_other_activations_and_squared_error(activation: str) -> None:
     learners = [Learner(name, {}, 5) for name in ("upgd-2nd", "feature-upgd-2nd-local")]
     sizes = (16, 9, 5, 1)
-    steps = 4
+    steps = 4 if DEVICE == "cuda" else 2
     stack = CudaStack(
         Layout(sizes),
         learners,
@@ -140,7 +143,9 @@ def test_other_activations_and_squared_error(activation: str) -> None:
     check_against_plain(stack, regress, steps, sizes=sizes, activation=activation)
 
 
-@pytest.mark.parametrize("sizes", [(16, 10), (16, 5, 10), (16, 6, 5, 4, 10)])
+@pytest.mark.parametrize(
+    "sizes", [(16, 10), pytest.param((16, 5, 10), marks=pytest.mark.slow), (16, 6, 5, 4, 10)]
+)
 def test_any_depth(sizes: tuple[int, ...]) -> None:
     learners = [Learner("upgd", {"sigma": 0.1}, 2)]
     stack = CudaStack(

@@ -145,10 +145,17 @@ PATHS = {
     "fused": {"fused": True},
     "triton": {"fused": True},
 }
+INTERPRETED_RULES = ("guarded-row-norm", "sharp-max", "everything")
+"""Of each number of passes; Triton's interpreter is slow."""
+OPTIMIZERS = [
+    pytest.param(name, path, id=f"{path}-{name}", marks=() if fast else pytest.mark.slow)
+    for path in PATHS
+    for name in ROWS
+    for fast in [path != "triton" or name in INTERPRETED_RULES]
+]
 
 
-@every_rule
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "path"), OPTIMIZERS)
 def test_optimizers_equal_numpy(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "fused" and not HAS["numba"]:
         pytest.skip("needs numba")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,26 +13,9 @@ import pytest
 
 from upgd import lab
 from upgd.optim.registry import scalars
-from upgd.threads import one_thread
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPT = "defaults"
 Program = Callable[..., None]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    with one_thread():
-        yield importlib.import_module("defaults")
-
-
-@pytest.fixture
-def program(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Program:
-    def call(*words: object) -> None:
-        monkeypatch.setattr("sys.argv", ["defaults.py", *map(str, words)])
-        script.main()
-
-    return call
 
 
 def lines(path: Path) -> list[dict[str, str]]:

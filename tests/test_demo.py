@@ -189,6 +189,7 @@ def test_the_settings_are_the_best_of_the_search() -> None:
     assert f"{demo_module.STEPS} steps" in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_an_interrupt_gives_every_run_back(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "upgd.cli", "demo", "--seeds", "2", "--steps", "1e6"]

@@ -30,6 +30,7 @@ from tests.cases import (
     differ,
     needs_cuda,
     network,
+    rows_of,
     train,
     weights,
 )
@@ -49,7 +50,7 @@ SHAPES = [(7, 5), (7,), (), (0, 3), (2, 3, 2, 2), (12, 8), (1, 9)]
 SMALL = [(5, 3), (5,), ()]
 
 needs_numba = pytest.mark.skipif(not HAS["numba"], reason="needs numba")
-every_fused_method = pytest.mark.parametrize("row", FUSED.values(), ids=FUSED.keys())
+every_fused_method = pytest.mark.parametrize("row", rows_of(FUSED))
 fast = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=needs_numba), pytest.param("cuda", marks=needs_cuda)]
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,19 @@ HYPER = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1, "kappa": 2.0, "beta_utili
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
 )
+
+
+def every_other(cases: Iterable[Any], first: int = 0) -> list[Any]:
+    """Cases for ``parametrize``; all but every other one, from `first` on, are slow."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            id="-".join(case) if isinstance(case, tuple) else case,
+            marks=() if number % 2 == first else slow,
+        )
+        for number, case in enumerate(cases)
+    ]
 
 
 class Mutant(NamedTuple):
@@ -202,7 +215,7 @@ def apart(text: str) -> str:
     return re.sub(r"fused\((-?)(\w+), (\w+), (\w+)\)", plain_sum, text)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", every_other(RULES))
 def test_rules_by_numba(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stage, mutant = RULES[name]
     compare_on_cpu(mutant.method)
@@ -213,7 +226,7 @@ def test_rules_by_numba(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @interpreted
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", every_other(RULES, 1))
 def test_rules_by_triton(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without errors they pass: :func:`test_the_flat_kernels_pass`."""
     from upgd.kernels import triton_flat, triton_rules
@@ -441,7 +454,7 @@ def test_the_kernels_pass(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("part", "name"), STACKS)
+@pytest.mark.parametrize(("part", "name"), every_other(STACKS))
 def test_kernels(part: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from upgd.engine import dense_cuda
 
@@ -458,7 +471,7 @@ def test_the_stored_kernels_pass(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", every_other(STORED))
 def test_stored_kernels(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from upgd.engine import general_cuda
 

@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import PATHS, assert_equal, every_device, every_method, every_path, needs_cuda
+from tests.cases import (
+    PATHS,
+    assert_equal,
+    every_device,
+    every_method,
+    every_path,
+    is_repetition,
+    needs_cuda,
+)
 from upgd import SGDW, UPGD, AdaUPGD, Features, FeatureUPGD
 from upgd.kernels.philox import philox4x32
 from upgd.optim import fused, memory, rounding
@@ -285,10 +293,23 @@ def assert_one_unit(a: list[Tensor], b: list[Tensor]) -> None:
 
 
 WEIGHT_WISE = {name: row for name, row in METHODS.items() if "gates" not in row.needs}
+SOME = ("upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk", "sgdw")
 
 
-@pytest.mark.parametrize("row", WEIGHT_WISE.values(), ids=WEIGHT_WISE.keys())
-@every_option
+@pytest.mark.parametrize(
+    ("row", "option"),
+    [
+        pytest.param(
+            row,
+            option,
+            id=f"{option}-{name}",
+            marks=() if fast else pytest.mark.slow,  # each compiles a kernel
+        )
+        for option in OPTIONS
+        for name, row in WEIGHT_WISE.items()
+        for fast in [name in SOME or (option == "both" and not is_repetition(name))]
+    ],
+)
 def test_all_paths_draw_the_same_bits(row: Row, option: str) -> None:
     """Weights and traces of all paths agree after three steps."""
     dtype = torch.float32 if option == "traces" else BF16
@@ -327,7 +348,7 @@ def triton_device(monkeypatch: pytest.MonkeyPatch) -> str:
     return "cpu"
 
 
-@pytest.mark.parametrize("name", ["upgd", "upgd-2nd-local", "ada-upgd", "s-rwalk", "sgdw"])
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("dtype", [BF16, F16, torch.float32], ids=str)
 @every_option
 def test_triton_kernels_draw_the_same_bits(

@@ -45,9 +45,15 @@ def site() -> Site:
     return Site(RESULTS)
 
 
+@pytest.fixture(scope="module")
+def texts(site: Site) -> dict[Path, str]:
+    """All pages; their statistics take long."""
+    return site.texts(PAGES)
+
+
 # ------------------------------------------------------------------------ what is committed
-def test_no_page_drifts_from_the_results(site: Site) -> None:
-    for path, text in site.texts(PAGES).items():
+def test_no_page_drifts_from_the_results(texts: dict[Path, str]) -> None:
+    for path, text in texts.items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: 'make results' writes it anew"
 
 
@@ -66,8 +72,8 @@ def test_notes_were_written_for_these_results() -> None:
         assert mark in text, f"{notes}: compare its numbers with the new tables, then say {mark}"
 
 
-def test_every_picture_is_there(site: Site) -> None:
-    for path, text in site.texts(PAGES).items():
+def test_every_picture_is_there(texts: dict[Path, str]) -> None:
+    for path, text in texts.items():
         for target in re.findall(r"\]\(([^)#]+\.(?:png|md|py))\)", text):
             assert (path.parent / target).exists(), f"{path}: {target}; 'make results' draws"
 

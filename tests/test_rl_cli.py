@@ -285,6 +285,7 @@ def test_a_process_that_dies_ends_the_work_and_nothing_else(
         assert ledger.counts()["done"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_resume_finishes_runs_of_all_kinds(tmp_path: Path) -> None:
     options = {"window": 100}

@@ -53,9 +53,9 @@ def ada_upgd(parameters: list[Any]) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("environment", "method", "hyper", "optimizer", "dtype"),
     [
-        (PENDULUM, "adam", {}, adam, "float64"),
+        pytest.param(PENDULUM, "adam", {}, adam, "float64", marks=pytest.mark.slow),
         (PENDULUM, "ada-upgd", {"sigma": 0.01}, ada_upgd, "float64"),
-        ("Hopper", "adam", {}, adam, "float64"),
+        pytest.param("Hopper", "adam", {}, adam, "float64", marks=pytest.mark.slow),
         (CUT_OFF, "adam", {}, adam, "float64"),
         ("Hopper", "adam", {}, adam, "float32"),
     ],
@@ -225,7 +225,12 @@ def test_on_cuda_the_update_phase_is_one_graph_and_the_same() -> None:
 # ----------------------------------------------------------------------------- resuming
 @pytest.mark.parametrize(
     ("environment", "stacked"),
-    [("Hopper", False), ("Ant", False), ("Humanoid", False), ("Pendulum", False), ("Hopper", True)],
+    [
+        ("Hopper", False),
+        ("Hopper", True),
+        ("Pendulum", False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("Ant", "Humanoid")),
+    ],
 )
 def test_resuming_is_exact(environment: str, stacked: bool) -> None:
     settings = dataclasses.replace(SHORT, steps=24, minibatches=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,28 +11,10 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from upgd.threads import one_thread
-
 pytest.importorskip("river")
 pytest.importorskip("numba")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPT = "stream"
 Program = Callable[..., None]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    with one_thread():
-        yield importlib.import_module("stream")
-
-
-@pytest.fixture
-def program(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Program:
-    def call(*words: object) -> None:
-        monkeypatch.setattr("sys.argv", ["stream.py", *map(str, words)])
-        script.main()
-
-    return call
 
 
 def test_compiled_loops_are_the_peers_own(program: Program) -> None:

@@ -305,18 +305,21 @@ def figure(results: Mapping[Run, Result], hidden: Iterable[int], path: Path) -> 
                 low, high = 100 * np.array(spans, dtype=float).T
                 ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
             floor = min(floor, float(np.quantile(mean, 0.02)))
-        ax.set_title(f"{stream}\n{kind.changes}", fontsize=8.5)
+        about = kind.about.split(",")[0].split(";")[0]
+        ax.set_title(f"{stream}: {about}\nchanges: {kind.changes}", fontsize=8.5)
         ax.set_ylim(max(100 * floor - 5, -20), None)
         ax.set_ylabel("accuracy, %" if kind.classes else "R² × 100", fontsize=8)
         ax.tick_params(labelsize=8)
         ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     for ax in axes.flat[len(streams) :]:
         ax.axis("off")
-    for ax in axes[-1]:
+    for ax in axes.flat[: len(streams)][-columns:]:  # the lowest of each column
         ax.set_xlabel("samples", fontsize=8)
     place = {"loc": "outside lower center", "ncols": len(handles), "fontsize": 9}
-    picture.legend(handles.values(), handles.keys(), **place)
+    note = "Bands: 95% intervals over seeds, where there are several. Lines end where runs do."
+    legend = picture.legend(handles.values(), handles.keys(), title=note, **place)
+    legend.set_alignment("left")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=110)
     plt.close(picture)

@@ -30,18 +30,9 @@ class Batches:
 
     def is_new(self, row: Row) -> bool:
         """Whether a row has a feature, or a string of one, that has no column yet."""
-        columns = self._columns
         if row.is_numeric and len(self._where(row.names)[0]) == len(row.names):
             return False
-        if columns._full:
-            return False
-        for name, value in zip(row.names, row.values, strict=True):
-            if isinstance(value, str):
-                if value not in columns._categories.get(name, ()) and name not in columns._others:
-                    return True
-            elif value == value and name not in columns._place:
-                return True
-        return False
+        return any(map(self._columns.is_new, row.names, row.values))
 
     def matrix(self, rows: Sequence[Row]) -> Rows:
         """Rows as numbers, [T, columns]."""
@@ -55,7 +46,7 @@ class Batches:
                 found[begin:end, places] = np.array(some, np.float64)[:, sources]
             else:
                 for t, values in enumerate(some, begin):
-                    found[t] = self._columns._filled(dict(zip(names, values, strict=True)))
+                    found[t] = self._columns.filled(dict(zip(names, values, strict=True)))
             begin = end
         return found
 
@@ -66,8 +57,8 @@ class Batches:
             self._places.clear()
         found = self._places.get(names)
         if found is None:
-            place = self._columns._place
-            known = [(i, place[name]) for i, name in enumerate(names) if name in place]
-            both = np.array(known, np.intp).reshape(-1, 2)
+            places = enumerate(map(self._columns.place, names))
+            both = np.array([pair for pair in places if pair[1] is not None], np.intp)
+            both = both.reshape(-1, 2)
             found = self._places[names] = both[:, 0], both[:, 1]
         return found

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from upgd.pipe.batches import Batches
 from upgd.pipe.formats import number_of
 from upgd.pipe.rows import BadLineError, Row
 from upgd.stream.estimators import Classifier, Regressor
+from upgd.stream.known import Guess, Known
 from upgd.stream.values import LARGEST, as_label
 
 MOST = 1000
 """Rows that are learned in one call."""
-
-
-class Guess(NamedTuple):
-    """A prediction before its row was learned; None before anything was learned."""
-
-    value: Any = None
-    probability: float | None = None  # of a class
 
 
 class Feed:
@@ -32,20 +23,22 @@ class Feed:
     are learned in one call. The learner is the same, bit for bit, as after ``learn_one`` with each.
 
     Args:
-        learner: A classifier or a regressor that has begun.
+        learner: A classifier or a regressor.
     """
 
     def __init__(self, learner: Classifier | Regressor) -> None:
         self.learner = learner
-        self._batches = Batches(learner._columns)
+        self._known = Known(learner)
+        self._batches = Batches(self._known.columns)
 
     def checked(self, row: Row) -> Row:
         """A row with its class or number, as the learner takes it; raises BadLineError."""
         learner, target = self.learner, row.target
-        if learner._columns.largest < LARGEST:
+        columns = self._known.columns
+        if columns.largest < LARGEST:
             for name, value in row.features.items():
-                if not isinstance(value, str) and abs(value) > learner._columns.largest:
-                    raise BadLineError(learner._columns._too_large(name, value))
+                if not isinstance(value, str) and abs(value) > columns.largest:
+                    raise BadLineError(columns.too_large(name, value))
         if target is None or (type(target) is str and isinstance(learner, Classifier)):
             return row
         try:
@@ -85,16 +78,13 @@ class Feed:
     def facts(self) -> dict[str, Any]:
         """The learner in numbers."""
         learner = self.learner
-        found = {"samples_learned": learner.n_samples_seen_, "features": len(learner._columns)}
-        if isinstance(learner, Classifier):
-            found["classes"] = len(learner._labels)
+        found = {"samples_learned": learner.n_samples_seen_, "features": len(self._known.columns)}
+        if self._known.classes is not None:
+            found["classes"] = self._known.classes
         return {**found, "drifts": len(learner.drifts_), "restarts": learner.restarts_}
 
     def _is_new(self, row: Row) -> bool:
-        learner = self.learner
-        if row.target is None or learner.committee_ is None or self._batches.is_new(row):
-            return True
-        return isinstance(learner, Classifier) and row.target not in learner._slots
+        return row.target is None or not self._known.has(row.target) or self._batches.is_new(row)
 
     def _learn_one(self, row: Row) -> Guess:
         [guess] = self._predict([row])
@@ -102,32 +92,10 @@ class Feed:
         return guess
 
     def _learn_known(self, rows: Sequence[Row]) -> list[Guess]:
-        learner, targets = self.learner, [row.target for row in rows]
-        numbers = self._batches.matrix(rows)
-        if isinstance(learner, Classifier):
-            slots = np.array([learner._slots[target] for target in targets], np.int64)
-            learner._known_before = len(learner._labels)
-            return self._classes(learner._steps(numbers, slots, None, len(learner._labels)))
-        answers = learner._steps(numbers, np.array(targets, np.float64)[:, None], None, 1)
-        return [Guess(value) for value in answers[:, 0].tolist()]
+        return self._known.learn(self._batches.matrix(rows), [row.target for row in rows])
 
     def _predict(self, rows: Sequence[Row]) -> list[Guess]:
-        learner = self.learner
-        if learner.committee_ is None:
-            return [Guess()] * len(rows)
-        answers = learner._answers(self._batches.matrix(rows))
-        if isinstance(learner, Classifier):
-            return self._classes(answers)
-        values = learner._target_scaler.invert(answers)[:, 0]
-        return [Guess(value) for value in values.tolist()]
-
-    def _classes(self, answers: NDArray[np.float64]) -> list[Guess]:
-        assert isinstance(self.learner, Classifier)
-        best = answers.argmax(1)
-        chances = np.exp(answers[np.arange(len(answers)), best])
-        labels = self.learner._labels
-        both = zip(best.tolist(), chances.tolist(), strict=True)
-        return [Guess(labels[slot], chance) for slot, chance in both]
+        return self._known.predict(self._batches.matrix(rows))
 
 
 def _while(rows: Sequence[Row], begin: int, holds: Any) -> int:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from upgd.ledger import crash_points as crash
-from upgd.pipe.feeding import MOST, Feed, Guess
+from upgd.pipe.feeding import MOST, Feed
 from upgd.pipe.lines import FileSource, PipeSource, open_source
 from upgd.pipe.outputs import Output, csv_lines
 from upgd.pipe.reading import Reader
@@ -21,6 +21,7 @@ from upgd.pipe.rows import BadLineError, Layout, Row, did_you_mean
 from upgd.pipe.state import KINDS, StateFile, saved_positions
 from upgd.pipe.task import Counts, Progress, Task, guess_kind
 from upgd.stream.estimators import Classifier, Regressor
+from upgd.stream.known import Guess
 from upgd.text import count, printable
 
 WAIT = 0.2
@@ -237,9 +238,7 @@ class Pipe:
         self._learn(rows)
 
     def _begin(self) -> None:
-        learner = KINDS[self.kind](**self.task.parameters)
-        learner._begin()
-        self._feed = Feed(learner)
+        self._feed = Feed(KINDS[self.kind](**self.task.parameters))
         self._open_outputs()
 
     def _learn(self, rows: list[Row]) -> None:

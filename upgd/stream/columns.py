@@ -111,6 +111,18 @@ class Columns:
             found[place] = name
         return found
 
+    def place(self, name: Name) -> int | None:
+        """The column of a feature's numbers; None if it has none."""
+        return self._place.get(name)
+
+    def is_new(self, name: Name, value: float | str) -> bool:
+        """Whether a value would get a column, were it learned."""
+        if self._full:
+            return False
+        if isinstance(value, str):
+            return value not in self._categories.get(name, ()) and name not in self._others
+        return not math.isnan(value) and name not in self._place
+
     # ------------------------------------------------------------------------- dicts
     def row(self, x: Mapping[Any, Any], grow: bool) -> Rows:
         """A dict as a row; with `grow`, features never seen before get a column.
@@ -125,7 +137,7 @@ class Columns:
         known = self._checked(x)
         if grow:
             self._note(known)
-        row = self._filled(known)
+        row = self.filled(known)
         numeric = all(not isinstance(value, str) for value in known.values())
         if numeric and all(name in self._place for name in x):
             places = np.array([self._place[name] for name in x], np.intp)
@@ -177,16 +189,18 @@ class Columns:
                 f"feature {short(name)} {error}; use None or NaN for what is missing"
             ) from None
         if abs(found) > self.largest:
-            raise ValueError(self._too_large(name, found))
+            raise ValueError(self.too_large(name, found))
         return found
 
-    def _too_large(self, name: Any, value: float) -> str:
+    def too_large(self, name: Any, value: float) -> str:
+        """Why a magnitude above `largest` is refused."""
         return (
             f"feature {short(name)} is {value:.3g}; magnitudes up to {self.largest:g} can be "
             "learned. Use None or NaN for what is missing"
         )
 
-    def _filled(self, known: Features) -> Rows:
+    def filled(self, known: Mapping[Any, float | str]) -> Rows:
+        """Numbers and strings that were checked, as a row; what has no column is left out."""
         row = np.full(len(self.names), self.absent)
         for name, value in known.items():
             if isinstance(value, str):
@@ -272,7 +286,7 @@ class Columns:
                 widths[t] = len(self.names)
         rows = np.empty((len(checked), len(self.names)))
         for t, each in enumerate(checked):
-            rows[t] = self._filled(each)
+            rows[t] = self.filled(each)
         return rows, widths
 
     def _numeric(self, frame: Any, names: list[Name], grow: bool) -> tuple[Rows, Widths] | None:
@@ -285,7 +299,7 @@ class Columns:
             found[name] = values.astype(np.float64)
             worst = np.nanmax(np.abs(found[name]), initial=0)
             if worst > self.largest:
-                raise ValueError(self._too_large(name, worst))
+                raise ValueError(self.too_large(name, worst))
         widths = np.full(len(frame), len(self.names), np.intp)
         if grow:
             first = {
