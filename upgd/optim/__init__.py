@@ -4,7 +4,7 @@ from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
-from upgd.optim.groups import param_groups
+from upgd.optim.groups import layer_groups, param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.upgd import UPGD
 
@@ -20,5 +20,6 @@ __all__ = [
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
+    "layer_groups",
     "param_groups",
 ]
