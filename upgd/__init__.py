@@ -24,6 +24,7 @@ from upgd.optim import (
     StreamingMAS,
     StreamingRWalk,
     StreamingSI,
+    layer_groups,
     param_groups,
 )
 from upgd.optim.registry import create
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "create",
     "curvature",
+    "layer_groups",
     "param_groups",
     "utility",
 ]

@@ -5,7 +5,7 @@ from upgd.optim.centred import CentredSGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
-from upgd.optim.groups import param_groups
+from upgd.optim.groups import layer_groups, param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.recycling import ContinualBackprop, ReDo
 from upgd.optim.self_tuned import SelfTunedSGD
@@ -27,5 +27,6 @@ __all__ = [
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
+    "layer_groups",
     "param_groups",
 ]

@@ -37,8 +37,9 @@ from upgd.optim.perturbed import (
 )
 from upgd.optim.recycling import ContinualBackprop, ReDo, continual_backprop_method, redo_method
 from upgd.optim.self_tuned import SELF_TUNED_SGD, SelfTunedSGD
+from upgd.optim.roles import ordered_groups
 from upgd.optim.upgd import UPGD, upgd_method
-from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
+from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers, split_roles
 from upgd.sources import digest
 
 HARMLESS = frozenset(
@@ -98,12 +99,14 @@ class Row:
         return self.method.needs
 
     def make(self, model: nn.Module, **arguments: Any) -> Any:
-        """An optimizer for all parameters of `model`."""
+        """An optimizer for all parameters of `model`; ``head.lr`` is that of its last layer."""
         if "layers" in self.needs:
             arguments.setdefault("layers", Layers(model))
         if "gates" in self.needs:
             arguments.setdefault("features", Features(model))
-        return self.optimizer(model.parameters(), **{**self.options, **arguments})
+        plain, own = split_roles(arguments)
+        params = ordered_groups(model, own) if own else model.parameters()
+        return self.optimizer(params, **{**self.options, **plain})
 
     @functools.cached_property
     def eager_only(self) -> str:
