@@ -133,29 +133,41 @@ def all_sets(grid: Grid) -> list[dict[str, float]]:
 def sets(name: str, count: int = SETS) -> list[dict[str, float]]:
     """The sets of an entrant: its grid's, or those around its defaults.
 
-    Of a grid that has more, they are chosen one by one: so that they have many values of all
-    hyperparameters, and then so that they differ from those before.
+    Of a grid that has more, they are chosen one by one: so that all hyperparameters have many
+    values, and then so that each set is far from those before. Along a single axis they are evenly
+    spaced.
 
     Example:
         >>> [one["lr"] for one in sets("sgdw", 4)], [one["weight_decay"] for one in sets("sgdw", 4)]
-        ([0.001, 0.003, 0.01, 0.03], [0.0001, 0.001, 0.01, 0.0001])
+        ([0.001, 0.03, 0.003, 0.01], [0.0001, 0.01, 0.001, 0.0001])
     """
     wanted = parse(name)
     own = GRIDS.get(str(wanted)) or GRIDS.get(wanted.method)
     found = all_sets(own or around(wanted.method))
+    if len(found) <= count:
+        return found
+    names = dict.fromkeys(name for one in found for name in one)
+    every = {name: sorted({one[name] for one in found if name in one}) for name in names}
+    axes = {name: values for name, values in every.items() if len(values) > 1}
+    if len(axes) == 1:
+        return [found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count)]
     chosen, left = found[:1], found[1:]
-    while left and len(chosen) < count:
-        following = max(left, key=lambda one: _new(one, chosen))
+    while len(chosen) < count:
+        following = max(left, key=lambda one: _new(one, chosen, axes))
         left.remove(following)
         chosen.append(following)
-    return found if len(found) <= count else chosen
+    return chosen
 
 
-def _new(one: Set, chosen: Sequence[Set]) -> tuple[int, int]:
-    """How many values of a set are in no other, and in how many it differs from each at least."""
+def _new(one: Set, chosen: Sequence[Set], axes: Mapping[str, Sequence[float]]) -> tuple[int, float]:
+    """How many values of a set are in no other, and how far it is from the nearest on the axes."""
     values = {item for other in chosen for item in other.items()}
-    differs = min(len(one.items() - other.items()) for other in chosen)
-    return len(one.items() - values), differs
+
+    def place(of: Set, name: str) -> float:
+        return axes[name].index(of[name]) / (len(axes[name]) - 1) if name in of else -1.0
+
+    apart = (sum(abs(place(one, name) - place(other, name)) for name in axes) for other in chosen)
+    return len(one.items() - values), min(apart)
 
 
 def around(method: str) -> Grid:

@@ -47,7 +47,6 @@ class Entrant:
     method: str  # a name of the registry, or an alias
     sets: tuple[Mapping[str, float], ...]
     options: Mapping[str, Scalar] = field(default_factory=dict)  # of its runs
-    title: str = ""
     source: str = ""  # of the code of a user's method
 
     @classmethod
@@ -56,8 +55,7 @@ class Entrant:
         wanted = grids.parse(name)
         row = get_method(wanted.method)[0]
         tried = tuple(grids.sets(name, sets))
-        title = " + ".join([row.title, *(norm.replace("_", " ") for norm in wanted.options)])
-        return cls(str(wanted), wanted.method, tried, wanted.options, title, row.source)
+        return cls(str(wanted), wanted.method, tried, wanted.options, row.source)
 
 
 @dataclass(frozen=True)
@@ -151,17 +149,16 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             *("smoke", "small networks on embedded digits: seconds, and no data needed"),
             (
-                *("input-permuted-digits", "label-permuted-digits", "both-permuted-digits"),
+                *("input-permuted-digits", "both-permuted-digits"),
                 *("gradual-input-permuted-digits", "recurring-label-permuted-digits"),
-                "stationary-digits",
             ),
-            steps=4_000,
+            steps=2_000,
             seeds=3,
             sets=4,
             search_seeds=1,
             share=1 / 4,
-            task_length=500,
-            hidden="32-16",
+            task_length=200,
+            hidden="32",
         ),
         Scale("quick", "ten minutes on one GPU for one method", _STREAMS, 100_000, 3, 4, 1, 1 / 4),
         Scale(

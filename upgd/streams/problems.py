@@ -1,7 +1,7 @@
 """The paper's problems, others with the same data and networks, and users' own, as a table.
 
 ``HOW-WHAT-permuted-DATA`` is a problem for every HOW (nothing, ``gradual``: tasks mix over the last
-half of each; ``recurring``: ten tasks in turn), WHAT (``input``, ``label``, ``both``) and DATA
+half of each; ``recurring``: five tasks in turn), WHAT (``input``, ``label``, ``both``) and DATA
 (``mnist``, ``emnist``, ``mini-imagenet``, ``flat-cifar10``, ``digits``); in ``stationary-DATA``
 nothing changes. ``label-permuted-cifar10`` is the paper's, with a convolutional network.
 """
@@ -125,7 +125,7 @@ _WHAT: Mapping[str, Permute] = {"input": "inputs", "label": "labels", "both": "b
 _HOW: Mapping[str, Callable[[int], Schedule] | None] = {
     "": None,
     "gradual-": _gradual,
-    "recurring-": partial(Recurring, tasks=10),
+    "recurring-": partial(Recurring, tasks=5),
 }
 
 
