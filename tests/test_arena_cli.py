@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +46,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(protocol, "SCALES", {**SCALES, "tiny": TINY})
     monkeypatch.setattr(learners, "SECONDS", 0.01)
     monkeypatch.setattr(grids, "GRIDS", dict(grids.GRIDS))
-    yield
+    before = dict(METHODS)
     for name in [name for name, row in METHODS.items() if row.source]:
         del METHODS[name]
+    yield
+    METHODS.clear()
+    METHODS.update(before)
 
 
 def call(*words: object) -> Any:
@@ -245,3 +249,14 @@ def test_committed_pages_are_up_to_date(folder: Path) -> None:
 
 def test_something_is_committed() -> None:
     assert COMMITTED
+
+
+def test_the_guide_says_how_large_scales_are() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", (ROOT / "docs" / "arena.md").read_text(), re.M)
+    assert [name for name, _ in rows] == list(SCALES)
+    for name, row in rows:
+        streams, steps, seeds, sets, _ = (cell.strip() for cell in row.split("|"))
+        scale = SCALES[name]
+        assert streams.split()[0] == str(len(scale.streams))
+        assert steps.startswith(f"{scale.steps:,}".replace(",", " "))
+        assert (seeds, sets) == (str(scale.seeds), str(scale.sets))
