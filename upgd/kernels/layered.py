@@ -25,8 +25,8 @@ def phase_function(method: Method, number: int, target: Target) -> str:
     """Source of phase `number` as ``def phase_<number>(<what it reads>)``.
 
     It returns a tuple if it has several results, those of ``writes`` before those of ``sums``.
-    Hyperparameters are float64; everything else, ``t`` and constants included, has the kernel's
-    type, which the source calls ``real``.
+    Hyperparameters and bias corrections are float64; everything else, ``t`` and constants included,
+    has the kernel's type, which the source calls ``real``.
     """
     phase = method.phases[number]
     env = [_symbol(method, phase, name) for name in phase.reads]
@@ -36,7 +36,8 @@ def phase_function(method: Method, number: int, target: Target) -> str:
 
 
 def _symbol(method: Method, phase: Phase, name: str) -> Symbol:
-    if name in method.numbers:
+    corrections = [f"c_{state}" for state in method.states]
+    if name in method.numbers or name in corrections:
         return Symbol("input", name, is_list=False)
     own = (*method.states_of(phase.over), *method.states_of("inputs"), *_ELEMENTS)
     full = name in own if phase.over != "units" else name == "d" or name in own

@@ -221,6 +221,10 @@ def written_function(
     arguments: Sequence[str] = ARGUMENTS,
     dtype: str = "w.dtype",
 ) -> str:
+    """Source of the function `name` that returns `results`, expressions of its `arguments`.
+
+    In it `dtype` is what Triton's source calls the kernel's type.
+    """
     lines: list[str] = []
     known: dict[str, str] = {}
     factors: dict[str, list[str]] = {}
