@@ -34,6 +34,7 @@ from upgd.engine.packing import (
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, sample_plasticity
 from upgd.monitor.measures import mean_effective_rank, norms
+from upgd.networks import OnlineNorm
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.convention import ConventionWarning
 from upgd.optim.noise import PhiloxNoise
@@ -232,7 +233,12 @@ class EagerRun:
     def _look_again(self, x: Tensor, y: Tensor) -> Tensor:
         """The losses of the same samples after the update; running statistics count them once."""
         kept = [buffer.clone() for buffer in self.model.buffers()]
+        online = [m for m in self.model.modules() if isinstance(m, OnlineNorm) and m.training]
+        for norm in online:  # has counted the sample, which is to go in as it did before
+            norm.eval()
         losses = self._losses(self.model(x), y)
+        for norm in online:
+            norm.train()
         for buffer, before in zip(self.model.buffers(), kept, strict=True):
             buffer.copy_(before)
         return losses

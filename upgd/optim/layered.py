@@ -265,6 +265,7 @@ class LayerOptimizer(Optimizer):
         states = self._network_states([layer])
         shared = {**layer.constants, **states, **self._kept(layer, "layers")}
         has_own = any(other.over == "biases" for other in self.method.phases)
+        sums: list[Tensor] = []
         d = _gradient(self, layer.bias) if layer.bias is not None else None
         if layer.weight is not None and d is None:
             assert layer.d is not None
@@ -274,14 +275,17 @@ class LayerOptimizer(Optimizer):
             assert d is not None
             env = {name: value.unsqueeze(1) for name, value in self._kept(layer, "units").items()}
             env |= {**self._kept(layer, "inputs"), "x": layer.x.mean(0), "d": d.unsqueeze(1)}
-            self._run_tensor(phase, layer, layer.weight, {**shared, **env})
+            sums = self._run_tensor(phase, layer.weight, {**shared, **env})
         if (phase.over == "biases" or not has_own) and layer.bias is not None:
             env = dict(self._kept(layer, "units")) if layer.watched else {}
             one = torch.ones((), dtype=_real(layer.bias), device=layer.bias.device)
-            self._run_tensor(phase, layer, layer.bias, {**shared, **env, "x": one, "d": d})
+            more = self._run_tensor(phase, layer.bias, {**shared, **env, "x": one, "d": d})
+            sums = [a + b for a, b in zip(sums, more, strict=True)] if sums else more
+        for name, value in zip(phase.sums, sums, strict=False):
+            self._write(layer, "layers", name, value)
 
-    def _run_tensor(self, phase: Phase, layer: _Layer, p: Tensor, env: dict[str, Any]) -> None:
-        """Run a phase over a weight or bias tensor."""
+    def _run_tensor(self, phase: Phase, p: Tensor, env: dict[str, Any]) -> list[Tensor]:
+        """Run a phase over a weight or bias tensor; returns its sums."""
         w, g, state = p.detach().to(_real(p)), _gradient(self, p), self.state[p]
         for name in self.method.states:
             if name not in state:
@@ -297,8 +301,7 @@ class LayerOptimizer(Optimizer):
         results = _results(phase, env)
         for name, value in zip(phase.writes, results, strict=False):
             (p if name == "w" else state[name]).copy_(value)
-        for name, value in zip(phase.sums, results[len(phase.writes) :], strict=True):
-            self._write(layer, "layers", name, value.expand(w.shape).sum())
+        return [value.expand(w.shape).sum() for value in results[len(phase.writes) :]]
 
     def _normal(self, p: Tensor) -> Tensor:
         """The standard normal numbers of this step for a parameter."""
@@ -343,7 +346,7 @@ class LayerOptimizer(Optimizer):
             return found
         assert rule.share is not None
         owed = self._kept(layer, "layers")["owed"]
-        owed += numbers[rule.share] * mature.sum()
+        owed += numbers[rule.share] * int(mature.sum())
         count = int(owed)
         owed -= count
         order = score.masked_fill(~mature, torch.inf).argsort(stable=True)
