@@ -239,3 +239,6 @@ class DenseStack(Stack):
 
     def _initial(self, seed: int, task: int) -> Any:
         return self._put(initial(self.layout, seed, task))
+
+    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return tables(self.learners)

@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner
 from upgd.engine.feed import Chunk
 from upgd.kernels.layout import ALIGN, Layout
 from upgd.kernels.rules import traces_utility
@@ -28,12 +29,26 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-class CpuStack(DenseStack):
-    """R dense learners, each on a core of its own for a chunk; see :mod:`upgd.kernels.cpu_dense`.
+def compiled_modules(*names: str) -> list[ModuleType]:
+    """Modules of kernels; raises ImportError without numba."""
+    try:
+        return [import_module(f"upgd.kernels.{name}") for name in names]
+    except ImportError as error:
+        if (error.name or "").split(".")[0] in ("numba", "llvmlite"):
+            raise ImportError(
+                "the fused CPU engine needs numba: pip install 'upgd[fast]'", name=error.name
+            ) from error
+        raise
+
+
+class OnCpu(DenseStack):
+    """R dense learners, each on a core of its own for a chunk.
 
     `threads` learners run at a time, by default one per core; no result depends on it. `dtype` is
-    float32, or float64 for tests. Raises ImportError without numba.
+    float32, or float64 for tests. Subclasses have a compiled function `_learn` and its arguments.
     """
+
+    _learn: Any
 
     def __init__(
         self,
@@ -44,29 +59,18 @@ class CpuStack(DenseStack):
         threads: int | None = None,
         **common: Any,
     ) -> None:
-        try:
-            kernels = import_module("upgd.kernels.cpu_dense")
-            rows = import_module("upgd.kernels.cpu_rows")
-        except ImportError as error:
-            if (error.name or "").split(".")[0] in ("numba", "llvmlite"):
-                raise ImportError(
-                    "the fused CPU engine needs numba: pip install 'upgd[fast]'", name=error.name
-                ) from error
-            raise
         super().__init__(layout, learners, **common)
         self.dtype = np.dtype(str(dtype).removeprefix("torch.") if "torch" in str(dtype) else dtype)
         self.threads = min(threads or cores(), len(self.learners))
         self._allocate()
+        self.restart(0)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="upgd-learner")
-        self._learn = kernels.compiled("learn")
         self._noisy = [learner.is_perturbed for learner in self.learners]
-        self._bounded = [traces_utility(g.row.method) for g in self.groups]
-        self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
 
     # ------------------------------------------------------------------------- memory
     def _allocate(self) -> None:
         runs, layout = len(self.learners), self.layout
-        self.hyper, self.decays = tables(self.learners)
+        self.hyper, self.decays = self._tables()
         self.corrections = np.zeros_like(self.decays)
         self.layer_table = layout.layer_table.astype(np.int64) * [1, 1, ALIGN, ALIGN, ALIGN, 1]
         self.weights = self._zeros(runs, layout.size)
@@ -79,7 +83,6 @@ class CpuStack(DenseStack):
         ]
         self.series = np.zeros((runs, self.windows, len(COLUMNS)))
         self.diverged = np.full(runs, -1, np.int64)
-        self.restart(0)
 
     def _zeros(self, *shape: int) -> NDArray[Any]:
         return np.zeros(shape, self.dtype)
@@ -102,6 +105,32 @@ class CpuStack(DenseStack):
 
     def _call(self, run: int, chunk: Chunk) -> tuple[Any, ...]:
         """The arguments with which a learner is run through a chunk."""
+        raise NotImplementedError
+
+    def _samples(self, run: int, chunk: Chunk) -> tuple[NDArray[Any], ...]:
+        """One learner's part of a chunk; what there is not is empty or zero."""
+        length = chunk.steps + 1
+        permutation, slots = np.zeros((2, 0), np.int32), np.zeros(0, np.int32)
+        if chunk.permutations is not None:
+            assert chunk.slots is not None
+            permutation, slots = chunk.permutations[:, run], chunk.slots
+        labels = np.zeros(length, np.int32) if chunk.labels is None else chunk.labels[run]
+        targets = np.zeros((length, 0), np.float32) if chunk.targets is None else chunk.targets[run]
+        arrays = (chunk.table, chunk.index[run], permutation, slots, labels, targets)
+        return tuple(np.ascontiguousarray(array) for array in arrays)
+
+
+class CpuStack(OnCpu):
+    """See :class:`OnCpu` and :mod:`upgd.kernels.cpu_dense`. Raises ImportError without numba."""
+
+    def __init__(self, layout: Layout, learners: Sequence[Learner], **common: Any) -> None:
+        kernels, rows = compiled_modules("cpu_dense", "cpu_rows")
+        super().__init__(layout, learners, **common)
+        self._learn = kernels.compiled("learn")
+        self._bounded = [traces_utility(g.row.method) for g in self.groups]
+        self._rules = [rows.row_functions(g.row, self.dtype.name) for g in self.groups]
+
+    def _call(self, run: int, chunk: Chunk) -> tuple[Any, ...]:
         return (
             *self.arguments(run),
             *self._samples(self.order[run], chunk),
@@ -132,15 +161,3 @@ class CpuStack(DenseStack):
             *(self.hyper[run], self.decays[run], self.corrections[run]),
             np.uint64(self.learners[run].seed),
         )
-
-    def _samples(self, run: int, chunk: Chunk) -> tuple[NDArray[Any], ...]:
-        """One learner's part of a chunk; what there is not is empty or zero."""
-        length = chunk.steps + 1
-        permutation, slots = np.zeros((2, 0), np.int32), np.zeros(0, np.int32)
-        if chunk.permutations is not None:
-            assert chunk.slots is not None
-            permutation, slots = chunk.permutations[:, run], chunk.slots
-        labels = np.zeros(length, np.int32) if chunk.labels is None else chunk.labels[run]
-        targets = np.zeros((length, 0), np.float32) if chunk.targets is None else chunk.targets[run]
-        arrays = (chunk.table, chunk.index[run], permutation, slots, labels, targets)
-        return tuple(np.ascontiguousarray(array) for array in arrays)

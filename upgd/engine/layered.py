@@ -18,9 +18,6 @@ from upgd.engine.dense import DenseStack, Learner, tables
 from upgd.kernels.layered import KeptLayout
 from upgd.kernels.layout import Layout
 
-EPSILON = 1e-5
-"""Is added to the variance of LayerNorm."""
-
 
 def unsupported(learner: Learner) -> str:
     """Why no layered stack can run a learner; empty if one can."""

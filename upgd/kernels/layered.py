@@ -18,6 +18,10 @@ from upgd.kernels.rules import Target, written_function
 from upgd.rules.symbols import Symbol
 from upgd.rules.vocabulary import Method, Phase, Place
 
+LAYER_NORM_EPSILON = 1e-5
+"""Is added to the variance of LayerNorm."""
+INPUT_DECAY, INPUT_FLOOR = 0.99, 1e-4
+"""Of the statistics of inputs, and the least variance that they are divided by."""
 _ELEMENTS = frozenset({"w", "g", "noise", "x", "w_in", "w_out"})
 
 
@@ -44,6 +48,15 @@ def _symbol(method: Method, phase: Phase, name: str) -> Symbol:
     return Symbol("input", name, is_list=True, full=full)
 
 
+PLACES: tuple[Place, ...] = ("inputs", "units", "features", "layers", "network")
+"""Where a layered method keeps states besides those of weights, in their order in memory."""
+
+
+def kept_names(method: Method) -> list[tuple[Place, str]]:
+    """Place and name of all that a method keeps at places other than weights, in their order."""
+    return [(place, name) for place in PLACES for name in method.states_of(place)]
+
+
 @dataclass(frozen=True)
 class KeptLayout:
     """Where a learner's states at places other than weights lie.
@@ -67,10 +80,9 @@ class KeptLayout:
         }  # fmt: skip
         found: dict[tuple[Place, str], int] = {}
         start = 0
-        for place, size in sizes.items():
-            for name in self.method.states_of(place):
-                found[place, name] = start
-                start += size
+        for place, name in kept_names(self.method):
+            found[place, name] = start
+            start += sizes[place]
         self.__dict__["size"] = start
         return found
 
@@ -79,6 +91,11 @@ class KeptLayout:
         """Numbers per learner."""
         _ = self._blocks
         return int(self.__dict__["size"])
+
+    @cached_property
+    def blocks(self) -> NDArray[np.int64]:
+        """Where each state of :func:`kept_names` begins."""
+        return np.array([*self._blocks.values()], np.int64)
 
     def at(self, place: Place, name: str, layer: int = 0) -> int:
         """Where a state's numbers for a layer begin.

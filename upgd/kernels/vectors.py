@@ -200,6 +200,21 @@ def spread(typingctx, value):
 
 
 @intrinsic
+def full(typingctx, value):
+    """A vector as it is; a number in all lanes."""
+    if isinstance(value, Vector):
+        return built(value(value), lambda b, x: x)
+    return built(Vector(value)(value), lambda b, x: _spread(b, x, value))
+
+
+@intrinsic
+def zeros(typingctx, where):
+    """LANES times the number 0, in the type of an array or pointer."""
+    vector = Vector(where.dtype)
+    return built(vector(where), lambda b, _: ir.Constant(_llvm_vector(where.dtype), None))
+
+
+@intrinsic
 def lanes(typingctx):
     """0, 1, 2, …"""
     return built(
