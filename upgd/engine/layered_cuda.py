@@ -13,16 +13,15 @@ from torch import Tensor
 from upgd.engine.branches import Branches
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.feed import Chunk
-from upgd.engine.layered import EPSILON, LayeredStack
+from upgd.engine.layered import LayeredStack
 from upgd.kernels.layout import Layout
 from upgd.kernels.triton_layered import compile_program
 from upgd.kernels.triton_program import Program, Tiles
-from upgd.networks import OnlineNorm
 
 _NOTHING = np.zeros(1, np.int32)
 
 
-class LayeredCudaStack(LayeredStack):
+class CudaLayeredStack(LayeredStack):
     """R learners, a program each, which goes through a chunk by itself.
 
     See :mod:`upgd.kernels.triton_layered`. float64 is for tests.
@@ -103,15 +102,14 @@ class LayeredCudaStack(LayeredStack):
 
     def _program(self, number: int, permuted: bool) -> Program:
         group = self.groups[number]
-        normal = OnlineNorm(1)
         return Program(
             method=group.row.method,
             layout=self.layout,
             real=str(self.dtype).removeprefix("torch."),
             activation=self.activation,
             squared=self.squared,
-            layer_norm=EPSILON if self.layer_norm else None,
-            input_norm=(normal.decay, normal.floor) if self.input_norm else None,
+            layer_norm=self.layer_norm,
+            input_norm=self.input_norm,
             noisy=group.noise,
             permuted=permuted,
             diagnosed=self.stride > 0,
@@ -134,4 +132,5 @@ class LayeredCudaStack(LayeredStack):
             *(group.first, group.count, len(self.learners), steps + 1),
             num_warps=self.tiles.warps,
             num_stages=1,
+            **({"maxnreg": self.tiles.registers} if self.device.type == "cuda" else {}),
         )

@@ -24,7 +24,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from upgd.kernels.layered import phase_function
+from upgd.kernels.layered import (
+    INPUT_DECAY,
+    INPUT_FLOOR,
+    LAYER_NORM_EPSILON,
+    phase_function,
+)
 from upgd.kernels.rules import load_module
 from upgd.kernels.triton_program import Program, block
 from upgd.kernels.triton_recycle import RecycleWriter
@@ -160,11 +165,10 @@ class _Kernel(RecycleWriter):
 
     def store_input(self, name: str, place: str, t: str, counts: str) -> None:
         inputs = self.p.layout.sizes[0]
-        if self.p.input_norm is not None:
-            decay, floor = self.p.input_norm
+        if self.p.input_norm:
             self(
-                f"{name} = normalised({name}, statistics, {t}, {counts}, {inputs}, {decay!r}, "
-                f"{floor!r}, {block(inputs)})"
+                f"{name} = normalised({name}, statistics, {t}, {counts}, {inputs}, "
+                f"{INPUT_DECAY!r}, {INPUT_FLOOR!r}, {block(inputs)})"
             )
         self(f"{name}_at = tl.arange(0, {block(inputs)})")
         self(f"tl.store({place} + {name}_at, {name}, mask={name}_at < {inputs})")
@@ -187,14 +191,14 @@ class _Kernel(RecycleWriter):
     # ------------------------------------------------------------------------- network
     def forward(self) -> None:
         """From the first layer's products to the last one's."""
-        norm = self.p.layer_norm
         for layer, after in zip(self.layers[:-1], self.layers[1:], strict=True):
             n, at = after.number, layer.row_at
             self.barrier()
             self(
                 f"settle(z_now + {at}, z_was + {at}, W + {layer.base}, act{n}, after{n}, "
                 f"normal + {at}, scale + {layer.number}, {self.sizes(layer)}, "
-                f"{block(layer.outputs)}, {self.p.activation}, {norm is not None}, {norm or 0.0!r})"
+                f"{block(layer.outputs)}, {self.p.activation}, {self.p.layer_norm}, "
+                f"{LAYER_NORM_EPSILON!r})"
             )
             self.barrier()
             rows, columns, _ = self.tile(after, 1)
@@ -242,7 +246,7 @@ class _Kernel(RecycleWriter):
             )
             self('bad = tl.where((bad < 0) & (largest == float("inf")), step, bad)')
             self.barrier()
-            if self.p.layer_norm is not None:
+            if self.p.layer_norm:
                 self(
                     f"unsettle(delta + {below.row_at}, normal + {below.row_at}, "
                     f"scale + {below.number}, {below.outputs}, {block(below.outputs)})"

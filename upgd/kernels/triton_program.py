@@ -23,6 +23,7 @@ class Tiles:
         back_rows, back_columns: The same of passes down columns.
         warps: Of a program.
         stages: Tiles of weights that are on their way at a time.
+        registers: Of a thread at most: so four programs share a multiprocessor.
     """
 
     rows: int = 16
@@ -31,6 +32,7 @@ class Tiles:
     back_columns: int = 256
     warps: int = 4
     stages: int = 2
+    registers: int = 128
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Program:
         real: ``"float32"`` or ``"float64"``.
         activation: Its number in :mod:`upgd.kernels.triton_sample`.
         squared: Whether the loss is the mean squared error.
-        layer_norm: What LayerNorm adds to variances, or None without.
-        input_norm: Decay and least variance of inputs that are normalised online, or None.
+        layer_norm: Whether LayerNorm precedes activations.
+        input_norm: Whether inputs are normalised online.
         noisy: Whether weights are perturbed.
         permuted: Whether inputs are.
         diagnosed: Whether there are steps with diagnostics.
@@ -57,8 +59,8 @@ class Program:
     real: str
     activation: int = 0
     squared: bool = False
-    layer_norm: float | None = None
-    input_norm: tuple[float, float] | None = None
+    layer_norm: bool = False
+    input_norm: bool = False
     noisy: bool = True
     permuted: bool = False
     diagnosed: bool = False
