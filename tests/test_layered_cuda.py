@@ -32,9 +32,9 @@ from upgd.rules.vocabulary import Method, Phase, Recycle
 from upgd.streams.stream import Sample
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS = 200 if DEVICE == "cuda" else 9
+STEPS = 200 if DEVICE == "cuda" else 7
 SIZES = (5, 7, 6, 3)
-TILES = Tiles(rows=4, columns=8, back_rows=2, back_columns=4, warps=1)
+SMALL = Tiles(rows=4, columns=8, back_rows=2, back_columns=4, warps=1)
 """Smaller than the layers, so that there are several tiles."""
 
 
@@ -100,7 +100,7 @@ def plain(learner: Learner, stream: Tiny, steps: int, sizes: tuple[int, ...], **
 def make(learners: list[Learner], sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         **{"activation": "relu", "loss": "cross_entropy", "steps": STEPS, "window": 1},
-        **{"device": DEVICE, "dtype": torch.float64, "tiles": TILES},
+        **{"device": DEVICE, "dtype": torch.float64},
         **changes,
     }
     return CudaLayeredStack(Layout(sizes), learners, **settings)
@@ -116,7 +116,8 @@ def check(
     learner: Learner, sizes: tuple[int, ...] = SIZES, loss: str = "cross_entropy", **network: Any
 ) -> Any:
     """Compare a stack of one with the plain loop; returns both, for more."""
-    stack = make([learner], sizes, loss=loss, **{"activation": "relu", **network})
+    tiles = network.pop("tiles", Tiles())
+    stack = make([learner], sizes, loss=loss, tiles=tiles, **{"activation": "relu", **network})
     run(stack, [learner], 4, STEPS, loss=loss)
     weights, metrics, optimizer = plain(learner, Tiny(learner.seed, loss), STEPS, sizes, **network)
     found = numbers(stack.weights[0])
@@ -190,8 +191,8 @@ RECYCLERS = {
 
 # ---------------------------------------------------------------------------- tests
 def test_it_equals_the_plain_optimizer() -> None:
-    """Weights, what is kept and metrics, over several chunks; inputs' order is irrelevant."""
-    check_kept(*check(Learner("centred-sgd", {"lr": 0.1}, 1)))
+    """Weights, what is kept and metrics, over several chunks."""
+    check_kept(*check(Learner("centred-sgd", {"lr": 0.1}, 1), tiles=SMALL))
 
 
 @pytest.mark.parametrize("sizes", [SIZES[:1] + SIZES[-1:], (5, 9, 3)], ids=str)
@@ -214,7 +215,7 @@ def test_units_are_renewed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         kept={"features": ("use", "mean")},
         recycle=RECYCLERS[kind],
     )
-    rate, old = (0.07, 2.0) if kind == "share" else (0.6, 3.0)
+    rate, old = (0.08, 2.0) if kind == "share" else (0.6, 3.0)
     learner = register(monkeypatch, kind, method, lr=0.05, rate=rate, old=old)
     stack, optimizer = check(learner)
     check_kept(stack, optimizer)

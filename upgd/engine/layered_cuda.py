@@ -77,7 +77,7 @@ class CudaLayeredStack(LayeredStack):
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def _get(self, kept: Tensor) -> NDArray[Any]:
-        return kept.cpu().numpy()
+        return np.array(kept.cpu())
 
     # ------------------------------------------------------------------------ learning
     def advance(self, chunk: Chunk) -> None:

@@ -54,8 +54,9 @@ def normalised(
     apart = x - mean
     variance = (1.0 - rate) * (variance + rate * apart * apart)
     mean = mean + rate * apart
-    tl.store(statistics + col, mean, mask=inside & counts)
-    tl.store(statistics + INPUTS + col, variance, mask=inside & counts)
+    counted = col < tl.where(counts, INPUTS, 0)
+    tl.store(statistics + col, mean, mask=counted)
+    tl.store(statistics + INPUTS + col, variance, mask=counted)
     return (x - mean) / tl.sqrt(tl.maximum(variance, FLOOR))
 
 
