@@ -6,6 +6,8 @@ stack runs them depends on the network and on what is installed:
 =================  ==========================================================================
 dense, CUDA        :class:`~upgd.engine.dense_cuda.CudaStack`: fused kernels, CUDA graphs
 dense, CPU         ``upgd.engine.dense_cpu.CpuStack``: fused loops, if numba is installed
+layered, CPU       ``upgd.engine.layered_cpu.LayeredCpuStack``: dense networks whose methods see
+                   layers, or which have ``layer_norm`` or ``input_norm``
 anything else      :class:`~upgd.engine.general.GeneralStack`: batched tensors
 =================  ==========================================================================
 """
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from upgd.engine import roofline
+from upgd.engine import layered, roofline
 from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed, HeldOut
@@ -35,7 +37,9 @@ from upgd.kernels.layout import Layout
 from upgd.networks import build_for
 from upgd.streams import Problem
 
-Kind = Literal["dense", "general"]
+Kind = Literal["dense", "layered", "general"]
+LAYERED_ON = ("cpu",)
+"""Devices that have a layered stack."""
 LONGEST_CHUNK = 5_000
 MOST_BYTES = 1 << 28
 """Of inputs that lie on the device at a time, where they are made for each chunk."""
@@ -47,28 +51,40 @@ log = logging.getLogger(__name__)
 
 def kind_of(problem: Problem, setting: Setting, device: str) -> Kind | None:
     """Which stack can run this, or None: then the eager engine must; see :func:`why_eager`."""
-    if why_eager(problem, setting, device):
-        return None
-    return "dense" if _is_dense(problem, device) else "general"
+    return None if why_eager(problem, setting, device) else _kind(problem, setting, device)
 
 
 def why_eager(problem: Problem, setting: Setting, device: str) -> str:
     """Why no stack can run this; empty if one can."""
     if setting.batch != 1:
         return f"a stack takes one sample per step, not {setting.batch}"
-    learner = Learner(setting.method, setting.hyper, setting.seed)
-    if learner.row.method.layered:
-        return "no stack runs methods that see layers yet"
-    if _is_dense(problem, device):
+    learner, kind = _learner(setting), _kind(problem, setting, device)
+    if kind == "layered":
+        return layered.unsupported(learner)
+    if kind == "dense":
         return learner.row.eager_only
+    if learner.row.method.layered:
+        return f"no stack on {device} runs methods that see layers of such a network"
     return unsupported(learner) or why_not_stacked(problem, device)
 
 
-def _is_dense(problem: Problem, device: str) -> bool:
-    """Whether the compiled path for dense networks takes this problem's."""
-    dense = not isinstance(problem.network, str)
-    plain = not (problem.layer_norm or problem.input_norm)
-    return dense and plain and has_dense_path(torch.device(device).type)
+def _kind(problem: Problem, setting: Setting, device: str) -> Kind:
+    """The stack that is made for such runs, whether it can run this one or not."""
+    where = torch.device(device).type
+    if isinstance(problem.network, str) or not has_dense_path(where):
+        return "general"
+    learner = _learner(setting)
+    if not (learner.row.method.layered or problem.layer_norm or problem.input_norm):
+        return "dense"
+    if where not in LAYERED_ON:
+        return "general"
+    # Tensors also have LayerNorm, and methods that the layered stack lacks.
+    only = learner.row.method.layered or problem.input_norm
+    return "layered" if only or not layered.unsupported(learner) else "general"
+
+
+def _learner(setting: Setting) -> Learner:
+    return Learner(setting.method, setting.hyper, setting.seed)
 
 
 @cache
@@ -129,7 +145,10 @@ class BatchedRun:
         for setting in settings:
             if reason := why_eager(problem, setting, device):
                 raise ValueError(f"{setting.method} needs the eager engine: {reason}")
-        self.kind: Kind = "dense" if _is_dense(problem, device) else "general"
+        kinds = {_kind(problem, setting, device) for setting in settings}
+        if len(kinds) > 1:
+            raise ValueError(f"these runs need different stacks: {', '.join(sorted(kinds))}")
+        self.kind: Kind = kinds.pop()
         learners = [Learner(s.method, s.hyper, s.seed) for s in settings]
         self.stack: Any = self._make(learners, dtype)
         self._place = {run: place for place, run in enumerate(self.stack.order)}
@@ -157,6 +176,11 @@ class BatchedRun:
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
         common["activation"] = problem.activation
+        if self.kind == "layered":
+            from upgd.engine.layered_cpu import LayeredCpuStack
+
+            norms = {"layer_norm": problem.layer_norm, "input_norm": problem.input_norm}
+            return LayeredCpuStack(layout, learners, **norms, **common)
         if torch.device(self.device).type == "cuda":
             from upgd.engine.dense_cuda import CudaStack
 

@@ -14,7 +14,7 @@ from upgd.engine.layered import LayeredStack
 from upgd.kernels.layout import Layout
 
 
-class CpuLayeredStack(OnCpu, LayeredStack):
+class LayeredCpuStack(OnCpu, LayeredStack):
     """See :class:`~upgd.engine.dense_cpu.OnCpu`, :mod:`upgd.kernels.cpu_layered`.
 
     Raises ImportError without numba.

@@ -23,10 +23,12 @@ from upgd.engine.dense import COLUMNS, Learner, MethodGroup
 from upgd.engine.eager import Setting
 from upgd.engine.feed import has_table
 from upgd.engine.general import forward
+from upgd.kernels.layered import KeptLayout
 from upgd.kernels.layout import Layout
 from upgd.kernels.rules import source
 from upgd.monitor.measures import AT_A_TIME
 from upgd.networks import build_for
+from upgd.optim.registry import Row
 from upgd.streams import Problem
 
 SPARE = 0.1  # of the free memory stays free
@@ -64,11 +66,16 @@ def need(
     """The bytes that runs with these settings take, given the stream of any of them."""
     on_cuda, first = torch.device(device).type == "cuda", settings[0]
     kind = batched.kind_of(problem, first, device)
-    if kind == "dense":
+    if kind in ("dense", "layered"):
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
         size = layout.size
         numbers = [_dense(layout, setting, on_cuda) for setting in settings]
+        if kind == "layered":
+            inputs = 2 * layout.sizes[0] if problem.input_norm else 0
+            methods = [_row(setting).method for setting in settings]
+            kept = [KeptLayout(method, layout).size for method in methods]
+            numbers = [a + b + inputs for a, b in zip(numbers, kept, strict=True)]
     else:
         size, saved = _general_size(problem, stream.shape)
         numbers = [saved + size * _general(setting, on_cuda) for setting in settings]
@@ -135,12 +142,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 # ------------------------------------------------------------------------- parts of a run
 def _dense(layout: Layout, setting: Setting, on_cuda: bool) -> int:
     """Numbers of a dense learner."""
-    group = MethodGroup(Learner(setting.method, setting.hyper, setting.seed).row, 0, 1, noise=True)
+    group = MethodGroup(_row(setting), 0, 1, noise=True)
     kept = layout.size * (1 + len(group.states)) + (layout.units if group.features else 0)
     if not on_cuda:
         return kept
     changing = kept + 2 * layout.activations + 2 * layout.layers[0].outputs
     return 2 * changing + 8 * layout.units  # capturing a graph sets all that changes aside
+
+
+def _row(setting: Setting) -> Row:
+    return Learner(setting.method, setting.hyper, setting.seed).row
 
 
 def _general(setting: Setting, on_cuda: bool) -> int:

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from upgd.engine.feed import HeldOut
 from upgd.monitor.measures import AT_A_TIME, effective_ranks_later
-from upgd.networks import build_for
+from upgd.networks import OnlineNorm, build_for
 from upgd.streams import Problem
 from upgd.threads import one_thread
 
@@ -81,9 +81,18 @@ class Networks:
         found = []
         for runs, flat in self._groups():
             of = torch.from_numpy(samples.of[runs]).to(weights.device)
-            found.append((predict(self._parts(flat), x[of]) == y[of]).double().mean(1))
+            own = self._parts(flat) | self._statistics(runs)
+            found.append((predict(own, x[of]) == y[of]).double().mean(1))
         shares: list[float] = torch.cat(found)[: self._runs].tolist()
         return shares
+
+    def _statistics(self, runs: list[int]) -> dict[str, Tensor]:
+        """The running means and variances of inputs, where networks normalise them."""
+        online = [n for n, m in self._model.named_modules() if isinstance(m, OnlineNorm)]
+        if not online:
+            return {}
+        kept = torch.as_tensor(self._stack.statistics)[[self._order[run] for run in runs]]
+        return {f"{online[0]}.mean": kept[:, 0], f"{online[0]}.variance": kept[:, 1]}
 
     def _groups(self) -> Iterator[tuple[list[int], Tensor]]:
         """Some runs and their weights, flat; the last run stands in for what is missing."""

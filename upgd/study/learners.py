@@ -241,7 +241,7 @@ class StackExecution(Execution):
 
     def save(self) -> None:
         if self.run is not None and self.run.step and self._between_steps:
-            whole = {} if self.run.kind == "dense" else {"together": together(self.specs)}
+            whole = {} if self.run.kind != "general" else {"together": together(self.specs)}
             for i, spec in enumerate(self.specs):
                 arrays, facts = self.run.state(i)
                 self.recorder.save(spec, arrays, facts | whole)
