@@ -64,7 +64,7 @@ class KeptLayout:
     >>> from upgd.optim.centred import CENTRED_SGD
     >>> kept = KeptLayout(CENTRED_SGD, Layout((4, 3, 2)))
     >>> kept.size, kept.at("inputs", "mean", layer=1), kept.at("layers", "energy", layer=0)
-    (38, 16, 32)
+    (48, 16, 32)
     """
 
     method: Method
@@ -83,12 +83,12 @@ class KeptLayout:
         for place, name in kept_names(self.method):
             found[place, name] = start
             start += sizes[place]
-        self.__dict__["size"] = start
+        self.__dict__["size"] = padded(start)
         return found
 
     @cached_property
     def size(self) -> int:
-        """Numbers per learner."""
+        """Numbers per learner, rounded up so that every learner's begin aligned."""
         _ = self._blocks
         return int(self.__dict__["size"])
 

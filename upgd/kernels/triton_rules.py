@@ -94,8 +94,12 @@ def compile_traces(methods: Sequence[Method], real: str) -> tuple[Any, list[int]
     return _load(parts, real).trace, [unique.index(text) for text in sources]
 
 
-def _load(functions: list[str], real: str) -> ModuleType:
+def helpers(real: str) -> str:
+    """Source of the functions that rules call."""
     hardware = HARDWARE.value and real == "float32"
-    helpers = _HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)
-    text = "\n\n".join([helpers, *(f"@triton.jit\n{function}" for function in functions)])
+    return _HELPERS.format(sigmoid=_HARDWARE if hardware else _PLAIN)
+
+
+def _load(functions: list[str], real: str) -> ModuleType:
+    text = "\n\n".join([helpers(real), *(f"@triton.jit\n{function}" for function in functions)])
     return load_module(text, f"rules_{real}")

@@ -76,7 +76,7 @@ def slope(h, kind: tl.constexpr):
 
 # ----------------------------------------------------------------------- one per learner
 @triton.jit
-def _losses(z, y, target, inside, outputs, squared: tl.constexpr):
+def losses(z, y, target, inside, outputs, squared: tl.constexpr):
     """Loss, its first and second derivatives by the outputs, and whether the guess is right."""
     if squared:
         error = tl.where(inside, z - target, 0.0)
@@ -260,13 +260,13 @@ def _head(
 
     # ---- losses
     if here > 0:
-        late, _f, _s, _r = _losses(z_after, y_before, t_before, valid, outputs, SQUARED)
+        late, _f, _s, _r = losses(z_after, y_before, t_before, valid, outputs, SQUARED)
         progress = 1.0 - late.to(tl.float64) / tl.maximum(old_loss, 1e-8)
         progress = tl.minimum(tl.maximum(progress, 0.0), 1.0)
         progress = tl.where(late == late, progress, 0.0)
         tl.store(last_spot + PLASTICITY, progress_before + progress)
     if FORWARD:
-        loss, first, second, right = _losses(z, y, t, valid, outputs, SQUARED)
+        loss, first, second, right = losses(z, y, t, valid, outputs, SQUARED)
         tl.store(loss_before + run, loss)
         tl.store(spot + LOSS, loss_sum + loss.to(tl.float64))
         tl.store(spot + ACCURACY, right_sum + right.to(tl.float64))
@@ -448,8 +448,8 @@ def diagnose_kernel(
             if layer == 0:
                 begin -= (step % 2).to(tl.int32) * tl.load(layer_table + 2) * 16
             row_at = tl.load(layer_table + 6 * layer + 5)
-            x0, x1, x2 = _norms(acts + begin, inputs + 1, columns, BC)
-            d0, d1, d2 = _norms(delta + row_at, units, columns, BC)
+            x0, x1, x2 = norms(acts + begin, inputs + 1, columns, BC)
+            d0, d1, d2 = norms(delta + row_at, units, columns, BC)
             nonzero += x0 * d0
             l1 += x1 * d1
             l2 += x2 * d2
@@ -466,7 +466,7 @@ def diagnose_kernel(
 
 
 @triton.jit
-def _norms(values, count, columns, BC: tl.constexpr):
+def norms(values, count, columns, BC: tl.constexpr):
     """How many are not zero, the sum of magnitudes, and that of squares."""
     n0 = tl.zeros([BC], tl.float64)
     n1 = tl.zeros([BC], tl.float64)
