@@ -9,8 +9,6 @@ from upgd.optim.registry import Row, register
 from upgd.rules.ops import absolute, maximum, sqrt
 from upgd.rules.vocabulary import Method, Phase, Recycle
 
-HYPER = {"lr": 0.1, "sigma": 0.05, "rate": 0.1, "maturity": 5.0, "period": 7.0, "tau": 0.6}
-
 
 # ------------------------------------------------------------------ a phase for every place
 def inputs(x: Any, mean: Any, t: Any, scale: Any, rate: Any) -> Any:
@@ -170,7 +168,7 @@ def add() -> None:
             rule = method
 
             def __init__(
-                self, params: Any, lr: float = 0.1, sigma: float = 0.05, rate: float = 0.1,
+                self, params: Any, lr: float = 0.03, sigma: float = 0.05, rate: float = 0.1,
                 maturity: float = 5.0, period: float = 7.0, tau: float = 0.6, **common: Any,
             ) -> None:  # fmt: skip
                 given = {"lr": lr, "sigma": sigma, "rate": rate, "maturity": maturity}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ pytest.importorskip("numba")
 
 from tests import layered_methods
 from tests.stacks import Trace, feed, numbers, plain, regress, small
+from upgd.engine import EagerRun, Setting
+from upgd.engine.batched import BatchedRun, kind_of, why_eager
 from upgd.engine.dense import Learner
 from upgd.engine.layered import LayeredStack
 from upgd.engine.layered_cpu import LayeredCpuStack
 from upgd.kernels.layered import kept_names
 from upgd.kernels.layout import Layout
-from upgd.networks import build
+from upgd.networks import build, build_for
+from upgd.streams import get
 
 SIZES = (16, 7, 6, 10)
 STEPS, TASK = 200, 100
@@ -48,16 +53,17 @@ def run(stack: LayeredStack, samples: Any, cuts: Sequence[int]) -> None:
 CASES: dict[str, dict[str, Any]] = {
     "centred-sgd": {},
     "everywhere": {},
-    "biases-after": {"activation": "tanh"},
+    "biases-after": {"activation": "tanh", "steps": 60},
     "anchored": {},
     "recycled": {},
     "dormant": {"activation": "tanh"},
-    "centred-sgd, one layer": {"sizes": (16, 10)},
+    "centred-sgd, one layer": {"sizes": (16, 10), "steps": 60},
     "everywhere, two layers, both norms": {
         "sizes": (16, 5, 10), "activation": "tanh", "layer_norm": True, "input_norm": True,
+        "steps": 60,
     },
-    "recycled, layer norm": {"layer_norm": True},
-    "everywhere, regression": {"sizes": (16, 9, 1), "loss": "squared_error"},
+    "recycled, layer norm": {"layer_norm": True, "steps": 60},
+    "everywhere, regression": {"sizes": (16, 9, 1), "loss": "squared_error", "steps": 60},
     "sgdw, layer norm": {"layer_norm": True, "activation": "leaky_relu"},
     "upgd, both norms": {"layer_norm": True, "input_norm": True},
     "adamw, input norm": {"input_norm": True},
@@ -66,17 +72,16 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_plain_optimizer(case: str) -> None:
-    options = dict(CASES[case])
-    sizes = options.pop("sizes", SIZES)
+    options = {"steps": STEPS, **CASES[case]}
+    steps, sizes = options["steps"], options.pop("sizes", SIZES)
     norms = {k: options.get(k, False) for k in ("layer_norm", "input_norm")}
-    activation = options.get("activation", "relu")
     learner = Learner(case.split(",")[0], {}, 3)
     stream = regress if "regression" in case else digits
     stack = make([learner], sizes, **options)
-    run(stack, feed([learner], stream), (1, 64, 65, TASK, STEPS))
-    model = build(sizes, 3, activation, **norms)
+    run(stack, feed([learner], stream), (1, 33, 34, *range(TASK, steps, TASK), steps))
+    model = build(sizes, 3, options.get("activation", "relu"), **norms)
     kept: list[Any] = []
-    trace = plain(learner, stream(3), STEPS, sizes, model=model, kept=kept)
+    trace = plain(learner, stream(3), steps, sizes, model=model, kept=kept)
     compare(stack, trace, kept[0])
 
 
@@ -155,3 +160,46 @@ def test_resumes_bit_for_bit() -> None:
     for number in range(len(GROUP)):
         same(whole.state(number), rest.state(number))
     assert whole.began.tolist() == [0, 0, 20, 0, 0]
+
+
+# -------------------------------------------------------------------------------- engine
+BOTH = {"network": (64, 9, 8, 10), "layer_norm": True, "input_norm": True, "task_length": 25}
+
+
+@pytest.mark.parametrize("method", ["centred-sgd", "upgd"])
+def test_runs_equal_eager_ones(method: str) -> None:
+    """In float32, with restarts, diagnostics and held-out samples."""
+    problem = replace(get("input-permuted-digits"), **BOTH)
+    hyper = {"sigma": 0.001} if method == "upgd" else {}
+    common: dict[str, Any] = {"window": 10, "held_out": 40, "stride": 2}
+    for restart in (False, True):
+        setting = Setting(method, hyper, 1, restart=restart, **common)
+        assert kind_of(problem, setting, "cpu") == "layered"
+        stacked = BatchedRun(problem, [setting], [problem.make(1)], 50)
+        stacked.advance(50)
+        eager = EagerRun(problem.make(1), partial(build_for, problem), setting)
+        eager.advance(50)
+        assert stacked.offline[0] == eager.offline
+        for name, values in stacked.series(0).items():
+            np.testing.assert_allclose(values, eager.meter.series(name), 2e-4, 1e-5, err_msg=name)
+
+
+def test_which_stack() -> None:
+    plain_problem = get("label-permuted-digits")
+    normed, online = (replace(plain_problem, **{k: True}) for k in ("layer_norm", "input_norm"))
+
+    def kind(problem: Any, method: str) -> str | None:
+        return kind_of(problem, Setting(method, {}, 0, 5), "cpu")
+
+    assert [kind(plain_problem, m) for m in ("sgd", "centred-sgd")] == ["dense", "layered"]
+    assert [kind(normed, m) for m in ("sgd", "upgd", "upgd-local")] == ["layered"] * 2 + ["general"]
+    assert kind(online, "adam") == "layered"
+    reasons = {"upgd-2nd": "curvature", "feature-upgd": "gates", "upgd-local": "norms of rows"}
+    for method, reason in reasons.items():
+        assert kind(online, method) is None
+        assert reason in why_eager(online, Setting(method, {}, 0, 5), "cpu")
+        with pytest.raises(ValueError, match=reason):
+            make([Learner(method, {}, 0)])
+    settings = [Setting(method, {}, 0, 5) for method in ("sgd", "centred-sgd")]
+    with pytest.raises(ValueError, match="different stacks: dense, layered"):
+        BatchedRun(plain_problem, settings, [plain_problem.make(0)] * 2, 10)
