@@ -35,7 +35,7 @@ from upgd.kernels.triton_program import Program, block
 from upgd.kernels.triton_recycle import RecycleWriter
 from upgd.kernels.triton_rules import helpers
 
-_HEADER = '''
+_HEADER = """
 from upgd.kernels.triton_network import (
     backward, column_sizes, fetch, gradient_norms, lowest, nearest, normalised, normals_of,
     products, renew, row_sizes, settle, sums_of, unsettle,
@@ -45,7 +45,7 @@ from upgd.kernels.triton_sample import losses
 
 real = tl.constexpr(tl.{real})
 tiny = tl.constexpr({tiny!r})
-'''
+"""
 _TINY = {"float32": 2.0**-126, "float64": 2.0**-1022}
 _ARGUMENTS = (
     *("W", "S", "kept", "statistics", "hyper", "decays", "corrections", "seeds", "began"),
