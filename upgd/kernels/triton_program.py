@@ -31,7 +31,7 @@ class Tiles:
     back_rows: int = 8
     back_columns: int = 256
     warps: int = 4
-    stages: int = 2
+    stages: int = 3
     registers: int = 128
 
 
