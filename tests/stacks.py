@@ -58,15 +58,18 @@ def plain(
     device: str = "cpu",
     model: nn.Module | None = None,
     noise: Any = None,
+    kept: list[Any] | None = None,
 ) -> Trace:
     """One learner, one sample after the other, with PyTorch's autograd and our optimizers.
 
-    `model` and `noise` take the place of the seed's own.
+    `model` and `noise` take the place of the seed's own; `kept` receives the optimizer.
     """
     model = (model or build(sizes, learner.seed, activation)).to(device, dtype)
     row, defaults = get(learner.method)
     noise = noise or PhiloxNoise([tuple(p.shape) for p in model.parameters()])
     optimizer = row.make(model, **{**defaults, **learner.hyper}, seed=learner.seed, noise=noise)
+    if kept is not None:
+        kept.append(optimizer)
     losses, after, right = [], [], []
     for step in range(steps):
         x, y = (torch.from_numpy(part).to(device) for part in stream.at(step))
@@ -80,12 +83,14 @@ def plain(
         output = model(x)
         loss = loss_of(output)
         optimizer.zero_grad()
-        optimizer.backward(loss)
+        getattr(optimizer, "backward", torch.Tensor.backward)(loss)
         optimizer.step()
         losses.append(loss.item())
         right.append(float((output.argmax(1) == y).sum()) if y.dim() == 1 else 0.0)
+        model.eval()
         with torch.no_grad():
             after.append(float(loss_of(model(x))))
+        model.train()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     progress = sample_plasticity(losses, after)
     return Trace(weights.cpu().numpy(), np.array(losses), progress, np.array(right))

@@ -135,11 +135,10 @@ class _Writer:
             calls.append(f"eta = run_{number}({everything}, eta)")
         if self.forms_products is None:
             calls.append("products(w, layers, acts, here, following, pre)")
-        parts.append(self._recycling())
         if self.method.recycle is not None:
             age = self.places["features", "age"]
             calls.insert(0, f"grow_older(layers, count, kept, places[{age}])")
-            calls.append(f"recycle(reset_unit, reset_weight, {self._rule()}, {everything})")
+            calls.append(f"recycle({self._rule()}, {everything})")
         lines = "".join(f"    {call}\n" for call in calls)
         decorator = f'@cfunc(cpu_phases.signature("{real}"), error_model="numpy")'
         parts.append(f"\n\n{decorator}\ndef advance({everything}):\n    eta = ONE\n{lines}")
@@ -375,28 +374,15 @@ class _Writer:
         return body
 
     # ----------------------------------------------------------------------- recycling
-    def _recycling(self):
-        """Functions that give a unit and a weight the states with which they begin."""
-        method = self.method
-        unit = ["    pass\n"]
-        for name in method.states_of("features"):
-            start = f"real({float(method.starts.get(name, 0.0))!r})"
-            unit.append(f"    kept[places[{self.places['features', name]}] + i] = {start}\n")
-        weight = ["    pass\n"] + [
-            f"    s[{k} * gap + i] = {'w[i]' if n in method.starts_as_weight else 'ZERO'}\n"
-            for k, n in enumerate(method.states)
-        ]
-        return (
-            f'\n\n@njit(error_model="numpy")\ndef reset_unit(kept, places, i):\n{"".join(unit)}'
-            f'\n\n@njit(error_model="numpy")\ndef reset_weight(w, s, gap, i):\n{"".join(weight)}'
-        )
-
     def _rule(self):
-        """Where recycling finds what it reads; -1 for nothing."""
-        rule, numbers = self.method.recycle, {name: k for k, name in self._numbers()}
-        average = self.places["features", rule.average] if rule.average is not None else -1
-        found = [self.places["features", rule.score], self.places["features", "age"], average]
-        found.append(self.places["layers", "owed"])
+        """The first arguments of :func:`upgd.kernels.cpu_recycle.recycle`."""
+        method, rule = self.method, self.method.recycle
+        names, numbers = method.states_of("features"), {n: k for k, n in self._numbers()}
+        place = {name: self.places["features", name] for name in names}
+        starts = tuple(float(method.starts.get(name, 0.0)) for name in names)
+        copied = (*(name in method.starts_as_weight for name in method.states), False)
+        found = [starts, place[names[0]], copied, len(method.states), place[rule.score]]
+        found += [place["age"], place.get(rule.average, -1), self.places["layers", "owed"]]
         for name in (rule.share, rule.threshold, rule.mature, rule.every):
-            found.append(numbers[name] if name is not None else -1)
+            found.append(numbers.get(name, -1))
         return ", ".join(map(str, found))

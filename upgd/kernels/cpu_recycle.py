@@ -109,14 +109,15 @@ def _choose_units(score, age, owed, count, by_share, factor, old, kept, chosen):
 
 @_compiled
 def recycle(
-    reset_unit, reset_weight, score, age, average, owed, share, threshold, mature, every,
+    starts, features, copied, states, score, age, average, owed, share, threshold, mature, every,
     layers, count, places, w, s, gap, kept, acts, here, following, delta, hyper, c, t, step, key,
     noisy, z, bias_z, fresh, words, table, width, sizes, pre,
 ):  # fmt: skip
     """Re-initialise hidden units, as :class:`upgd.optim.layered.LayerOptimizer` does.
 
-    The first arguments are functions that reset the states of a unit and of a weight, places of
-    states of features and layers, and numbers of hyperparameters; -1 stands for nothing.
+    The first arguments say with which values the states of features begin, which is their first,
+    which of the `states` of weights begin as the weight; then come places of states of features and
+    layers, and numbers of hyperparameters; -1 stands for nothing.
     """
     for layer in range(1, count):
         numbers = MOST_NUMBERS * layer
@@ -138,12 +139,13 @@ def recycle(
                 if average >= 0:
                     w[base + i * pitch + units] += w[at] * kept[places[average] + first + unit]
                 w[at] = 0
-                reset_weight(w, s, gap, at)
+                _reset_states(w, s, gap, at, copied, states)
             _renew_row(
-                reset_weight, layer - 1, unit, layers, w, s, gap, step, key, fresh, words, table,
+                copied, states, layer - 1, unit, layers, w, s, gap, step, key, fresh, words, table,
                 width,
             )  # fmt: skip
-            reset_unit(kept, places, first + unit)
+            for k in range(len(starts)):
+                kept[places[features + k] + first + unit] = starts[k]
             if layer == 1:
                 row = unit * layers[2]
                 found = row_products(w, row, layers[2], acts, here, following)
@@ -151,7 +153,18 @@ def recycle(
 
 
 @_compiled
-def _renew_row(reset_weight, layer, unit, layers, w, s, gap, step, key, fresh, words, table, width):
+def _reset_states(w, s, gap, at, copied, states):
+    """The states with which a weight begins."""
+    for k in range(states):
+        s[k * gap + at] = w[at]
+        if not copied[k]:
+            s[k * gap + at] = 0
+
+
+@_compiled
+def _renew_row(
+    copied, states, layer, unit, layers, w, s, gap, step, key, fresh, words, table, width
+):
     """Normal weights into a unit, with the variance of initial ones, and a bias of zero."""
     inputs, span = layers[6 * layer], -(-layers[6 * layer + 1] // 4)
     row = layers[6 * layer + 3] + unit * layers[6 * layer + 2]
@@ -162,4 +175,4 @@ def _renew_row(reset_weight, layer, unit, layers, w, s, gap, step, key, fresh, w
         w[row + j] = fresh[unit // span * width + j] * scale
     w[row + inputs] = 0
     for j in range(inputs + 1):
-        reset_weight(w, s, gap, row + j)
+        _reset_states(w, s, gap, row + j, copied, states)
