@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 from tests.compile_kernels import pointer
 from upgd.kernels.layout import Layout
 from upgd.kernels.triton_layered import arguments, compile_program
-from upgd.kernels.triton_program import Program, Tiles
+from upgd.kernels.triton_program import Program
 from upgd.optim.registry import get
 
 SIZES = (784, 300, 150, 10)
@@ -26,7 +26,7 @@ def build(program: Program) -> Any:
     kernel = compile_program(program)
     names, integers = arguments()
     signature = {n: "i32" if n in integers else pointer(n) for n in names}
-    signature |= {n: "*i64" for n in LONGS}
+    signature |= dict.fromkeys(LONGS, "*i64")
     pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
     source = ASTSource(
         fn=kernel,

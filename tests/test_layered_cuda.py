@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from tests.stacks import feed, numbers
 from tests.waiting import PATIENCE
 from upgd.engine.dense import Learner
-from upgd.engine.layered_cuda import CudaLayeredStack
+from upgd.engine.layered_cuda import LayeredCudaStack
 from upgd.kernels.layout import Layout
 from upgd.kernels.triton_program import Tiles
 from upgd.metrics import sample_plasticity
@@ -31,8 +31,10 @@ from upgd.rules.ops import absolute, maximum
 from upgd.rules.vocabulary import Method, Phase, Recycle
 from upgd.streams.stream import Sample
 
+# The interpreter computes padding, too, and what diverges.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|overflow):RuntimeWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS = 200 if DEVICE == "cuda" else 7
+STEPS = 200 if DEVICE == "cuda" else 5
 SIZES = (5, 7, 6, 3)
 SMALL = Tiles(rows=4, columns=8, back_rows=2, back_columns=4, warps=1)
 """Smaller than the layers, so that there are several tiles."""
@@ -71,7 +73,9 @@ def register(
     return Learner(name, {}, 3)
 
 
-def plain(learner: Learner, stream: Tiny, steps: int, sizes: tuple[int, ...], **network: Any) -> Any:
+def plain(
+    learner: Learner, stream: Tiny, steps: int, sizes: tuple[int, ...], **network: Any
+) -> Any:
     """Weights, metrics of each step and the optimizer of a loop with autograd."""
     model = build(sizes, learner.seed, **network).to(torch.float64)
     noise = PhiloxNoise([tuple(p.shape) for p in model.parameters()])
@@ -103,7 +107,7 @@ def make(learners: list[Learner], sizes: tuple[int, ...] = SIZES, **changes: Any
         **{"device": DEVICE, "dtype": torch.float64},
         **changes,
     }
-    return CudaLayeredStack(Layout(sizes), learners, **settings)
+    return LayeredCudaStack(Layout(sizes), learners, **settings)
 
 
 def run(stack: Any, learners: list[Learner], *stops: int, loss: str = "cross_entropy") -> None:
@@ -118,7 +122,7 @@ def check(
     """Compare a stack of one with the plain loop; returns both, for more."""
     tiles = network.pop("tiles", Tiles())
     stack = make([learner], sizes, loss=loss, tiles=tiles, **{"activation": "relu", **network})
-    run(stack, [learner], 4, STEPS, loss=loss)
+    run(stack, [learner], 2, STEPS, loss=loss)
     weights, metrics, optimizer = plain(learner, Tiny(learner.seed, loss), STEPS, sizes, **network)
     found = numbers(stack.weights[0])
     np.testing.assert_allclose(found[stack.layout.places], weights, rtol=1e-9, atol=1e-11)
@@ -174,8 +178,8 @@ EVERYTHING = Method(
     ),
     states=("slow",),
     starts_as_weight=frozenset({"slow"}),
-    kept={"inputs": ("mean",), "units": ("push",), "features": ("use",), "layers": ("level", "pull"),
-          "network": ("pace",)},
+    kept={"inputs": ("mean",), "units": ("push",), "features": ("use",),
+          "layers": ("level", "pull"), "network": ("pace",)},
     starts={"mean": 0.25, "use": 1.5, "pace": 0.2, "size": 1.0},
 )
 MOVE = Phase(lambda w, g, noise, slow, lr: (w - lr * (g + 0.01 * noise), 0.9 * slow + 0.1 * w),
@@ -215,7 +219,7 @@ def test_units_are_renewed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         kept={"features": ("use", "mean")},
         recycle=RECYCLERS[kind],
     )
-    rate, old = (0.08, 2.0) if kind == "share" else (0.6, 3.0)
+    rate, old = (0.1, 1.0) if kind == "share" else (0.6, 2.0)
     learner = register(monkeypatch, kind, method, lr=0.05, rate=rate, old=old)
     stack, optimizer = check(learner)
     check_kept(stack, optimizer)
@@ -238,16 +242,16 @@ def test_results_depend_neither_on_chunks_nor_on_neighbours() -> None:
     learners.append(Learner("centred-sgd", {"lr": 0.2}, 3))
     options: dict[str, Any] = {"dtype": torch.float32, "input_norm": True, "layer_norm": True}
     together, alone = make(learners, **options), make(learners[2:], **options)
-    run(together, learners, 2, 3)
+    run(together, learners, 1, 2)
     place = together.order.index(2)
     saved = together.state(place)
     together.restart(1, [together.order.index(0)])
-    run(together, learners, 5)
-    run(alone, learners[2:], 5)
+    run(together, learners, 4)
+    run(alone, learners[2:], 4)
     resumed = make(learners[2:], **options)
-    resumed.step = 3
+    resumed.step = 2
     resumed.restore(0, saved)
-    run(resumed, learners[2:], 5)
+    run(resumed, learners[2:], 4)
     for name, expected in alone.state(0).items():
         np.testing.assert_array_equal(together.state(place)[name], expected, err_msg=name)
         np.testing.assert_array_equal(resumed.state(0)[name], expected, err_msg=name)
@@ -286,7 +290,13 @@ def test_divergence_is_noticed_and_diagnostics_are_measured() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_a_gpu() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "tests.compile_layered"]
-    subprocess.run(command, env=environment, check=True, timeout=PATIENCE)
+@pytest.mark.skipif(DEVICE == "cuda", reason="the other tests compile them")
+def test_the_kernels_compile_for_hopper() -> None:
+    """They become machine code for sm_90 on a machine without a GPU."""
+    script = [sys.executable, "-m", "tests.compile_layered"]
+    plain = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        script, capture_output=True, text=True, timeout=PATIENCE, check=False, env=plain
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "adamw" in done.stdout

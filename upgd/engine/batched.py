@@ -6,8 +6,9 @@ stack runs them depends on the network and on what is installed:
 =================  ==========================================================================
 dense, CUDA        :class:`~upgd.engine.dense_cuda.CudaStack`: fused kernels, CUDA graphs
 dense, CPU         ``upgd.engine.dense_cpu.CpuStack``: fused loops, if numba is installed
-layered, CPU       ``upgd.engine.layered_cpu.LayeredCpuStack``: dense networks whose methods see
-                   layers, or which have ``layer_norm`` or ``input_norm``
+layered, CUDA      :class:`~upgd.engine.layered_cuda.LayeredCudaStack`: dense networks whose
+                   methods see layers, or which have ``layer_norm`` or ``input_norm``
+layered, CPU       ``upgd.engine.layered_cpu.LayeredCpuStack``: the same, if numba is installed
 anything else      :class:`~upgd.engine.general.GeneralStack`: batched tensors
 =================  ==========================================================================
 """
@@ -39,8 +40,6 @@ from upgd.networks import build_for
 from upgd.streams import Problem
 
 Kind = Literal["dense", "layered", "general"]
-LAYERED_ON = ("cpu",)
-"""Devices that have a layered stack."""
 LONGEST_CHUNK = 5_000
 MOST_BYTES = 1 << 28
 """Of inputs that lie on the device at a time, where they are made for each chunk."""
@@ -77,8 +76,6 @@ def _kind(problem: Problem, setting: Setting, device: str) -> Kind:
     learner = _learner(setting)
     if not (learner.row.method.layered or problem.layer_norm or problem.input_norm):
         return "dense"
-    if where not in LAYERED_ON:
-        return "general"
     # Tensors also have LayerNorm, and methods that the layered stack lacks.
     only = learner.row.method.layered or problem.input_norm
     return "layered" if only or not layered.unsupported(learner) else "general"
@@ -177,12 +174,17 @@ class BatchedRun:
         assert not isinstance(problem.network, str)
         layout = Layout(tuple(problem.network))
         common["activation"] = problem.activation
+        on_cuda = torch.device(self.device).type == "cuda"
         if self.kind == "layered":
+            common |= {"layer_norm": problem.layer_norm, "input_norm": problem.input_norm}
+            if on_cuda:
+                from upgd.engine.layered_cuda import LayeredCudaStack
+
+                return LayeredCudaStack(layout, learners, device=self.device, **common)
             from upgd.engine.layered_cpu import LayeredCpuStack
 
-            norms = {"layer_norm": problem.layer_norm, "input_norm": problem.input_norm}
-            return LayeredCpuStack(layout, learners, **norms, **common)
-        if torch.device(self.device).type == "cuda":
+            return LayeredCpuStack(layout, learners, **common)
+        if on_cuda:
             from upgd.engine.dense_cuda import CudaStack
 
             return CudaStack(layout, learners, device=self.device, **common)

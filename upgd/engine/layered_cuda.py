@@ -21,7 +21,7 @@ from upgd.kernels.triton_program import Program, Tiles
 _NOTHING = np.zeros(1, np.int32)
 
 
-class CudaLayeredStack(LayeredStack):
+class LayeredCudaStack(LayeredStack):
     """R learners, a program each, which goes through a chunk by itself.
 
     See :mod:`upgd.kernels.triton_layered`. float64 is for tests.
@@ -77,7 +77,7 @@ class CudaLayeredStack(LayeredStack):
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def _get(self, kept: Tensor) -> NDArray[Any]:
-        return np.array(kept.cpu())
+        return np.array(kept.cpu().numpy())
 
     # ------------------------------------------------------------------------ learning
     def advance(self, chunk: Chunk) -> None:
@@ -117,9 +117,7 @@ class CudaLayeredStack(LayeredStack):
             tiles=self.tiles,
         )
 
-    def _launch(
-        self, number: int, permuted: bool, samples: tuple[Tensor, ...], steps: int
-    ) -> None:
+    def _launch(self, number: int, permuted: bool, samples: tuple[Tensor, ...], steps: int) -> None:
         """Run one group through a chunk."""
         group = self.groups[number]
         if (number, permuted) not in self._kernels:

@@ -35,7 +35,7 @@ from upgd.kernels.triton_program import Program, block
 from upgd.kernels.triton_recycle import RecycleWriter
 from upgd.kernels.triton_rules import helpers
 
-_HEADER = '''
+_HEADER = """
 from upgd.kernels.triton_network import (
     backward, column_sizes, fetch, gradient_norms, lowest, nearest, normalised, normals_of,
     products, renew, row_sizes, settle, sums_of, unsettle,
@@ -45,7 +45,7 @@ from upgd.kernels.triton_sample import losses
 
 real = tl.constexpr(tl.{real})
 tiny = tl.constexpr({tiny!r})
-'''
+"""
 _TINY = {"float32": 2.0**-126, "float64": 2.0**-1022}
 _ARGUMENTS = (
     *("W", "S", "kept", "statistics", "hyper", "decays", "corrections", "seeds", "began"),
@@ -95,6 +95,7 @@ class _Kernel(RecycleWriter):
         self.load_scalars()
         self.first_sample()
         with self.inside("for here in range(steps):"):
+            self.hide_pointers()
             self("step = begin + here", "t = (step - born + 1).to(real)")
             self(f"x_now = even + (here % 2) * {self.layers[0].stride}")
             self(f"x_next = even + (1 - here % 2) * {self.layers[0].stride}")
@@ -124,11 +125,24 @@ class _Kernel(RecycleWriter):
         self("index += run * LENGTH", "labels += run * LENGTH")
         self(f"targets += run * LENGTH * {p.layout.sizes[-1]}", f"permutations += run * {inputs}")
         self(f"scratch += own * {p.scratch['size']}")
-        for name, at in p.scratch.items():
-            if name not in ("odd", "size"):
-                self(f"{name} = scratch + {at}")
+        self.divide_scratch()
         self("seed = tl.load(seeds + run)", "born = tl.load(began + run)")
         self("begin = born * 0 + start", "bad = tl.load(diverged + run)")
+
+    def divide_scratch(self) -> None:
+        for name, at in self.p.scratch.items():
+            if name not in ("odd", "size"):
+                self(f"{name} = scratch + {at}")
+
+    def hide_pointers(self) -> None:
+        """Let pointers be unknown to the compiler in each step, as if they changed.
+
+        Otherwise it computes the addresses of all a step's passes before the first step, and has no
+        registers for them.
+        """
+        self("zero = 16 * (tl.load(began + run, volatile=True) - born)")
+        self("W += zero", "S += zero", "kept += zero", "scratch += zero")
+        self.divide_scratch()
 
     def scalars(self) -> list[tuple[str, str]]:
         """Variables that last from step to step, and where they lie."""

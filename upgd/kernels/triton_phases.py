@@ -252,8 +252,7 @@ class PhaseWriter(Writer):
                         self(f"u{j}_{name} = tl.load({place}, mask=on{j}, other=0.0)")
                 self(*(f"{name}{j} = tl.zeros({shape}, real)" for name in made))
             with self.inside(
-                f"for c in tl.range(0, {layer.stride}, {columns}, "
-                f"num_stages={self.tiles.stages}):"
+                f"for c in tl.range(0, {layer.stride}, {columns}, num_stages={self.tiles.stages}):"
             ):
                 self.columns(reads, layer, columns, forms, noisy)
                 for j in each:

@@ -31,7 +31,7 @@ class Tiles:
     back_rows: int = 8
     back_columns: int = 256
     warps: int = 4
-    stages: int = 2
+    stages: int = 3
     registers: int = 128
 
 
@@ -65,10 +65,7 @@ class Program:
     permuted: bool = False
     diagnosed: bool = False
     slots: int = 5
-    tiles: Tiles = Tiles()  # noqa: RUF009 - it is frozen
-
-    def __hash__(self) -> int:
-        return hash((id(self.method), self.layout, self.real, self.tiles))
+    tiles: Tiles = Tiles()
 
     @cached_property
     def kept(self) -> KeptLayout:

@@ -76,5 +76,3 @@ class RecycleWriter(PhaseWriter):
                 self(f"tl.store({place}, tl.full([], {method.starts.get(name, 0.0)!r}, real))")
             self("left = left & (i != chosen)")
             self.barrier()
-
-
