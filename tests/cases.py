@@ -11,15 +11,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from upgd.optim.base import RuleOptimizer
-from upgd.optim.registry import METHODS, Row
+from upgd.optim.features import Features
+from upgd.optim.layers import Layers
+from upgd.optim.registry import METHODS, Row, rules
 
+RULES = rules()
+"""The methods that `RuleOptimizer` runs."""
 every_method = pytest.mark.parametrize("row", METHODS.values(), ids=METHODS.keys())
+every_rule = pytest.mark.parametrize("row", RULES.values(), ids=RULES.keys())
 every_noisy_method = pytest.mark.parametrize(
     "row",
     [row for row in METHODS.values() if "noise" in row.needs],
     ids=[name for name, row in METHODS.items() if "noise" in row.needs],
 )
+
+
+def every_method_with(name: str, *values: Any) -> Any:
+    """Every method with each value of an argument; without True where the method lacks it."""
+    found = {
+        f"{row.name}-{value}": (row, value)
+        for row in METHODS.values()
+        for value in values or (True, False)
+        if value is not True or name not in row.unsupported
+    }
+    return pytest.mark.parametrize(("row", name), found.values(), ids=found.keys())
 
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -67,12 +82,19 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(x).float(), y)
 
 
-def provide(row: Row, opt: RuleOptimizer, model: nn.Module) -> None:
+def watching(row: Row, model: nn.Module) -> dict[str, Any]:
+    """What a method's class takes besides the parameters of a model that it must watch."""
+    if "layers" in row.needs:
+        return {"layers": Layers(model)}
+    return {"features": Features(model)} if "gates" in row.needs else {}
+
+
+def provide(row: Row, opt: Any, model: nn.Module) -> None:
     """Leave some curvature where a second-order method looks for it."""
     if "curvature" not in row.needs:
         return
     if "gates" in row.needs:
-        for layer in opt.features.layers:  # type: ignore[attr-defined]
+        for layer in opt.features.layers:
             layer.second = layer.first.abs() * 0.5
     else:
         for p in model.parameters():
@@ -82,7 +104,7 @@ def provide(row: Row, opt: RuleOptimizer, model: nn.Module) -> None:
 
 def train(
     row: Row,
-    opt: RuleOptimizer,
+    opt: Any,
     model: nn.Module,
     stream: list[Any],
     step: Callable[[], Any] | None = None,
@@ -100,7 +122,7 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def state(opt: RuleOptimizer) -> list[Tensor]:
+def state(opt: Any) -> list[Tensor]:
     """Copies of all state tensors, in order."""
     params = [p for group in opt.param_groups for p in group["params"]]
     return [v.clone() for p in params for _, v in sorted(opt.state.get(p, {}).items())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.layered import LayerOptimizer
 from upgd.rules.ops import maximum
@@ -56,7 +56,7 @@ class CentredSGD(LayerOptimizer):
     by W loses the part that all inputs share, and the bias takes it over.
 
     Args:
-        params: A model, or its parameters with `layers`.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``.
         lr: Step size α.
         weight_decay: Decoupled weight decay λ.
         beta_mean: Decay of the running mean.
@@ -76,7 +76,7 @@ class CentredSGD(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.01,
         beta_mean: float = 0.99,
         bias_share: float = 0.1,

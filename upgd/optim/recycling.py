@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.ada_upgd import ADAMW
 from upgd.optim.layered import LayerOptimizer
@@ -82,7 +82,8 @@ class ContinualBackprop(LayerOptimizer):
     first. Dohare et al., Loss of plasticity in deep continual learning, Nature 2024.
 
     Args:
-        params: A model, or its parameters with `layers`; hidden layers must be linear.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
+            be linear.
         lr: Step size α of the base.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay β of the two traces.
@@ -104,7 +105,7 @@ class ContinualBackprop(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         beta_utility: float = 0.99,
         replacement_rate: float = 1e-4,
@@ -130,7 +131,8 @@ class ReDo(LayerOptimizer):
     The dormant neuron phenomenon in deep reinforcement learning, ICML 2023.
 
     Args:
-        params: A model, or its parameters with `layers`; hidden layers must be linear.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
+            be linear.
         lr: Step size α of the base.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay of the trace.
@@ -152,7 +154,7 @@ class ReDo(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         beta_utility: float = 0.99,
         threshold: float = 0.025,

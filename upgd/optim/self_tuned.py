@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.centred import centre, spread
 from upgd.optim.layered import LayerOptimizer
@@ -104,7 +104,7 @@ class SelfTunedSGD(LayerOptimizer):
     weights that should shrink raise λ, weights that should go back raise nothing but lower η.
 
     Args:
-        params: A model, or its parameters with `layers`.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``.
         lr: A factor of all steps; 1 needs no tuning, schedulers may change it.
         beta_mean: Decay of the running means.
         bias_share: See :class:`~upgd.CentredSGD`.
@@ -125,7 +125,7 @@ class SelfTunedSGD(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 1.0,
+        lr: float | Tensor = 1.0,
         beta_mean: float = 0.99,
         bias_share: float = 0.03,
         beta_slow: float = 0.999,
