@@ -49,6 +49,14 @@ if importlib.util.find_spec("numba") is None:
 every_path = pytest.mark.parametrize("path", PATHS)
 
 
+def path_of(row: Row, path: str) -> dict[str, Any]:
+    """The arguments of a path; skips the test where the method lacks it."""
+    for name, value in PATHS[path].items():
+        if value is True and name in row.unsupported:
+            pytest.skip(row.unsupported[name])
+    return PATHS[path]
+
+
 def devices() -> list[Any]:
     missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     return ["cpu", pytest.param("cuda", marks=missing)]

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import needs_cuda
+from tests.cases import RULES, needs_cuda
 from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
@@ -34,7 +34,7 @@ from upgd.optim.registry import METHODS
 SIZES = (16, 10, 8, 10)
 SHAPES = [tuple(p.shape) for p in build(SIZES, 0).parameters()]
 STEPS, TASK = 500, 250
-GENERAL = tuple(name for name in METHODS if not unsupported(Learner(name, {}, 0)))
+GENERAL = tuple(name for name in RULES if not unsupported(Learner(name, {}, 0)))
 TIMES = 10
 """How many yardsticks a float32 stack may be away from the eager run."""
 STRETCHES = (1.0, 1.0001)
@@ -250,12 +250,12 @@ def test_the_reordered_run_differs_by_rounding_alone(name: str) -> None:
     assert 0 < differences(trace, *other[:2]).max() < 1e-9
 
 
-@pytest.mark.parametrize(("name", "path"), cases(METHODS))
+@pytest.mark.parametrize(("name", "path"), cases(RULES))
 def test_double_precision(name: str, path: str) -> None:
     seed = 1
     trace = eager(name, seed, torch.float64)
     assert 0.2 < abs(trace.weights).max() < 5
-    mine = batched(path, torch.float64, (seed,), tuple(METHODS))[name, seed, 1.0]
+    mine = batched(path, torch.float64, (seed,), tuple(RULES))[name, seed, 1.0]
     assert (differences(trace, *mine) < 1e-9).all()
 
 
@@ -263,7 +263,7 @@ def test_double_precision(name: str, path: str) -> None:
     ("name", "path", "names", "seeds"),
     cases(SOME, SOME, (1,))
     + cases(ADAPTIVE, ADAPTIVE, (1, 2, 3))
-    + cases(METHODS, tuple(METHODS), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
+    + cases(RULES, tuple(RULES), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
 )
 def test_single_precision(
     name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]

@@ -292,7 +292,8 @@ def _magnitudes(layer: Layer) -> dict[str, Tensor]:
     assert layer.watched is not None
     into, out = layer.before.weight.detach(), layer.watched.weight.detach()
     dtype = compute_dtype(out.dtype)
-    return {"w_in": into.abs().to(dtype).mean(1), "w_out": out.abs().to(dtype).mean(0)}
+    sums = {"w_in": into.abs().to(dtype).sum(1), "w_out": out.abs().to(dtype).sum(0)}
+    return {"w_in": sums["w_in"] / max(1, into.shape[1]), "w_out": sums["w_out"] / max(1, len(out))}
 
 
 def _results(phase: Phase, env: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from upgd.optim.layers import Layers, WatchedLayer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise
 from upgd.optim.ranks import process_group as processes_of
 from upgd.optim.rounding import Rounding
-from upgd.optim.shards import Part
+from upgd.optim.shards import Part, is_dtensor
 from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Place
@@ -93,9 +93,11 @@ class LayerOptimizer(StatefulOptimizer):
         owner = type(self).__name__
         given = {"noise": noise, "nonfinite": nonfinite, "process_group": process_group}
         paths = {name: lacking.pop(name) for name in _PATHS if name in lacking}
-        for name, reason in LACKS.items():
-            if name in lacking or paths.get(name):
-                raise TypeError(f"{owner}: there is no {name}: {reason}")
+        for name in _PATHS:
+            if paths.get(name):
+                raise ValueError(f"{owner}: there is no {name}: {LACKS[name]}")
+        for name in lacking.keys() & LACKS.keys():
+            raise TypeError(f"{owner}: there is no {name}: {LACKS[name]}")
         checks.check_arguments(owner, self._arguments(), {**given, "fused": False}, lacking)
         if layers is not None and not isinstance(layers, Layers):
             raise TypeError(f"{owner}: layers must be upgd.Layers(model), got {layers!r}")
@@ -116,7 +118,7 @@ class LayerOptimizer(StatefulOptimizer):
         super()._check_group(group)
         for name in _PATHS:
             if group.get(name):
-                raise TypeError(f"{type(self).__name__}: there is no {name}: {LACKS[name]}")
+                raise ValueError(f"{type(self).__name__}: there is no {name}: {LACKS[name]}")
 
     def _refuse_others(self, layers: Layers) -> None:
         held = {p for group in self.param_groups for p in group["params"]}
@@ -203,8 +205,9 @@ class LayerOptimizer(StatefulOptimizer):
                 "forward pass"
             )
         group = processes_of(self.process_group)
-        if group is not None and torch.distributed.get_world_size(group) > 1:
-            raise RuntimeError(f"{owner}: processes cannot train together: {LACKS['processes']}")
+        together = group is not None and torch.distributed.get_world_size(group) > 1
+        if together or any(is_dtensor(p) for g in self.param_groups for p in g["params"]):
+            raise TypeError(f"{owner}: processes cannot train together: {LACKS['processes']}")
 
     def _unscale(self) -> None:
         """Undo the scale of a loss that ``GradScaler`` has scaled, of gradients and samples."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from upgd.optim.ada_upgd import ADAMW
 from upgd.optim.layered import LayerOptimizer
 from upgd.optim.perturbed import SGDW_METHOD
-from upgd.rules.ops import absolute
+from upgd.rules.ops import absolute, maximum
 from upgd.rules.vocabulary import Method, Phase, Recycle
 
 Base = Literal["sgd", "adam"]
@@ -27,7 +27,8 @@ def contribution(
     correction = beta_utility * correction + (1 - beta_utility)
     output_trace = beta_utility * output_trace + (1 - beta_utility) * x
     average = output_trace / correction
-    utility = beta_utility * utility + (1 - beta_utility) * (w_out * absolute(x - average) / w_in)
+    contributed = w_out * absolute(x - average) / maximum(w_in, 1e-15)
+    utility = beta_utility * utility + (1 - beta_utility) * contributed
     return output_trace, utility, correction, average, utility / correction
 
 
@@ -49,6 +50,7 @@ def _on(base: Base, phase: Phase, kept: tuple[str, ...], recycle: Recycle, *hype
         decays=own.decays,
         kept={"features": kept},
         recycle=recycle,
+        power=max(own.power, 3),
     )
 
 
@@ -126,9 +128,13 @@ class ContinualBackprop(LayerOptimizer):
 class ReDo(LayerOptimizer):
     r"""ReDo: hidden units whose activity is a small share of their layer's mean are renewed.
 
-    Every `period` steps units with :math:`s_i \le \tau\,\frac1n\sum_k s_k`, where s is a trace of
-    :math:`|h|`: the authors average over a batch, which single samples do not have. Sokar et al.,
-    The dormant neuron phenomenon in deep reinforcement learning, ICML 2023.
+    .. math::
+        s_i \leftarrow \beta s_i + (1-\beta)\,|h_i|
+
+    Every `period` steps those units with :math:`\hat s_i \le \tau\,\frac1n\sum_k \hat s_k` go, by
+    the trace corrected for its age: the authors average over a batch, which single samples do not
+    have.
+    Sokar et al., The dormant neuron phenomenon in deep reinforcement learning, ICML 2023.
 
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must

@@ -209,11 +209,11 @@ def _rows() -> Iterator[Row]:
     title = "Self-tuned SGD"
     yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD, unsupported=LACKS)
     yield Row("self-tuned-sgd", title, SelfTunedSGD, SELF_TUNED_SGD, unsupported=LACKS)
-    for base, tail in (("sgd", ""), ("adam", "-adam")):
-        name, title = f"continual-backprop{tail}", f"Continual backprop ({base.title()})"
+    for base, tail, kind in (("sgd", "", "SGD"), ("adam", "-adam", "Adam")):
+        name, title = f"continual-backprop{tail}", f"Continual backprop ({kind})"
         method, options = continual_backprop_method(base), {"base": base}
         yield Row(name, title, ContinualBackprop, method, options, unsupported=LACKS)
-        name, title, method = f"redo{tail}", f"ReDo ({base.title()})", redo_method(base)
+        name, title, method = f"redo{tail}", f"ReDo ({kind})", redo_method(base)
         yield Row(name, title, ReDo, method, options, unsupported=LACKS)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
