@@ -251,11 +251,12 @@ class LayerStep:
             return found
         assert rule.share is not None
         owed = self._kept(layer, "layers")["owed"]
-        owed += numbers[rule.share] * mature.sum()
+        eligible = int(mature.sum())
+        owed += numbers[rule.share] * eligible  # not the tensor's count: a product in float32
         count = int(owed)
         owed -= count
         order = score.masked_fill(~mature, torch.inf).argsort(stable=True)
-        chosen: Tensor = order[: min(count, int(mature.sum()))]
+        chosen: Tensor = order[: min(count, eligible)]
         return chosen
 
     def _renew(self, layer: Layer, units: Tensor) -> None:
