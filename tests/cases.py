@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from upgd.optim.base import RuleOptimizer
-from upgd.optim.registry import METHODS, Row
+from upgd.optim.features import Features
+from upgd.optim.layers import Layers
+from upgd.optim.registry import METHODS, Row, rules
 
 SWITCHES = {"feature", "n", "2nd", "local"}
 """UPGD's sixteen variants are named by those that are on."""
@@ -35,11 +36,25 @@ def rows_of(names: Iterable[str]) -> list[Any]:
     return [pytest.param(METHODS[name], id=name, marks=slow[is_repetition(name)]) for name in names]
 
 
+RULES = rules()
+"""The methods that `RuleOptimizer` runs."""
 every_method = pytest.mark.parametrize("row", rows_of(METHODS))
 """All of the registry; repetitions are slow."""
+every_rule = pytest.mark.parametrize("row", rows_of(RULES))
 every_noisy_method = pytest.mark.parametrize(
     "row", rows_of(name for name, row in METHODS.items() if "noise" in row.needs)
 )
+
+
+def every_method_with(name: str, *values: Any) -> Any:
+    """Every method with each value of an argument; without True where the method lacks it."""
+    found = {
+        f"{row.name}-{value}": (row, value)
+        for row in METHODS.values()
+        for value in values or (True, False)
+        if value is not True or name not in row.unsupported
+    }
+    return pytest.mark.parametrize(("row", name), found.values(), ids=found.keys())
 
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -52,6 +67,14 @@ PATHS: dict[str, dict[str, Any]] = {
 if importlib.util.find_spec("numba") is None:
     del PATHS["fused"]
 every_path = pytest.mark.parametrize("path", PATHS)
+
+
+def path_of(row: Row, path: str) -> dict[str, Any]:
+    """The arguments of a path; skips the test where the method lacks it."""
+    for name, value in PATHS[path].items():
+        if value is True and name in row.unsupported:
+            pytest.skip(row.unsupported[name])
+    return PATHS[path]
 
 
 def devices() -> list[Any]:
@@ -87,12 +110,19 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(x).float(), y)
 
 
-def provide(row: Row, opt: RuleOptimizer, model: nn.Module) -> None:
+def watching(row: Row, model: nn.Module) -> dict[str, Any]:
+    """What a method's class takes besides the parameters of a model that it must watch."""
+    if "layers" in row.needs:
+        return {"layers": Layers(model)}
+    return {"features": Features(model)} if "gates" in row.needs else {}
+
+
+def provide(row: Row, opt: Any, model: nn.Module) -> None:
     """Leave some curvature where a second-order method looks for it."""
     if "curvature" not in row.needs:
         return
     if "gates" in row.needs:
-        for layer in opt.features.layers:  # type: ignore[attr-defined]
+        for layer in opt.features.layers:
             layer.second = layer.first.abs() * 0.5
     else:
         for p in model.parameters():
@@ -102,7 +132,7 @@ def provide(row: Row, opt: RuleOptimizer, model: nn.Module) -> None:
 
 def train(
     row: Row,
-    opt: RuleOptimizer,
+    opt: Any,
     model: nn.Module,
     stream: list[Any],
     step: Callable[[], Any] | None = None,
@@ -120,7 +150,7 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def state(opt: RuleOptimizer) -> list[Tensor]:
+def state(opt: Any) -> list[Tensor]:
     """Copies of all state tensors, in order."""
     params = [p for group in opt.param_groups for p in group["params"]]
     return [v.clone() for p in params for _, v in sorted(opt.state.get(p, {}).items())]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import upgd.engine.batched as batched
+from tests.cases import RULES
 from tests.running import drive, work, work_stacks
 from tests.simulated import SimulatedPool
 from tests.stacks import SIZES, classify, feed, plain
@@ -22,7 +23,6 @@ from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, forward
 from upgd.ledger import Ledger, RunSpec
 from upgd.networks import build, cnn
-from upgd.optim.registry import METHODS
 from upgd.streams import get
 from upgd.study import learners
 from upgd.study.options import Options
@@ -336,7 +336,7 @@ def test_runs_that_cannot_share_a_stack_are_refused() -> None:
 
 # ------------------------------------------------------------------------- general stacks
 def test_every_first_order_method_equals_the_plain_loop() -> None:
-    names = [n for n, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+    names = [n for n, row in RULES.items() if not row.needs & {"curvature", "gates"}]
     learners = [Learner(name, {}, 3) for name in names]
     stack = GeneralStack(
         lambda seed, task: build(SIZES, seed, "relu", task),

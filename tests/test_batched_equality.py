@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import is_repetition, needs_cuda
+from tests.cases import RULES, is_repetition, needs_cuda
 from tests.stacks import Trace, feed, numbers, plain, small
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
@@ -34,7 +34,7 @@ from upgd.optim.registry import METHODS
 SIZES = (16, 10, 8, 10)
 SHAPES = [tuple(p.shape) for p in build(SIZES, 0).parameters()]
 STEPS, TASK = 500, 250
-GENERAL = tuple(name for name in METHODS if not unsupported(Learner(name, {}, 0)))
+GENERAL = tuple(name for name in RULES if not unsupported(Learner(name, {}, 0)))
 TIMES = 10
 """How many yardsticks a float32 stack may be away from the eager run."""
 STRETCHES = (1.0, 1.0001)
@@ -215,8 +215,8 @@ PATHS = {
     "cuda-dense": needs_cuda,  # Triton's interpreter is too slow for so many steps
     "cuda-general": needs_cuda,
 }
-FEW = tuple(name for name in METHODS if not is_repetition(name))
-REST = tuple(name for name in METHODS if is_repetition(name))
+FEW = tuple(name for name in RULES if not is_repetition(name))
+REST = tuple(name for name in RULES if is_repetition(name))
 SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si")
 ADAPTIVE = ("ada-upgd", "adamw")
 """They divide by small gradients, so that one seed's yardstick may be some times another's."""
@@ -267,7 +267,7 @@ def test_double_precision(name: str, path: str, names: tuple[str, ...]) -> None:
     ("name", "path", "names", "seeds"),
     cases(SOME, SOME, (1,))
     + cases(ADAPTIVE, ADAPTIVE, (1, 2, 3))
-    + cases(METHODS, tuple(METHODS), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
+    + cases(RULES, tuple(RULES), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
 )
 def test_single_precision(
     name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]

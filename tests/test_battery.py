@@ -19,13 +19,16 @@ from tests.cases import (
     differ,
     every_device,
     every_method,
+    every_method_with,
     every_noisy_method,
+    every_rule,
     loss_of,
     needs_cuda,
     network,
     provide,
     state,
     train,
+    watching,
     weights,
 )
 from upgd.optim.registry import METHODS, Row
@@ -53,7 +56,7 @@ def test_defaults_learn(row: Row, device: str) -> None:
 
 
 # -------------------------------------------------------------------------------- paths
-@every_method
+@every_rule
 @every_device
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_foreach_equals_single_tensor(row: Row, device: str, nonfinite: str) -> None:
@@ -67,7 +70,7 @@ def test_foreach_equals_single_tensor(row: Row, device: str, nonfinite: str) -> 
     assert_close(weights(a), weights(b), rtol=1e-5, atol=1e-6)
 
 
-@every_method
+@every_rule
 def test_blocks_change_nothing(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large models are updated block by block; here even small ones are."""
     a, _ = trained(row, "cpu", 8, torch.float64)
@@ -107,9 +110,8 @@ def test_maximize(row: Row, device: str) -> None:
     assert_close(weights(up), weights(down), rtol=1e-12, atol=1e-14)
 
 
-@every_method
+@every_method_with("foreach")
 @every_device
-@pytest.mark.parametrize("foreach", [True, False])
 def test_tensor_lr(row: Row, device: str, foreach: bool) -> None:
     for place in {"cpu", device}:
         lr = torch.tensor(0.02, dtype=torch.float64, device=place)
@@ -168,9 +170,7 @@ def test_parameters_without_gradient_are_left_alone(row: Row, device: str) -> No
     arguments = {**row.options, "seed": 1, "noise": noise}
     kept = {"params": others}
     # A first group that never has gradients keeps the offsets, and so the noise, the same.
-    if "gates" in row.needs:
-        arguments["features"] = type(opt.features)(alone)  # type: ignore[attr-defined]
-    reference = row.optimizer([{"params": [frozen]}, kept], **arguments)
+    reference = row.optimizer([{"params": [frozen]}, kept], **arguments, **watching(row, alone))
     frozen.requires_grad_(False)
     for batch in batches(4, device):
         for m, o in ((model, opt), (alone, reference)):
@@ -200,9 +200,8 @@ def test_a_parameter_may_pause(row: Row) -> None:
     assert counts == [6] * (len(counts) - 1) + [4]
 
 
-@every_method
+@every_method_with("foreach")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_half_precision_rounds_once(
     row: Row, dtype: torch.dtype, foreach: bool, nonfinite: str
@@ -223,6 +222,9 @@ def test_half_precision_rounds_once(
             pairs = zip(opt.features.layers, reference.features.layers, strict=True)  # type: ignore[attr-defined]
             for ours, theirs in pairs:
                 theirs.first = ours.first.clone()
+        elif "layers" in row.needs:
+            for ours, theirs in zip(opt.layers.all, reference.layers.all, strict=True):
+                theirs._records = [(x.clone(), d.clone()) for x, d in ours._records]
         provide(row, opt, half)
         provide(row, reference, single)
         if "curvature" in row.needs and "gates" not in row.needs:
@@ -244,7 +246,7 @@ class NoReadBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@every_method
+@every_rule
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("capturable", [True, False])
 def test_no_value_is_read_back(row: Row, foreach: bool, capturable: bool) -> None:
@@ -265,7 +267,7 @@ def test_the_guard_against_reading_back_bites() -> None:
 
 
 @needs_cuda
-@every_method
+@every_rule
 @pytest.mark.parametrize("foreach", [True, False])
 def test_no_synchronisation_on_cuda(row: Row, foreach: bool) -> None:
     model = network("cuda")
@@ -281,7 +283,7 @@ def test_no_synchronisation_on_cuda(row: Row, foreach: bool) -> None:
 
 # ------------------------------------------------------------------------ graph capture
 @needs_cuda
-@every_method
+@every_rule
 def test_cuda_graphs(row: Row) -> None:
     """A captured step replays as the same steps taken one by one, each with its own noise."""
     batch = batches(1, "cuda")[0]
@@ -364,7 +366,7 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 
 # ------------------------------------------------------------------------------ compile
-@every_method
+@every_rule
 def test_torch_compile(row: Row) -> None:
     compile_and_compare(row, "raise")
 
@@ -375,7 +377,7 @@ def test_torch_compile_of_steps_that_skip(name: str) -> None:
 
 
 @pytest.mark.slow
-@every_method
+@every_rule
 def test_torch_compile_of_all_steps_that_skip(row: Row) -> None:
     compile_and_compare(row, "skip")
 
@@ -553,14 +555,8 @@ def test_resetting_the_state_starts_over(row: Row) -> None:
 def test_named_parameters(row: Row) -> None:
     plain, named = network(), network()
     arguments = {"seed": 1, **row.options}
-    if "gates" in row.needs:
-        from upgd import Features
-
-        a = row.optimizer(plain.parameters(), features=Features(plain), **arguments)
-        b = row.optimizer(named.named_parameters(), features=Features(named), **arguments)
-    else:
-        a = row.optimizer(plain.parameters(), **arguments)
-        b = row.optimizer(named.named_parameters(), **arguments)
+    a = row.optimizer(plain.parameters(), **arguments, **watching(row, plain))
+    b = row.optimizer(named.named_parameters(), **arguments, **watching(row, named))
     train(row, a, plain, batches(3))
     train(row, b, named, batches(3))
     assert_equal(weights(plain), weights(named))
@@ -571,9 +567,8 @@ def scaler_for(device: str, scale: float) -> Any:
     return torch.amp.GradScaler(device, init_scale=scale, growth_interval=10**6)
 
 
-@every_method
+@every_method_with("capturable")
 @every_device
-@pytest.mark.parametrize("capturable", [True, False])
 def test_grad_scaler(row: Row, device: str, capturable: bool) -> None:
     """A scaled loss trains as the plain one does; an overflow changes nothing."""
     scaled, plain = network(device, torch.float64), network(device, torch.float64)
@@ -621,15 +616,21 @@ def scaled_gradients(model: nn.Module, opt: Any, scaler: Any, batch: Any) -> lis
     return [p.grad for p in model.parameters()]
 
 
-@every_method
 @every_device
-@pytest.mark.parametrize("path", ["foreach", "capturable", "fused"])
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        (row, path)
+        for row in METHODS.values()
+        for path in ("maximize", "foreach", "capturable", "fused")
+        if path not in row.unsupported
+    ],
+    ids=lambda each: getattr(each, "name", each),
+)
 def test_grad_scaler_leaves_unscaled_gradients(row: Row, device: str, path: str) -> None:
     """Those of PyTorch's own fused step, to which it hands over the scale, too."""
     if path == "fused":
         pytest.importorskip("numba" if device == "cpu" else "triton")
-        if "gates" in row.needs:
-            pytest.skip("features have no kernels")
     model, other = network(device), network(device)
     batch = batches(1, device)[0]
     adam = torch.optim.AdamW(other.parameters(), fused=True)
@@ -667,11 +668,7 @@ def test_grad_scaler_unscale(row: Row) -> None:
 def test_nonfinite_raise_names_the_parameter(row: Row, device: str, bad: float) -> None:
     model = network(device)
     arguments: dict[str, Any] = {"seed": 1, "nonfinite": "raise", **row.options}
-    if "gates" in row.needs:
-        from upgd import Features
-
-        arguments["features"] = Features(model)
-    opt = row.optimizer(model.named_parameters(), **arguments)
+    opt = row.optimizer(model.named_parameters(), **arguments, **watching(row, model))
     stream = batches(3, device)
     train(row, opt, model, stream[:2])
     before, kept = weights(model), state(opt)
@@ -685,9 +682,8 @@ def test_nonfinite_raise_names_the_parameter(row: Row, device: str, bad: float) 
     assert_equal(state(opt), kept)
 
 
-@every_method
+@every_method_with("foreach")
 @every_device
-@pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_nonfinite_skip_is_as_if_the_step_had_not_been(
     row: Row, device: str, foreach: bool, bad: float
@@ -739,12 +735,8 @@ def test_a_group_can_opt_out_of_noise(row: Row) -> None:
         model = network()
         first, *others = model.parameters()
         arguments = {**row.options, "seed": seed, "sigma": 0.5}
-        if "gates" in row.needs:
-            from upgd import Features
-
-            arguments["features"] = Features(model)
         groups = [{"params": [first], "sigma": 0.0}, {"params": others}]
-        opt = row.optimizer(groups, **arguments)
+        opt = row.optimizer(groups, **arguments, **watching(row, model))
         train(row, opt, model, batches(1))
         results.append(weights(model))
     assert_equal(results[0][:1], results[1][:1])

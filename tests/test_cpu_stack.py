@@ -13,6 +13,7 @@ pytest.importorskip("numba")
 
 from numba import njit
 
+from tests.cases import RULES
 from tests.stacks import classify, feed, gated_outputs, output_layer_after_sgd, plain, regress
 from upgd.engine import EagerRun, Setting
 from upgd.engine.dense import COLUMNS, Learner
@@ -20,7 +21,6 @@ from upgd.engine.dense_cpu import CpuStack
 from upgd.kernels import cpu_functions, philox
 from upgd.kernels.layout import Layout
 from upgd.networks import build
-from upgd.optim.registry import METHODS
 
 SIZES = (64, 13, 6, 10)
 STEPS = 64
@@ -69,7 +69,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize(
-    "names", [FAMILIES, pytest.param(tuple(METHODS), marks=pytest.mark.slow)], ids=["some", "all"]
+    "names", [FAMILIES, pytest.param(tuple(RULES), marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_methods_equal_the_plain_loop(names: tuple[str, ...]) -> None:
     """Beside each other in one stack, in float64."""

@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.cases import RULES
 from tests.stacks import feed, gated_outputs, numbers, output_layer_after_sgd, plain, regress
 from tests.stacks import small as classify
 from tests.waiting import PATIENCE
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cuda import GRAPH_STEPS, CudaStack, Tuning, can_launch_early
 from upgd.kernels.layout import Layout
-from upgd.optim.registry import METHODS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 60 if DEVICE == "cuda" else 3
@@ -68,7 +68,7 @@ def check_against_plain(stack: CudaStack, stream: Any, steps: int, **network: An
 @pytest.mark.parametrize("part", range(4))
 def test_every_method_equals_the_plain_loop(part: int) -> None:
     """Several methods beside each other in one stack, in float64; chunks end within a task."""
-    names = list(METHODS)
+    names = list(RULES)
     if DEVICE == "cpu":  # the interpreter is slow: one of each kind
         names = ["upgd", "s-rwalk", "n-upgd-2nd-local", "sgdw", "feature-upgd-2nd", "ada-upgd"]
     learners = [Learner(name, {}, 3) for name in names[part::4]]

@@ -21,10 +21,12 @@ from tests.cases import (
     assert_equal,
     batches,
     every_method,
+    every_rule,
     loss_of,
     network,
     provide,
     train,
+    watching,
     weights,
 )
 from upgd import PGD, SGDW, UPGD, AdaUPGD, ShrinkAndPerturb, StreamingEWC
@@ -57,7 +59,7 @@ def test_keys_of_a_framework_round_trip(name: str, where: str) -> None:
             group["framework"] = {"tag": [1, 2]}
             if not extra:
                 del group["weight_decay"], group["framework"]
-        return row.optimizer(groups, seed=3)
+        return row.optimizer(groups, seed=3, **watching(row, model))
 
     model = network()
     opt = make(model, extra=True)
@@ -279,7 +281,7 @@ def test_a_compiled_step_follows_a_scheduler(name: str, path: str) -> None:
 
 
 @pytest.mark.slow
-@every_method
+@every_rule
 @pytest.mark.parametrize("path", ["foreach", "single", "skip"])
 def test_every_compiled_step_follows_a_scheduler(row: Row, path: str) -> None:
     compile_under_a_schedule(row, PATHS[path])

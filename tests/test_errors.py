@@ -28,6 +28,15 @@ BAD: dict[str, list[Any]] = {
     "beta_weight": [1.0, 2],
     "betas": [(0.9,), (0.9, 1.0), (-0.1, 0.9), 0.9, (0.9, 0.9, 0.9)],
     "eps": [-1e-8, math.nan],
+    "beta_mean": [1.0, -0.1],
+    "bias_share": [-1.0, "large"],
+    "beta_slow": [1.0, math.nan],
+    "pace": [-1e-9, None],
+    "pace_target": [math.inf, -1.0],
+    "replacement_rate": [1.5, -0.1],
+    "maturity": [-1, math.inf],
+    "threshold": [-0.1, math.nan],
+    "period": [0, -3],
 }
 
 
@@ -115,8 +124,8 @@ def test_complex_parameters() -> None:
 
 @every_method
 def test_sparse_gradients(row: Row) -> None:
-    if "gates" in row.needs:
-        pytest.skip("an embedding leads into no feature; the check is shared")
+    if row.needs & {"gates", "layers"}:
+        pytest.skip("an embedding is no layer with units; the check is shared")
     table = nn.Embedding(4, 3, sparse=True)
     opt = row.make(table)
     table(torch.tensor([1])).sum().backward()

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import assert_equal, every_method, loss_of, network, state, weights
+from tests.cases import assert_equal, every_method, loss_of, network, state, watching, weights
 from tests.cases import batches as samples
-from upgd import UPGD, Features, StreamingRWalk
-from upgd.optim.base import RuleOptimizer
+from upgd import UPGD, StreamingRWalk
 from upgd.optim.registry import METHODS, Row
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -32,23 +31,27 @@ class Case:
     """A model with an optimizer, and derivatives of our own choice."""
 
     def __init__(self, row: Row, path: str, dtype: torch.dtype = torch.float32, **more: Any):
-        if path == "fused" and "fused" in row.unsupported:
-            pytest.skip(row.unsupported["fused"])
+        if path in row.unsupported:
+            pytest.skip(row.unsupported[path])
         self.row = row
         self.model = network(dtype=dtype)
         self.params = list(self.model.parameters())
         arguments = {"seed": 1, **row.options, **PATHS[path], **more}
-        if "gates" in row.needs:
-            arguments["features"] = Features(self.model)
-        self.opt: RuleOptimizer = row.optimizer(self.model.named_parameters(), **arguments)
+        watched = watching(row, self.model)
+        self.opt: Any = row.optimizer(self.model.named_parameters(), **arguments, **watched)
 
     def derive(self, scale: float, seed: int = 0) -> None:
         """Derivatives of random signs; the largest magnitude is `scale`, most are near it."""
         generator = torch.Generator().manual_seed(seed)
         self.opt.zero_grad()
+        if "layers" in self.row.needs:
+            loss_of(self.model, samples(1, dtype=self.params[0].dtype)[0]).backward()
+            for layer in self.opt.layers.all:
+                records = [(self._huge(x, scale, generator), d) for x, d in layer._records]
+                layer._records = [(x, self._huge(d, scale / len(d), generator)) for x, d in records]
         if "gates" in self.row.needs:
             loss_of(self.model, samples(1, dtype=self.params[0].dtype)[0]).backward()
-            for layer in self.opt.features.layers:  # type: ignore[attr-defined]
+            for layer in self.opt.features.layers:
                 layer.first = self._huge(layer.params[0][:, 0], scale, generator)
                 if "curvature" in self.row.needs:
                     layer.second = self._huge(layer.params[0][:, 0], scale, generator)
@@ -110,6 +113,7 @@ def check_up_to_the_limit(row: Row, path: str, dtype: torch.dtype) -> None:
 def test_beyond_the_limit_is_as_not_finite(row: Row, path: str) -> None:
     over = float(torch.tensor(row.method.limit(torch.float32)).nextafter(torch.tensor(MAX)))
     cases = [("gradient", 3e38), ("weight", over), ("curvature", over), ("gate derivative", over)]
+    cases += [("input", over), ("derivative by the output", over)]
     for nonfinite in ("raise", "skip"):
         for what, size in cases:
             case = Case(row, path, nonfinite=nonfinite)
@@ -120,7 +124,8 @@ def test_beyond_the_limit_is_as_not_finite(row: Row, path: str) -> None:
                 continue
             before = case.everything
             if nonfinite == "raise":
-                name = r"layer '2'" if what.startswith("gate") else r"parameter '2\.weight'"
+                of_layer = what not in ("gradient", "weight", "curvature")
+                name = r"layer '2'" if of_layer else r"parameter '2\.weight'"
                 with pytest.raises(FloatingPointError, match=f"the {what} of {name}.*limit"):
                     case.opt.step()
                 assert_equal(before, case.everything)
@@ -143,7 +148,9 @@ def plant(case: Case, what: str, size: float) -> bool:
     elif what == "curvature" and hasattr(p, "curvature"):
         p.curvature[1, 1] = size
     elif what == "gate derivative" and "gates" in case.row.needs:
-        case.opt.features.layers[1].first[1] = size  # type: ignore[attr-defined]
+        case.opt.features.layers[1].first[1] = size
+    elif what in ("input", "derivative by the output") and "layers" in case.row.needs:
+        case.opt.layers.all[1]._records[0][what != "input"][1, 1] = size
     else:
         return False
     return True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cases import every_method
+from tests.cases import every_rule
 from upgd.optim.program import Program
 from upgd.optim.registry import METHODS, Row
 from upgd.rules.vocabulary import Phase
@@ -46,7 +46,7 @@ def flat(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.cat([t.flatten() for t in value])
 
 
-@every_method
+@every_rule
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("silent", [True, False])

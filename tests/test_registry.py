@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import get_args
 
 import pytest
 
 import upgd
 from tests.cases import every_method, network
 from upgd.optim.registry import METHODS, Row, get
-from upgd.rules.vocabulary import HYPERPARAMETERS
+from upgd.rules.vocabulary import HYPERPARAMETERS, Place
 
 
 def test_the_papers_methods_are_there() -> None:
@@ -61,9 +62,13 @@ def test_rules_read_what_exists(row: Row) -> None:
     )
     corrections = {f"c_{trace}" for trace in method.decays}
     provided = {"w", "g", "h", "f", "s", "noise", "eta", "bound", "due"}
+    states = set(method.states)
+    if "layers" in row.needs:
+        provided = {"w", "g", "noise", "x", "d", "w_in", "w_out", "t", "head", "first", "bound"}
+        states.update(*(method.states_of(place) for place in get_args(Place)))
     for phase in method.phases:
-        assert set(phase.reads) <= provided | set(method.states) | hyper | corrections
-        assert set(phase.writes) <= {"w", *method.states}
+        assert set(phase.reads) <= provided | states | hyper | corrections
+        assert set(phase.writes) <= {"w", *states}
         assert (phase.fn.__doc__ or "").strip()
     assert set(method.decays) <= set(method.states)
 

@@ -18,10 +18,10 @@ pytest.importorskip("numba", reason="needs the extra rl")
 import gymnasium as gym
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.cases import RULES
 from tests.plain_ppo import PlainPPO, plain_gae, shuffled
 from upgd import AdaUPGD
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.registry import METHODS
 from upgd.rl import AgentGroup, Record, Settings, kernels, learner
 from upgd.rl.network import Network
 from upgd.rl.ppo import StackedPPO, advantages_and_returns
@@ -165,7 +165,7 @@ def test_four_agents_are_four_agents_alone_on_any_number_of_workers() -> None:
             assert alike(records[0], more[i])
 
 
-FIRST_ORDER = [name for name, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+FIRST_ORDER = [name for name, row in RULES.items() if not row.needs & {"curvature", "gates"}]
 
 
 def test_a_stack_learns_what_compiled_agents_learn() -> None:

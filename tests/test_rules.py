@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests import reference
-from tests.cases import CounterNoise, every_method
+from tests.cases import CounterNoise, every_rule
 from upgd import Features, FeatureUPGD
 from upgd.optim.registry import METHODS, Row
 
@@ -170,7 +170,7 @@ def assert_same(ours: list[list[np.ndarray]], theirs: list[list[np.ndarray]], sc
             assert np.all(np.abs(x - y) <= tolerance), (step, i, x, y)
 
 
-@every_method
+@every_rule
 def test_equals_the_equations(row: Row) -> None:
     check_equations(row, examples=80)
 

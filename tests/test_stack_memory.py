@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import upgd.engine.batched as batched
+from tests.cases import RULES
 from tests.running import work_stacks
 from tests.waiting import states
 from upgd.engine import Setting, memory
 from upgd.engine.batched import BatchedRun
 from upgd.ledger import Ledger, RunSpec, StudyError
-from upgd.optim.registry import METHODS
 from upgd.streams import get
 from upgd.study.options import Options
 from upgd.study.prepare import plan
@@ -99,7 +99,7 @@ def test_dense_stacks_take_what_is_planned(case: str) -> None:
     assert peak <= planned <= 2 * peak
 
 
-FIRST_ORDER = [name for name, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+FIRST_ORDER = [name for name, row in RULES.items() if not row.needs & {"curvature", "gates"}]
 
 
 @pytest.mark.parametrize("methods", [*FIRST_ORDER, "sgd s-si"])

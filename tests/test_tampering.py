@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import PATHS, every_path
+from tests.cases import PATHS, RULES, every_path
 from upgd import UPGD
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import METHODS, Row
 
 SHAPES = ((4, 3), (3, 3), (5,))
-WEIGHTWISE = {name: row for name, row in METHODS.items() if "gates" not in row.needs}
+WEIGHTWISE = {name: row for name, row in RULES.items() if "gates" not in row.needs}
 every_weightwise_method = pytest.mark.parametrize("row", WEIGHTWISE.values(), ids=WEIGHTWISE.keys())
 
 

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 import upgd
-from tests.cases import assert_close, assert_equal
+from tests.cases import assert_close, assert_equal, watching
+from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.registry import METHODS
+from upgd.optim.registry import METHODS, Row
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
 Kwargs = dict[str, Any]
@@ -52,9 +53,19 @@ _CLASSES: dict[str, tuple[Any, list[Kwargs]]] = {
         name: (getattr(upgd, name), [{}, {"kappa": 0.5, "beta_importance": 0.9}])
         for name in ("StreamingEWC", "StreamingMAS", "StreamingSI", "StreamingRWalk")
     },
+    "CentredSGD": (upgd.CentredSGD, [{}, {"beta_mean": 0.9, "bias_share": 1.0}]),
+    "SelfTunedSGD": (upgd.SelfTunedSGD, [{}, {"beta_slow": 0.9}]),
+    **{
+        name: (getattr(upgd, name), [{}, {"base": "adam", "betas": (0.8, 0.99)}, more])
+        for name, more in {
+            "ContinualBackprop": {"replacement_rate": 0.1, "maturity": 2},
+            "ReDo": {"threshold": 0.8, "period": 3},
+        }.items()
+    },
 }
 STREAMING = tuple(name for name in _CLASSES if name.startswith("Streaming"))
-NOISY = tuple(name for name in _CLASSES if name not in ("SGDW", *STREAMING))
+LAYERED = tuple(name for name, (cls, _) in _CLASSES.items() if issubclass(cls, LayerOptimizer))
+NOISY = tuple(name for name in _CLASSES if name not in ("SGDW", *STREAMING, *LAYERED))
 
 NOT_HERE = {
     "forloop_goes_right_direction_multigpu": "two GPUs",
@@ -79,11 +90,21 @@ EXEMPT = {
     },
     "step_is_noop_for_zero_grads": {
         NOISY: "perturbations move weights whose gradient is zero; "
-        "zero_grads_without_noise shows the rest"
+        "zero_grads_without_noise shows the rest",
+        ("SelfTunedSGD",): "its weight decay is its own choice",
     },
-    "fused_matches_forloop": {("FeatureUPGD",): "features have no kernels"},
-    "fused_does_not_step_if_found_inf": {("FeatureUPGD",): "features have no kernels"},
-    "fused_error_on_params_on_meta": {("FeatureUPGD",): "features have no kernels"},
+    **{
+        name: {("FeatureUPGD",): "features have no kernels", LAYERED: LACKS["fused"]}
+        for name in (
+            "fused_matches_forloop",
+            "fused_does_not_step_if_found_inf",
+            "fused_error_on_params_on_meta",
+        )
+    },
+    "foreach_matches_forloop": {LAYERED: LACKS["foreach"]},
+    "defaults_changed_to_foreach": {LAYERED: LACKS["foreach"]},
+    "param_groups_lr": {("SelfTunedSGD",): "all layers share one step size"},
+    "zero_grads_without_noise": {("SelfTunedSGD",): "its weight decay is its own choice"},
 }
 """For each property, the classes (None: all) that lack it, with the reason."""
 
@@ -92,6 +113,11 @@ class Battery(NamedTuple):
     """An ``OptimizerInfo`` and how to try it."""
 
     info: Any
+
+    @property
+    def row(self) -> Row:
+        """A method of the class."""
+        return next(row for row in METHODS.values() if row.optimizer is self.info.optim_cls)
 
     def configurations(self, rules: bool = False) -> list[Kwargs]:
         """Arguments to try: all, or one set for each rule and kind of state."""
@@ -104,8 +130,7 @@ class Battery(NamedTuple):
         return {name: value for name, value in hyper.items() if name in names}
 
     def make(self, params: Any, model: nn.Module, **kwargs: Any) -> Any:
-        if self.info.optim_cls is upgd.FeatureUPGD:
-            kwargs["features"] = upgd.Features(model)
+        kwargs |= watching(self.row, model)
         return self.info.optim_cls(params, **kwargs)
 
     def on_model(self, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, Any]:
@@ -180,7 +205,7 @@ def errors(battery: Battery) -> None:
         assert case.error_on == OptimizerErrorEnum.CONSTRUCTION_ERROR
         own = list(model.parameters())
         params = own if given.params is None else given.params
-        if given.params is not None and battery.info.optim_cls is upgd.FeatureUPGD:
+        if given.params is not None and battery.row.needs & {"gates", "layers"}:
             params = exchanged(params, *own)
         if issubclass(case.error_type, Warning):
             with pytest.warns(case.error_type, match=case.error_regex):
@@ -308,7 +333,7 @@ def closure_is_called_once(battery: Battery) -> None:
 @generic
 def step_is_noop_when_params_have_no_grad(battery: Battery) -> None:
     for kwargs in battery.configurations(rules=True):
-        for foreach in (True, False):
+        for foreach in (None, False):
             model, opt = battery.on_model(**kwargs, foreach=foreach)
             before = [p.detach().clone() for p in model.parameters()]
             opt.step()
@@ -318,7 +343,7 @@ def step_is_noop_when_params_have_no_grad(battery: Battery) -> None:
 
 def zero_gradients(battery: Battery, quiet: Kwargs) -> None:
     for kwargs in battery.configurations(rules=True):
-        for foreach in (True, False):
+        for foreach in (None, False):
             given = {**kwargs, **battery.known(**quiet, weight_decay=0.0), "foreach": foreach}
             model, opt = battery.on_model(**given)
             before = [p.detach().clone() for p in model.parameters()]
@@ -398,7 +423,7 @@ def set_default_dtype_works_with_foreach(battery: Battery) -> None:
     results = []
     before = torch.get_default_dtype()
     for default in (torch.float64, torch.float32):
-        model, opt = battery.on_model(foreach=True)
+        model, opt = battery.on_model(foreach=None)
         try:
             torch.set_default_dtype(default)
             results.append([*run(model, opt, 4), *states(opt)])
@@ -693,9 +718,10 @@ def batteries() -> dict[str, Battery]:
     def inputs(cls: Any, own: list[Kwargs]) -> Callable[..., list[Any]]:
         lr = {"lr": 0.02}
         rules = [{**lr, **each} for each in own]
-        options = [{}, {"lr": torch.tensor(0.02)}, {**lr, "capturable": True}]
-        options += [{"maximize": True, "nonfinite": "skip"}]
-        if "weight_decay" in hyper_of(cls):
+        options = [{}, {"lr": torch.tensor(0.02)}, {"maximize": True, "nonfinite": "skip"}]
+        if "capturable" not in row_of(cls).unsupported:
+            options += [{**lr, "capturable": True}]
+        if "weight_decay" in row_of(cls).method.hyper:
             options += [{"weight_decay": 0.1, "maximize": True}]
         return lambda device, dtype=None: [
             theirs.OptimizerInput(None, copy.deepcopy(kwargs), kind)
@@ -703,12 +729,17 @@ def batteries() -> dict[str, Battery]:
             for kwargs in some
         ]
 
-    def hyper_of(cls: Any) -> tuple[str, ...]:
-        return next(row.method.hyper for row in METHODS.values() if row.optimizer is cls)
+    def row_of(cls: Any) -> Row:
+        return next(row for row in METHODS.values() if row.optimizer is cls)
+
+    def supported(cls: Any, *names: str) -> list[str]:
+        return [name for name in names if name not in row_of(cls).unsupported]
 
     def wrong(cls: Any) -> Callable[..., list[Any]]:
         def made(device: str, dtype: torch.dtype) -> list[Any]:
-            bad = [{name: (1.0, 0.0) if name == "betas" else -1.0} for name in hyper_of(cls)]
+            bad = [
+                {name: (1.0, 0.0) if name == "betas" else -1.0} for name in row_of(cls).method.hyper
+            ]
             own = [
                 theirs.ErrorOptimizerInput(
                     theirs.OptimizerInput(None, kwargs, "out of range"),
@@ -727,9 +758,9 @@ def batteries() -> dict[str, Battery]:
                 cls,
                 optim_inputs_func=inputs(cls, own),
                 optim_error_inputs_func=wrong(cls),
-                supported_impls=("foreach",) if name == "FeatureUPGD" else ("foreach", "fused"),
-                supports_fused_on=() if name == "FeatureUPGD" else ("cpu", "cuda"),
-                has_capturable_arg=True,
+                supported_impls=tuple(supported(cls, "foreach", "fused")),
+                supports_fused_on=("cpu", "cuda") if supported(cls, "fused") else (),
+                has_capturable_arg=bool(supported(cls, "capturable")),
                 supports_complex=False,
                 supports_multiple_devices=True,
             )

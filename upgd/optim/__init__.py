@@ -6,6 +6,7 @@ from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk,
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
 from upgd.optim.groups import layer_groups, param_groups
+from upgd.optim.layers import Layers
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.recycling import ContinualBackprop, ReDo
 from upgd.optim.self_tuned import SelfTunedSGD
@@ -20,6 +21,7 @@ __all__ = [
     "ContinualBackprop",
     "FeatureUPGD",
     "Features",
+    "Layers",
     "ReDo",
     "SelfTunedSGD",
     "ShrinkAndPerturb",

@@ -115,7 +115,6 @@ class RuleOptimizer(CollectiveOptimizer):
     trace_dtype: torch.dtype | None = None
     master_weights = False
     _task = OUTSIDE  # the last backward pass inside of which there was a step
-    _warned = False  # of hyperparameters in groups that are not the method's
 
     def __init__(
         self,
@@ -165,41 +164,6 @@ class RuleOptimizer(CollectiveOptimizer):
         super().__init__(params, defaults)
 
     # ------------------------------------------------------------ configuration
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its hyperparameters are checked, missing ones take the defaults."""
-        self._refuse_own(param_group)
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        group.update(checks.plain(group, self.method.hyperparameters))
-        try:
-            self._check_group(group)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
-        if not self._warned:
-            owner = type(self).__name__
-            self._warned = checks.warn_ignored(owner, group, self.defaults)
-        # All groups draw from one sequence; a new group joins at its current position.
-        group["noise_step"] = self.param_groups[0]["noise_step"]
-        group["seed"] = self.param_groups[0]["seed"]
-        self._meeting = None
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        place, hyper = len(self.param_groups) - 1, self.method.hyperparameters.values()
-        checks.check_group(type(self).__name__, group, place, hyper, self.nonfinite)
-
-    def _refuse_own(self, group: Any) -> None:
-        """Raise if a group sets an option that all groups share."""
-        names = [n for n in self._arguments() if hasattr(self, n) and n not in self.defaults]
-        shared = {name: getattr(self, name) for name in names}
-        if self.param_groups:
-            shared["seed"] = self.param_groups[0]["seed"]
-        checks.refuse_own(type(self).__name__, group, shared)
-
-    @classmethod
-    def _arguments(cls) -> tuple[str, ...]:
-        return checks.arguments_of(cls, RuleOptimizer)
-
     def _phases(self, group: dict[str, Any]) -> tuple[Phase, ...]:
         """The method's phases under `group`'s options; all groups share the reductions."""
         return self.method.phases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.layered import LayerOptimizer
 from upgd.rules.ops import maximum
@@ -45,6 +45,7 @@ CENTRED_SGD = Method(
         Phase(move_bias, writes=("w",), over="biases"),
     ),
     kept={"inputs": ("mean",), "layers": ("energy",)},
+    power=3,
 )
 
 
@@ -55,8 +56,18 @@ class CentredSGD(LayerOptimizer):
     With μ the running mean of a layer's input x, the layer is :math:`W(x-\mu) + b'`: the gradient
     by W loses the part that all inputs share, and the bias takes it over.
 
+    .. math::
+        \mu &\leftarrow \mu + r\,(x - \mu), \quad r = \max(1-\beta, 1/t) \\
+        E &\leftarrow E + r\,(\lVert x - \mu \rVert^2 - E) \\
+        W &\leftarrow (1 - \alpha\lambda)\,W - \alpha\,\delta\,(x - \mu)^\top \\
+        b &\leftarrow (1 - \alpha\lambda)\,b
+            - \alpha\,\delta\,(\max(1, \kappa E) - (x-\mu)^\top\mu)
+
+    where δ is the loss's derivative by :math:`Wx + b`. Of several samples μ, E and
+    :math:`(x-\mu)^\top\mu` are means, and so are δ and :math:`\delta x^\top`.
+
     Args:
-        params: A model, or its parameters with `layers`.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``.
         lr: Step size α.
         weight_decay: Decoupled weight decay λ.
         beta_mean: Decay of the running mean.
@@ -76,7 +87,7 @@ class CentredSGD(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.01,
         beta_mean: float = 0.99,
         bias_share: float = 0.1,

@@ -32,6 +32,9 @@ class CollectiveOptimizer(GrowingOptimizer):
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return new
 
+    def _group_added(self) -> None:
+        self._meeting = None
+
     def _meet(self) -> None:
         """Before the first step, or the first with other parameters: find out who holds what."""
         params = [p for group in self.param_groups for p in group["params"]]

@@ -241,7 +241,7 @@ class FeatureUPGD(UtilityOptimizer):
 
     def _fresh(self, p: Tensor, name: str) -> Tensor:
         dtype = compute_dtype(p.dtype)
-        return torch.zeros(self._state_shape(p) or (), dtype=dtype, device=p.device)
+        return torch.zeros(self._state_shape(p, name) or (), dtype=dtype, device=p.device)
 
     def _keeper(self, p: Tensor) -> Tensor:
         layer = self.features.of(p)
@@ -259,7 +259,7 @@ class FeatureUPGD(UtilityOptimizer):
     def _init_state(self, p: Tensor, state: dict[str, Any]) -> None:
         pass
 
-    def _state_shape(self, p: Tensor) -> torch.Size | None:
+    def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
         layer = self.features.of(p)
         return None if layer is None else torch.Size([layer.size])
 

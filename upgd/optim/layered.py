@@ -1,60 +1,80 @@
 """The optimizer that every layered rule shares: the plain version, which is the reference.
 
-:class:`LayerOptimizer` knows no method. It runs the phases of a layered
-:class:`~upgd.rules.vocabulary.Method` on tensors, one phase after the other, over the linear layers
-of a model (:class:`~upgd.optim.layers.Layers`). A parameter outside of linear layers is a layer of
-its own that has biases and no inputs.
+:class:`LayerOptimizer` knows no method. It finds the layers that have gradients and the samples of
+which these are made, decides what to do about non-finite ones, counts steps and keeps states; a
+:class:`~upgd.optim.layer_step.LayerStep` runs the phases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from upgd.optim import checks
+from upgd.optim.base import Nonfinite
+from upgd.optim.batch import compute_dtype
+from upgd.optim.checks import parameter_name
+from upgd.optim.layer_step import Layer, LayerStep, place_shape
 from upgd.optim.layers import Layers, WatchedLayer
-from upgd.optim.noise import GeneratorNoise, NoiseSource
-from upgd.rules.vocabulary import Method, Phase, Place, as_numbers
+from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise
+from upgd.optim.ranks import process_group as processes_of
+from upgd.optim.rounding import Rounding
+from upgd.optim.shards import Part, is_dtensor
+from upgd.optim.state import StatefulOptimizer
+from upgd.optim.uncompiled import uncompiled
+from upgd.rules.vocabulary import Method, Place
 
-_AT_LAYER: tuple[Place, ...] = ("inputs", "units", "features", "layers")
+LACKS: Mapping[str, str] = {
+    "foreach": "a layered method reads each layer by itself",
+    "fused": "layered methods have no kernels for one model; many runs at once have (upgd.lab)",
+    "capturable": "it reads the number of the step and what is not finite from the device",
+    "rounding": "it rounds 16-bit weights to the nearest number",
+    "trace_dtype": "it keeps states in 32 or 64 bits",
+    "master_weights": "it keeps no second copy of 16-bit weights",
+    "unscale_": "samples see the scaled loss; scaler.step() hands the scale over, unscale_() "
+    "does not",
+    "processes": "each process sees samples of its own, and replicas would part",
+    "growing": "states belong to layers of the size that they had",
+    "compile": "it is plain PyTorch that reads values back; a compiled step runs as it is",
+}
+"""What layered methods do not have, each with the reason."""
+_PATHS = ("foreach", "fused", "capturable")
 
 
-class _Layer:
-    """What a step knows of one layer: its samples, what phases made of them, its constants."""
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, watched: WatchedLayer | None):
-        self.weight, self.bias, self.watched = weight, bias, watched
-        self.owner: Tensor = cast(Tensor, weight if weight is not None else bias)
-        role = watched.role if watched else "hidden"
-        self.constants = {"head": float(role == "head"), "first": float(role == "input")}
-        self.constants["bound"] = watched.bound if watched else 1.0
-        self.x: Tensor | None = None
-        self.d: Tensor | None = None
-        self.live: dict[str, Tensor] = {}  # of this step, for each sample
-
-    @property
-    def before(self) -> WatchedLayer | None:
-        return self.watched.before if self.watched else None
-
-
-class LayerOptimizer(Optimizer):
+class LayerOptimizer(StatefulOptimizer):
     """Base class: runs a layered :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
+    Backward passes must go through the model's own layers, so that hooks see their inputs. Samples
+    are those of ``.grad``: they add up and are reset with it. What changes ``.grad`` afterwards
+    (clipping) does not change them; a layer without a bias takes d from its samples.
+
     Args:
-        params: A model, or parameters or groups of them, with `layers`.
+        params: A model; or parameters, ``(name, parameter)`` pairs or groups of them, with `layers`
+            or, before the first forward pass, :meth:`watch`.
         method: The rule to run.
         hyper: Values of the method's hyperparameters; groups may override them.
         layers: The layers of the model whose parameters these are.
-        seed: Determines noise and fresh weights, together with the step.
-        noise: Where they come from.
-        maximize: Ascend instead of descend.
-        nonfinite: ``"raise"`` raises FloatingPointError before anything changes where a gradient is
-            not finite; ``"skip"`` leaves out the step and counts it in `skipped_steps`.
+        seed: Determines noise and fresh weights, together with the step. By default it is drawn
+            from PyTorch's global generator.
+        noise: Where they come from (default: :class:`~upgd.optim.noise.GeneratorNoise`).
+        maximize: Ascend instead of descend: the gradient is negated before anything else.
+        nonfinite: What happens to a step that reads a NaN, an infinity or a magnitude from which it
+            may not stay finite (:meth:`Method.limit`), as a weight, a derivative or a layer's
+            input. ``"raise"`` raises :class:`FloatingPointError` before anything changes;
+            ``"skip"`` leaves out the step and counts it (:attr:`skipped_steps`). By default
+            ``"raise"`` on CPU and ``"skip"`` on accelerators.
+        process_group: False for a process that trains a model of its own; processes cannot train
+            one model together.
+        lacking: ``foreach``, ``fused`` and ``capturable`` may be given, but not True.
     """
+
+    rounding: Rounding = "nearest"
+    trace_dtype: torch.dtype | None = None
+    master_weights = False
+    _step_supports_amp_scaling = True  # samples see the scaled loss, so the scale must be known
 
     def __init__(
         self,
@@ -66,31 +86,76 @@ class LayerOptimizer(Optimizer):
         seed: int | None = None,
         noise: NoiseSource | None = None,
         maximize: bool = False,
-        nonfinite: str = "raise",
+        nonfinite: Nonfinite | None = None,
+        process_group: Any = None,
+        **lacking: Any,
     ) -> None:
         owner = type(self).__name__
-        if isinstance(params, nn.Module):
-            layers = layers or Layers(params)
-            params = params.parameters()
-        if layers is None:
-            raise ValueError(
-                f"{owner}: give the model itself, or parameters and layers=Layers(model)"
-            )
-        if nonfinite not in ("raise", "skip"):
-            raise ValueError(f"{owner}: nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
-        self.method, self.layers, self.nonfinite = method, layers, nonfinite
+        given = {"noise": noise, "nonfinite": nonfinite, "process_group": process_group}
+        paths = {name: lacking.pop(name) for name in _PATHS if name in lacking}
+        for name in _PATHS:
+            if paths.get(name):
+                raise ValueError(f"{owner}: there is no {name}: {LACKS[name]}")
+        for name in lacking.keys() & LACKS.keys():
+            raise TypeError(f"{owner}: there is no {name}: {LACKS[name]}")
+        checks.check_arguments(owner, self._arguments(), {**given, "fused": False}, lacking)
+        if layers is not None and not isinstance(layers, Layers):
+            raise TypeError(f"{owner}: layers must be upgd.Layers(model), got {layers!r}")
+        self.method, self.nonfinite, self.process_group = method, nonfinite, process_group
         self.noise: NoiseSource = noise if noise is not None else GeneratorNoise()
-        self.skipped_steps = 0
         defaults = {**hyper, **checks.plain(hyper, method.hyperparameters), "maximize": maximize}
-        defaults |= {"seed": checks.checked_seed(owner, seed), "steps": 0}
-        super().__init__(params, defaults)
+        defaults |= {"foreach": None, "capturable": False}
+        defaults |= {"seed": checks.checked_seed(owner, seed), "noise_step": 0}
+        model = params if isinstance(params, nn.Module) else None
+        self.layers = layers if layers is not None else Layers.nothing()
+        super().__init__(params if model is None else model.parameters(), defaults)
+        if layers is not None:
+            self._refuse_others(layers)
+        elif model is not None:
+            self.layers = Layers(model)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        group.update(checks.plain(group, self.method.hyperparameters))
-        for hyperparameter in self.method.hyperparameters.values():
-            hyperparameter.check(type(self).__name__, group[hyperparameter.name])
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        for name in _PATHS:
+            if group.get(name):
+                raise ValueError(f"{type(self).__name__}: there is no {name}: {LACKS[name]}")
+
+    def _refuse_others(self, layers: Layers) -> None:
+        held = {p for group in self.param_groups for p in group["params"]}
+        if not any(p in held for layer in layers.all for p in layer.own):
+            raise ValueError(
+                f"{type(self).__name__}: none of the parameters is of a layer of `layers`; it must "
+                "watch the model whose parameters these are, not another one or a copy"
+            )
+
+    def watch(self, model: nn.Module, output: str | Iterable[str] | None = None) -> Layers:
+        """Watch the layers of `model`: for an optimizer that was made from parameters alone.
+
+        Call it before the first forward pass whose gradients a step reads. A state dict may have
+        been loaded before. Watching again, as after a model was wrapped, replaces the hooks.
+
+        Args:
+            model: The model whose parameters these are.
+            output: Name or names of the output layers; by default the last linear layer.
+
+        Example:
+            >>> import upgd
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            >>> opt = upgd.CentredSGD(model.parameters(), lr=0.1)  # as a framework does
+            >>> opt.watch(model)
+            Layers(0: input, 2: head)
+        """
+        layers = Layers(model, output)
+        try:
+            self._refuse_others(layers)
+        except ValueError:
+            layers.remove()
+            raise
+        with self._lock:
+            self.layers.remove()
+            self.layers = layers
+        return layers
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients and what was recorded of layers' inputs."""
@@ -98,299 +163,158 @@ class LayerOptimizer(Optimizer):
         self.layers.reset()
 
     # --------------------------------------------------------------------------- step
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Perform one update; with `closure`, evaluate it first and return its loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._groups = {p: group for group in self.param_groups for p in group["params"]}
-        layers = self._gather()
-        if layers and self._check_finite(layers):
-            self._advance(layers)
-        self.layers.reset()
+        with self._lock:
+            self._update()
         return loss
 
-    def _gather(self) -> list[_Layer]:
-        """The layers that have gradients, in the model's order; then all other parameters."""
-        found, seen = [], set()
-        for watched in self.layers.all:
-            mine = [p if p in self._groups else None for p in (watched.weight, watched.bias)]
-            with_gradient = [p for p in mine if p is not None and p.grad is not None]
-            if not with_gradient:
-                continue
-            samples = watched.samples()
-            if samples is None:
-                raise RuntimeError(
-                    f"{type(self).__name__}: layer {watched.name!r} has a gradient, but its input "
-                    "was not seen; call the model itself, so that its hooks are called"
-                )
-            layer = _Layer(mine[0], mine[1], watched)
-            layer.x, layer.d = samples
-            found.append(layer)
-            seen.update(with_gradient)
-        others = [p for p in self._groups if p.grad is not None and p not in seen]
-        found += [_Layer(None, p, None) for p in others]
-        counts = {len(layer.x) for layer in found if layer.x is not None}
-        self._alike = len(counts) == 1 and not others
-        return found
-
-    def _check_finite(self, layers: list[_Layer]) -> bool:
-        both = (p for layer in layers for p in (layer.weight, layer.bias))
-        grads = [p.grad for p in both if p is not None and p.grad is not None]
-        if all(bool(grad.isfinite().all()) for grad in grads):
-            return True
-        if self.nonfinite == "raise":
-            raise FloatingPointError(f"{type(self).__name__}: a gradient is not finite")
-        self.skipped_steps += 1
-        return False
-
-    def _advance(self, layers: list[_Layer]) -> None:
+    @uncompiled
+    @torch.no_grad()
+    def _update(self) -> None:
+        self._refuse_step()
+        self._unscale()
+        layers = self._gather()
+        if not layers:
+            return
+        finite = self._is_finite(layers)
+        active = [p for layer in layers for p in layer.active]
+        self._ensure_state(active)
+        kept = {layer.owner for layer in layers} | {self.param_groups[0]["params"][0]}
+        self._ensure_state([p for p in kept if not any(p is q for q in active)])
+        for clock in {id(s["step"]): s for s in (self.state[p] for p in active)}.values():
+            clock["attempts"].add_(1)
+            clock["step"].add_(finite)
+        if finite:
+            self._describe_noise()
+            LayerStep(self, layers).run()
         for group in self.param_groups:
-            group["steps"] += 1
-        if self.method.recycle is not None:
-            for layer in layers:
-                if layer.before is not None:
-                    self._kept(layer, "features")["age"].add_(1)
-        self._network = dict(self._network_states(layers))
-        for phase in self.method.phases:
-            if phase.over == "network":
-                self._run_network(phase, layers)
-            else:
-                for layer in layers:
-                    self._run(phase, layer)
-            if phase.over == "layers":
-                self._sum_layers(phase, layers)
-        if self.method.recycle is not None:
-            self._recycle([layer for layer in layers if layer.before is not None])
+            group["noise_step"] += 1
 
-    # -------------------------------------------------------------------------- states
-    def _kept(self, layer: _Layer, place: Place) -> dict[str, Tensor]:
-        """The states of a place of this layer, which are made when they are first asked for."""
-        weight, state = layer.owner, self.state[layer.owner]
-        size: tuple[int, ...] = ()
-        if place in ("inputs", "features"):
-            size = weight.shape[1:2] if layer.weight is not None else (0,)
-        elif place == "units":
-            size = weight.shape[:1] if layer.weight is not None else (weight.numel(),)
-        for name in self.method.states_of(place):
-            if f"{place}.{name}" not in state:
-                start = self.method.starts.get(name, 0.0)
-                state[f"{place}.{name}"] = torch.full(
-                    size, start, dtype=_real(weight), device=weight.device
-                )
-        return {name: state[f"{place}.{name}"] for name in self.method.states_of(place)}
-
-    def _network_states(self, layers: list[_Layer]) -> dict[str, Tensor]:
-        first = self.param_groups[0]["params"][0]
-        state = self.state[first]
-        for name in self.method.states_of("network"):
-            if f"network.{name}" not in state:
-                start = self.method.starts.get(name, 0.0)
-                state[f"network.{name}"] = torch.tensor(
-                    start, dtype=_real(first), device=first.device
-                )
-        return {name: state[f"network.{name}"] for name in self.method.states_of("network")}
-
-    def _numbers(self, p: Tensor) -> dict[str, Any]:
-        group = self._groups[p]
-        return {**as_numbers({n: group[n] for n in self.method.hyper}), "t": float(group["steps"])}
-
-    # -------------------------------------------------------------------------- phases
-    def _run(self, phase: Phase, layer: _Layer) -> None:
-        """Run a phase over its elements in one layer."""
-        if phase.over in ("weights", "biases"):
-            self._run_weights(phase, layer)
-            return
-        if phase.over == "features" and layer.before is None:
-            return
-        env = {**self._numbers(layer.owner), **layer.constants, **self._network}
-        column = phase.over != "layers"
-        for name, state in self._kept(layer, "layers").items():
-            value = layer.live.get(name, state)
-            env[name] = value.unsqueeze(-1) if column and value.dim() else value
-        if column:
-            env |= self._kept(layer, phase.over)
-        if layer.watched is not None:
-            env |= {"x": layer.x, "d": layer.d}
-            if phase.over == "features":
-                env |= self._sizes(layer)
-        else:
-            env |= {
-                "x": layer.owner.new_zeros(1, 0),
-                "d": _gradient(self, layer.owner).reshape(1, -1),
-            }
-        results = _results(phase, env)
-        for name, value in zip(phase.writes, results, strict=False):
-            self._write(layer, phase.over, name, value)
-        for name, value in zip(phase.sums, results[len(phase.writes) :], strict=True):
-            if column:
-                value = value.expand(len(env["x"]), *self._shape(layer, phase.over)).sum(-1)
-                self._write(layer, "layers", name, value)
-            else:
-                layer.live[name] = value if self._alike else value.mean()
-
-    def _shape(self, layer: _Layer, place: Place) -> tuple[int]:
-        if layer.weight is None:
-            return (0,) if place == "inputs" else (layer.owner.numel(),)
-        return (layer.weight.shape[0 if place == "units" else 1],)
-
-    def _write(self, layer: _Layer, place: Place, name: str, value: Tensor) -> None:
-        """Keep a state: the samples' mean; those of layers for each sample until the step ends."""
-        kept = self._kept(layer, place)[name]
-        if value.dim() > kept.dim():
-            if place == "layers" and self._alike:
-                layer.live[name] = value
-            value = value.mean(0)
-        elif place == "layers":
-            layer.live.pop(name, None)
-        kept.copy_(value)
-
-    def _sum_layers(self, phase: Phase, layers: list[_Layer]) -> None:
-        for name in phase.sums:
-            self._keep_network(layers, name, sum(layer.live.pop(name) for layer in layers))
-
-    def _keep_network(self, layers: list[_Layer], name: str, value: Any) -> None:
-        """A value of the network: of each sample for the rest of this step, their mean after it."""
-        self._network_states(layers)[name].copy_(value.mean())
-        self._network[name] = value
-
-    def _run_network(self, phase: Phase, layers: list[_Layer]) -> None:
-        env = {**self._numbers(self.param_groups[0]["params"][0]), **self._network}
-        for name, value in zip(phase.writes, _results(phase, env), strict=True):
-            self._keep_network(layers, name, value)
-
-    def _run_weights(self, phase: Phase, layer: _Layer) -> None:
-        states = self._network_states([layer])
-        shared = {**layer.constants, **states, **self._kept(layer, "layers")}
-        has_own = any(other.over == "biases" for other in self.method.phases)
-        sums: list[Tensor] = []
-        d = _gradient(self, layer.bias) if layer.bias is not None else None
-        if layer.weight is not None and d is None:
-            assert layer.d is not None
-            d = layer.d.mean(0)
-        if phase.over == "weights" and layer.weight is not None:
-            assert layer.x is not None
-            assert d is not None
-            env = {name: value.unsqueeze(1) for name, value in self._kept(layer, "units").items()}
-            env |= {**self._kept(layer, "inputs"), "x": layer.x.mean(0), "d": d.unsqueeze(1)}
-            sums = self._run_tensor(phase, layer.weight, {**shared, **env})
-        if (phase.over == "biases" or not has_own) and layer.bias is not None:
-            env = dict(self._kept(layer, "units")) if layer.watched else {}
-            one = torch.ones((), dtype=_real(layer.bias), device=layer.bias.device)
-            more = self._run_tensor(phase, layer.bias, {**shared, **env, "x": one, "d": d})
-            sums = [a + b for a, b in zip(sums, more, strict=True)] if sums else more
-        for name, value in zip(phase.sums, sums, strict=False):
-            self._write(layer, "layers", name, value)
-
-    def _run_tensor(self, phase: Phase, p: Tensor, env: dict[str, Any]) -> list[Tensor]:
-        """Run a phase over a weight or bias tensor; returns its sums."""
-        w, g, state = p.detach().to(_real(p)), _gradient(self, p), self.state[p]
-        for name in self.method.states:
-            if name not in state:
-                begins = w if name in self.method.starts_as_weight else torch.zeros_like(w)
-                state[name] = begins.clone()
-        numbers = self._numbers(p)
-        for name, decay in self.method.decays.items():
-            env[f"c_{name}"] = 1 - numbers[decay] ** numbers["t"]
-        env = {**numbers, **env, "w": w, "g": g}
-        env |= {name: state[name] for name in self.method.states}
-        if "noise" in phase.reads:
-            env["noise"] = self._normal(p)
-        results = _results(phase, env)
-        for name, value in zip(phase.writes, results, strict=False):
-            (p if name == "w" else state[name]).copy_(value)
-        return [value.expand(w.shape).sum() for value in results[len(phase.writes) :]]
-
-    def _normal(self, p: Tensor) -> Tensor:
-        """The standard normal numbers of this step for a parameter."""
-        offset = 0
-        for q in self._groups:
-            if q is p:
-                break
-            offset += q.numel()
-        group = self._groups[p]
-        return self.noise.draw(
-            [p.numel()], [offset], seed=group["seed"], step=group["steps"] - 1, device=p.device,
-            dtype=_real(p),
-        ).view_as(p)  # fmt: skip
-
-    # ----------------------------------------------------------------------- recycling
-    def _sizes(self, layer: _Layer) -> dict[str, Tensor]:
-        """The mean magnitude of the weights into and out of each hidden unit."""
-        assert layer.before is not None
-        assert layer.weight is not None
-        dtype = _real(layer.weight)
-        into, out = layer.before.weight.detach(), layer.weight.detach()
-        return {"w_in": into.abs().to(dtype).mean(1), "w_out": out.abs().to(dtype).mean(0)}
-
-    def _recycle(self, layers: list[_Layer]) -> None:
-        for layer in layers:
-            chosen = self._chosen(layer)
-            if len(chosen):
-                self._renew(layer, chosen)
-
-    def _chosen(self, layer: _Layer) -> Tensor:
-        """The numbers of the hidden units before this layer that are re-initialised now."""
-        rule, numbers = self.method.recycle, self._numbers(layer.owner)
-        assert rule is not None
-        kept = self._kept(layer, "features")
-        score, age = kept[rule.score], kept["age"]
-        if rule.every is not None and numbers["t"] % max(1, round(numbers[rule.every])):
-            return torch.empty(0, dtype=torch.long)
-        mature = age > (numbers[rule.mature] if rule.mature is not None else -1)
-        if rule.threshold is not None:
-            low = score <= numbers[rule.threshold] * score.mean()
-            found: Tensor = (low & mature).nonzero().squeeze(1)
-            return found
-        assert rule.share is not None
-        owed = self._kept(layer, "layers")["owed"]
-        owed += numbers[rule.share] * int(mature.sum())
-        count = int(owed)
-        owed -= count
-        order = score.masked_fill(~mature, torch.inf).argsort(stable=True)
-        chosen: Tensor = order[: min(count, int(mature.sum()))]
-        return chosen
-
-    def _renew(self, layer: _Layer, units: Tensor) -> None:
-        rule, before = self.method.recycle, layer.before
-        assert rule is not None
-        assert before is not None
-        assert layer.weight is not None
-        kept = self._kept(layer, "features")
-        if rule.average is not None and layer.bias is not None:
-            carried = (
-                layer.weight[:, units].to(kept[rule.average].dtype) @ kept[rule.average][units]
+    def _refuse_step(self) -> None:
+        """Raise where a step would be wrong."""
+        owner = type(self).__name__
+        if not self.layers.all:
+            raise RuntimeError(
+                f"{owner}: no model is watched, so inputs of layers are not seen; give the model "
+                "itself, layers=upgd.Layers(model), or call opt.watch(model) before the first "
+                "forward pass"
             )
-            layer.bias += carried
-        layer.weight[:, units] = 0
-        fresh = self._normal(before.weight)[units] * (before.bound * 3**-0.5)
-        before.weight[units] = fresh.to(before.weight.dtype)
-        places: list[tuple[Tensor | None, Any]] = [(layer.weight, (slice(None), units))]
-        places += [(before.weight, units), (before.bias, units)]
-        if before.bias is not None:
-            before.bias[units] = 0
-        for p, where in places:
-            for name in self.method.states if p is not None and p in self.state else ():
-                assert p is not None
-                begins = p[where].to(_real(p)) if name in self.method.starts_as_weight else 0.0
-                if name in self.state[p]:
-                    self.state[p][name][where] = begins
-        for name, value in kept.items():
-            value[units] = self.method.starts.get(name, 0.0)
+        group = processes_of(self.process_group)
+        together = group is not None and torch.distributed.get_world_size(group) > 1
+        if together or any(is_dtensor(p) for g in self.param_groups for p in g["params"]):
+            raise TypeError(f"{owner}: processes cannot train together: {LACKS['processes']}")
 
+    def _unscale(self) -> None:
+        """Undo the scale of a loss that ``GradScaler`` has scaled, of gradients and samples."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for layer in self.layers.all:
+                layer.unscale(scale.reshape(()))
+            for p in (p for group in self.param_groups for p in group["params"]):
+                if p.grad is not None:
+                    p.grad.div_(scale.reshape(()).to(p.grad.device))
+        elif getattr(self, "found_inf", None) is not None:
+            raise RuntimeError(
+                f"{type(self).__name__}: after scaler.unscale_() the loss scale that samples saw "
+                "is not known; leave the unscaling to scaler.step()"
+            )
 
-def _results(phase: Phase, env: Mapping[str, Any]) -> tuple[Any, ...]:
-    found = phase.fn(*[env[name] for name in phase.reads])
-    return found if isinstance(found, tuple) else (found,)
+    def _gather(self) -> list[Layer]:
+        """The layers that have gradients, in the model's order; then all other parameters."""
+        owner = type(self).__name__
+        held: dict[Tensor, dict[str, Any]] = {}
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                held[p] = group
+                if p.grad is not None and p.numel() > 0:
+                    checks.check_gradient(owner, group, i, g)
+                    if "step" in self.state.get(p, ()):
+                        shapes = self._state_shapes(p)
+                        checks.check_state(owner, group, i, g, self.state[p], shapes)
+        active = [p for p in held if p.grad is not None and p.numel() > 0]
+        if len({p.device for p in active}) > 1:
+            raise ValueError(f"{owner}: the parameters are on several devices; keep them on one")
+        found = []
+        for watched in self.layers.all:
+            mine = [p for p in watched.own if p in held]
+            if any(p is q for p in mine for q in active):
+                found.append(self._sampled(watched, mine, held[mine[0]]))
+        seen = {p for layer in found for p in layer.active}
+        return found + [Layer(p, [p]) for p in active if p not in seen]
 
+    def _sampled(self, watched: WatchedLayer, mine: list[Tensor], group: dict[str, Any]) -> Layer:
+        """A layer with its samples."""
+        samples = watched.samples()
+        if samples is None and float(group["lr"]) == 0:
+            # Distributed checkpoints set up state by such a step, without a forward pass.
+            zeros = watched.weight.new_zeros(1, 1, dtype=compute_dtype(watched.weight.dtype))
+            samples = zeros.expand(1, watched.weight.shape[1]), zeros.expand(1, len(watched.weight))
+        if samples is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: layer {watched.name!r} has a gradient, but its input was "
+                "not seen; call the model itself, so that its hooks are called, after the "
+                "optimizer was made"
+            )
+        layer = Layer(mine[0], [p for p in mine if p.grad is not None], watched)
+        layer.x, layer.d = samples[0], -samples[1] if group["maximize"] else samples[1]
+        return layer
 
-def _real(p: Tensor) -> torch.dtype:
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
+    # ----------------------------------------------------------------------- nonfinite
+    def _is_finite(self, layers: list[Layer]) -> bool:
+        """Whether the step stays finite; raises instead of a no where that is wished."""
+        found_inf = getattr(self, "found_inf", None)
+        device = layers[0].owner.device.type
+        raises = (self.nonfinite or ("raise" if device == "cpu" else "skip")) == "raise"
+        for whose, what, t in self._read(layers):
+            limit = self.method.limit(compute_dtype(t.dtype))
+            largest = float(torch.linalg.vector_norm(t, torch.inf)) if t.numel() else 0.0
+            if largest <= limit:
+                continue
+            if found_inf is None and raises:
+                finite = largest < torch.inf
+                wrong = f"reaches {largest:.3g}, over the limit {limit:.3g}"
+                raise FloatingPointError(
+                    f"{type(self).__name__}: the {what} of {whose} "
+                    f"{wrong if finite else 'is not finite'}; nothing was updated. "
+                    "nonfinite='skip' leaves such steps out instead"
+                )
+            return False
+        return found_inf is None or float(found_inf) == 0
 
+    def _read(self, layers: list[Layer]) -> Iterator[tuple[str, str, Tensor]]:
+        """The tensors that a step reads, whose they are and what."""
+        active = {p for layer in layers for p in layer.active}
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                if p in active:
+                    yield parameter_name(group, i, g), "gradient", p.grad
+                    yield parameter_name(group, i, g), "weight", p.detach()
+        for layer in layers:
+            if layer.watched is not None and layer.x is not None and layer.d is not None:
+                yield f"layer {layer.watched.name!r}", "input", layer.x
+                yield f"layer {layer.watched.name!r}", "derivative by the output", layer.d
 
-def _gradient(opt: LayerOptimizer, p: Tensor) -> Tensor:
-    assert p.grad is not None
-    grad = p.grad.to(_real(p))
-    return -grad if opt._groups[p]["maximize"] else grad
+    # --------------------------------------------------------------------------- state
+    def _state_names(self) -> tuple[str, ...]:
+        places = [place for place in get_args(Place) if place not in ("weights", "biases")]
+        kept = [f"{place}.{name}" for place in places for name in self.method.states_of(place)]
+        return (*self.method.states, *kept)
+
+    def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
+        place = name.rpartition(".")[0]
+        if name in self.method.states:
+            return p.shape
+        known = self.layers.all or place in ("layers", "network")
+        return torch.Size(place_shape(p, self.layers.of(p), place)) if known else None
+
+    def _describe_noise(self) -> None:
+        if isinstance(self.noise, PhiloxNoise):
+            shapes = [tuple(p.shape) for group in self.param_groups for p in group["params"]]
+            if [part.shape for part in self.noise.parts] != shapes:
+                each = enumerate(shapes)
+                self.noise.describe([Part(n, s, (0,) * len(s), s) for n, s in each])

@@ -25,7 +25,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
 def parts(row: Row, precision: str) -> tuple[int, int, int]:
     """Bytes per weight of weights, gradients and what the optimizer keeps.
 
-    Counts and the utilities of features, one per unit, are left out.
+    Counts, and what is kept per unit, input or layer, are left out.
 
     Args:
         row: Of the registry.
@@ -43,19 +43,28 @@ def parts(row: Row, precision: str) -> tuple[int, int, int]:
     return dtype.itemsize, dtype.itemsize, traces * trace.itemsize + master
 
 
+def supports(row: Row, precision: str) -> bool:
+    """Whether a method has the options of a way to keep a model."""
+    return not row.unsupported.keys() & PRECISIONS[precision][1].keys()
+
+
 def memory_table() -> str:
     """Bytes per weight of all methods in a Markdown table, as the documentation has it."""
-    alike: dict[int, list[str]] = {}
+    alike: dict[tuple[int, int], list[str]] = {}
     for row in METHODS.values():
         count = 0 if "gates" in row.needs else len(row.states)
-        alike.setdefault(count, []).append(row.name)
+        lacking = sum(not supports(row, each) for each in PRECISIONS)
+        alike.setdefault((count, lacking), []).append(row.name)
     lines = [
         f"| methods | traces | {' | '.join(PRECISIONS)} |",
         "|---|---|" + "---|" * len(PRECISIONS),
     ]
-    for count, names in sorted(alike.items()):
-        cells = [" + ".join(map(str, parts(METHODS[names[0]], each))) for each in PRECISIONS]
-        totals = [f"{cell} = {sum(map(int, cell.split(' + ')))}" for cell in cells]
+    for (count, _), names in sorted(alike.items()):
+        row, totals = METHODS[names[0]], []
+        for each in PRECISIONS:
+            found = parts(row, each)
+            total = f"{' + '.join(map(str, found))} = {sum(found)}"
+            totals.append(total if supports(row, each) else "-")
         listed = ", ".join(f"`{name}`" for name in names)
         lines.append(f"| {listed} | {count} | {' | '.join(totals)} |")
     return "\n".join(lines)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.ada_upgd import ADAMW
 from upgd.optim.layered import LayerOptimizer
 from upgd.optim.perturbed import SGDW_METHOD
-from upgd.rules.ops import absolute
+from upgd.rules.ops import absolute, maximum
 from upgd.rules.vocabulary import Method, Phase, Recycle
 
 Base = Literal["sgd", "adam"]
@@ -27,7 +27,8 @@ def contribution(
     correction = beta_utility * correction + (1 - beta_utility)
     output_trace = beta_utility * output_trace + (1 - beta_utility) * x
     average = output_trace / correction
-    utility = beta_utility * utility + (1 - beta_utility) * (w_out * absolute(x - average) / w_in)
+    contributed = w_out * absolute(x - average) / maximum(w_in, 1e-15)
+    utility = beta_utility * utility + (1 - beta_utility) * contributed
     return output_trace, utility, correction, average, utility / correction
 
 
@@ -49,6 +50,7 @@ def _on(base: Base, phase: Phase, kept: tuple[str, ...], recycle: Recycle, *hype
         decays=own.decays,
         kept={"features": kept},
         recycle=recycle,
+        power=max(own.power, 3),
     )
 
 
@@ -82,7 +84,8 @@ class ContinualBackprop(LayerOptimizer):
     first. Dohare et al., Loss of plasticity in deep continual learning, Nature 2024.
 
     Args:
-        params: A model, or its parameters with `layers`; hidden layers must be linear.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
+            be linear.
         lr: Step size α of the base.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay β of the two traces.
@@ -104,7 +107,7 @@ class ContinualBackprop(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         beta_utility: float = 0.99,
         replacement_rate: float = 1e-4,
@@ -125,12 +128,17 @@ class ContinualBackprop(LayerOptimizer):
 class ReDo(LayerOptimizer):
     r"""ReDo: hidden units whose activity is a small share of their layer's mean are renewed.
 
-    Every `period` steps units with :math:`s_i \le \tau\,\frac1n\sum_k s_k`, where s is a trace of
-    :math:`|h|`: the authors average over a batch, which single samples do not have. Sokar et al.,
-    The dormant neuron phenomenon in deep reinforcement learning, ICML 2023.
+    .. math::
+        s_i \leftarrow \beta s_i + (1-\beta)\,|h_i|
+
+    Every `period` steps those units with :math:`\hat s_i \le \tau\,\frac1n\sum_k \hat s_k` go, by
+    the trace corrected for its age: the authors average over a batch, which single samples do not
+    have.
+    Sokar et al., The dormant neuron phenomenon in deep reinforcement learning, ICML 2023.
 
     Args:
-        params: A model, or its parameters with `layers`; hidden layers must be linear.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
+            be linear.
         lr: Step size α of the base.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay of the trace.
@@ -152,7 +160,7 @@ class ReDo(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         beta_utility: float = 0.99,
         threshold: float = 0.025,

@@ -25,7 +25,7 @@ from upgd.optim.centred import CENTRED_SGD, CentredSGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
 from upgd.optim.feature_upgd import FeatureUPGD, feature_upgd_method
 from upgd.optim.features import Features
-from upgd.optim.layered import LayerOptimizer
+from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.layers import Layers
 from upgd.optim.perturbed import (
     PGD,
@@ -36,8 +36,8 @@ from upgd.optim.perturbed import (
     ShrinkAndPerturb,
 )
 from upgd.optim.recycling import ContinualBackprop, ReDo, continual_backprop_method, redo_method
-from upgd.optim.self_tuned import SELF_TUNED_SGD, SelfTunedSGD
 from upgd.optim.roles import ordered_groups
+from upgd.optim.self_tuned import SELF_TUNED_SGD, SelfTunedSGD
 from upgd.optim.upgd import UPGD, upgd_method
 from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers, split_roles
 from upgd.sources import digest
@@ -209,13 +209,15 @@ def _rows() -> Iterator[Row]:
     yield Row(name, title, AdaUPGD, second_order, {"order": 2}, aliases)
     yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
-    yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD)
-    yield Row("self-tuned-sgd", "Self-tuned SGD", SelfTunedSGD, SELF_TUNED_SGD)
-    for base, tail in (("sgd", ""), ("adam", "-adam")):
-        name, title = f"continual-backprop{tail}", f"Continual backprop ({base.title()})"
-        method = continual_backprop_method(base)
-        yield Row(name, title, ContinualBackprop, method, {"base": base})
-        yield Row(f"redo{tail}", f"ReDo ({base.title()})", ReDo, redo_method(base), {"base": base})
+    title = "Self-tuned SGD"
+    yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD, unsupported=LACKS)
+    yield Row("self-tuned-sgd", title, SelfTunedSGD, SELF_TUNED_SGD, unsupported=LACKS)
+    for base, tail, kind in (("sgd", "", "SGD"), ("adam", "-adam", "Adam")):
+        name, title = f"continual-backprop{tail}", f"Continual backprop ({kind})"
+        method, options = continual_backprop_method(base), {"base": base}
+        yield Row(name, title, ContinualBackprop, method, options, unsupported=LACKS)
+        name, title, method = f"redo{tail}", f"ReDo ({kind})", redo_method(base)
+        yield Row(name, title, ReDo, method, options, unsupported=LACKS)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
     yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})
@@ -266,6 +268,11 @@ def register(row: _AnyRow) -> _AnyRow:
     return row
 
 
+def rules() -> dict[str, Row]:
+    """The methods of single weights or features, without those that need layers."""
+    return {name: row for name, row in METHODS.items() if "layers" not in row.needs}
+
+
 def table() -> str:
     """All methods in a Markdown table, as the documentation has it."""
     lines = [
@@ -310,8 +317,8 @@ def create(name: str, params: nn.Module | Params, **arguments: Any) -> Any:
     Args:
         name: Of a method or an alias, in upper or lower case; ``upgd list methods`` shows all. An
             alias may change defaults: ``"upgd-w"`` is ``"upgd"`` with weight decay.
-        params: A model, or what the class takes. Feature-wise methods watch a model; where they
-            get parameters only, call ``opt.watch(model)`` before the first step.
+        params: A model, or what the class takes. Feature-wise and layered methods watch a model;
+            where they get parameters only, call ``opt.watch(model)`` before the first step.
         arguments: Of the class.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from upgd.optim.centred import centre, spread
 from upgd.optim.layered import LayerOptimizer
@@ -91,6 +91,7 @@ SELF_TUNED_SGD = Method(
         "network": ("typical", "step", "target", "lean"),
     },
     starts={"decay": 0.01, "target": 4.0},
+    power=4,
 )
 
 
@@ -103,8 +104,24 @@ class SelfTunedSGD(LayerOptimizer):
     Both follow the sign of the loss's derivative, estimated from a slow copy of the weights:
     weights that should shrink raise λ, weights that should go back raise nothing but lower η.
 
+    .. math::
+        Q &= \sum_l \lVert\delta_l\rVert^2 (\lVert x_l-\mu_l\rVert^2 + c_l)
+            \,/\, \lVert\delta_L\rVert^2, \quad c_l = \max(1, \kappa E_l) \\
+        \alpha &= \min(\eta / \max(Q, \bar Q),\, 100), \quad
+            \bar Q \leftarrow \beta\bar Q + (1-\beta)\,Q \\
+        W_l &\leftarrow (1 - \lambda_l/100)\,W_l - \alpha\,\delta_l\,(x_l-\mu_l)^\top, \quad
+        b_l \leftarrow (1 - \lambda_l/100)\,b_l
+            - \alpha\,\delta_l\,(c_l - (x_l-\mu_l)^\top\mu_l) \\
+        \ln\lambda_l &\leftarrow \ln\lambda_l
+            + \theta_\lambda \operatorname{sign} \overline{\langle g_l, \bar w_l\rangle}, \quad
+        \ln\eta \leftarrow \ln\eta
+            - \theta_\eta \operatorname{sign} \overline{\langle g, w - \bar w\rangle}
+
+    with traces of decay 0.99 in the last line, λ in [1e-5, 1] and 0 between the first and the last
+    layer, η in [0.25, 50], and :math:`\bar w` the slow copy of the weights before the step.
+
     Args:
-        params: A model, or its parameters with `layers`.
+        params: A model, or its parameters with ``layers=upgd.Layers(model)``.
         lr: A factor of all steps; 1 needs no tuning, schedulers may change it.
         beta_mean: Decay of the running means.
         bias_share: See :class:`~upgd.CentredSGD`.
@@ -125,7 +142,7 @@ class SelfTunedSGD(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float = 1.0,
+        lr: float | Tensor = 1.0,
         beta_mean: float = 0.99,
         bias_share: float = 0.03,
         beta_slow: float = 0.999,

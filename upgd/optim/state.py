@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from upgd.optim.batch import compute_dtype
 from upgd.optim.checks import CLOCK, MASTER, checked_seed, plain
+from upgd.optim.configured import ConfiguredOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.rounding import BITS, Rounding
 from upgd.optim.shards import local, place_like
-from upgd.rules.vocabulary import HYPERPARAMETERS, Method
+from upgd.rules.vocabulary import HYPERPARAMETERS
 
 PLANS = ("_plan", "_fused_step")
 """What an optimizer remembers of its last step, to save time."""
@@ -25,7 +25,7 @@ IGNORED = "ignored"
 """Names the hyperparameters of a saved group that are not the optimizer's own."""
 
 
-class StatefulOptimizer(Optimizer):
+class StatefulOptimizer(ConfiguredOptimizer):
     """An optimizer whose state is lazy, exact to save and load, and counted on the device.
 
     Every parameter has a *clock*, a pair of zero-dimensional tensors: ``attempts`` counts
@@ -33,7 +33,6 @@ class StatefulOptimizer(Optimizer):
     together share one, so that counting costs one operation and not one per parameter.
     """
 
-    method: Method
     rounding: Rounding
     trace_dtype: torch.dtype | None
     master_weights: bool
@@ -59,7 +58,7 @@ class StatefulOptimizer(Optimizer):
                     fresh[p.device] = _clock(p.device)
                 self.state[p].update(fresh[p.device])
                 self._init_state(p, self.state[p])
-            for name in self.method.states:  # the model may have been cast meanwhile
+            for name in self._state_names():  # the model may have been cast meanwhile
                 if name in self.state[p]:
                     self.state[p][name] = self.state[p][name].to(self._state_dtype(p, name))
             if not self.master_weights or p.dtype not in BITS:
@@ -185,7 +184,7 @@ class StatefulOptimizer(Optimizer):
                         for k, n in zip(CLOCK, counts, strict=True)
                     }
                     state.update(clocks.setdefault((p.device, *counts), clock))
-                for name in self.method.states:
+                for name in self._state_names():
                     if name in state:
                         state[name] = state[name].to(self._state_dtype(p, name))
                 if not self.master_weights:
@@ -258,14 +257,14 @@ class StatefulOptimizer(Optimizer):
         """Raise unless the names in a state are those that this optimizer keeps."""
         if state:
             missing = {*CLOCK, *self._weight_states()} - state.keys()
-            foreign = {str(name) for name in state} - {*CLOCK, *self.method.states, MASTER}
+            foreign = {str(name) for name in state} - {*CLOCK, *self._state_names(), MASTER}
             self._refuse_state("states", missing, foreign)
 
     def _check_saved_state(self, state: Mapping[str, Any], p: Tensor) -> None:
         """Raise if a saved state has wrong shapes or impossible values."""
         owner = type(self).__name__
-        for name in (*self.method.states, MASTER):
-            shape = p.shape if name == MASTER else self._state_shape(p)
+        for name in (*self._state_names(), MASTER):
+            shape = p.shape if name == MASTER else self._state_shape(p, name)
             if name not in state:
                 continue
             if not isinstance(state[name], Tensor):
@@ -303,16 +302,20 @@ class StatefulOptimizer(Optimizer):
         keys = [k for group in state_dict["param_groups"] for k in group["params"]]
         return zip(keys, (p for group in self.param_groups for p in group["params"]), strict=False)
 
-    def _state_shape(self, p: Tensor) -> torch.Size | None:
+    def _state_names(self) -> tuple[str, ...]:
+        """All states that a parameter may have, besides its clock."""
+        return self.method.states
+
+    def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
         """The shape of a parameter's state; None if it is not fixed."""
         return p.shape
 
     def _state_shapes(self, p: Tensor) -> dict[str, torch.Size | None]:
         """Names and shapes that a parameter's state must have once it exists."""
         shapes: dict[str, torch.Size | None] = dict.fromkeys(CLOCK, torch.Size([]))
-        held = [n for n in self.method.states if n in self._weight_states() or n in self.state[p]]
+        held = [n for n in self._state_names() if n in self._weight_states() or n in self.state[p]]
         own = {MASTER: p.shape} if MASTER in self.state[p] else {}
-        return {**shapes, **dict.fromkeys(held, self._state_shape(p)), **own}
+        return {**shapes, **{name: self._state_shape(p, name) for name in held}, **own}
 
     def _weight_states(self) -> tuple[str, ...]:
         """States that are kept for every weight."""
@@ -331,9 +334,6 @@ class StatefulOptimizer(Optimizer):
         """Serialises the steps of several threads."""
         lock: AbstractContextManager[Any] = self.__dict__.setdefault("_step_lock", RLock())
         return lock
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        raise NotImplementedError
 
     def _noise_step(self, device: torch.device) -> int | Tensor:
         """The number of this draw: an integer, or a tensor on the device for CUDA graphs.

@@ -149,6 +149,19 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("beta_weight", "β_w", "decay of the weight trace", high=1.0),
         Hyperparameter("betas", "β₁, β₂", "decays of Adam's two moments", high=1.0, pair=True),
         Hyperparameter("eps", "ε", "added to Adam's denominator"),
+        Hyperparameter("beta_mean", "β_μ", "decay of the mean inputs of layers", high=1.0),
+        Hyperparameter("bias_share", "κ_b", "share of the inputs' spread that biases' steps take"),
+        Hyperparameter("beta_slow", "β_s", "decay of the slow copy of the weights", high=1.0),
+        Hyperparameter("pace", "θ_λ", "change of the logarithm of the weight decay in a step"),
+        Hyperparameter("pace_target", "θ_η", "change of the logarithm of the target in a step"),
+        Hyperparameter(
+            *("replacement_rate", "ρ", "share of mature units that is renewed in a step"),
+            high=1.0,
+            reaches_high=True,
+        ),
+        Hyperparameter("maturity", "m", "steps before a unit may be renewed"),
+        Hyperparameter("threshold", "τ", "share of the mean activity that renewed units have"),
+        Hyperparameter("period", "F", "steps from one look at the units to the next", low=1.0),
     )
 }
 """The project's own words, by name; a rule may bring others (:func:`hyperparameter`)."""
