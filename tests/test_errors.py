@@ -28,6 +28,12 @@ BAD: dict[str, list[Any]] = {
     "beta_weight": [1.0, 2],
     "betas": [(0.9,), (0.9, 1.0), (-0.1, 0.9), 0.9, (0.9, 0.9, 0.9)],
     "eps": [-1e-8, math.nan],
+    "meta_lr": [-0.1, math.inf],
+    "clip": [-1.0, math.nan],
+    "period": [0, 0.5, math.inf],
+    "sharpness": [0.0, -1.0, math.inf],
+    "protecting": [-0.1, 1.5],
+    "undoing": [-0.1, 1.5],
 }
 
 

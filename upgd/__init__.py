@@ -9,12 +9,15 @@ from types import ModuleType
 from upgd import curvature, utility
 from upgd.monitor import Monitor
 from upgd.optim import (
+    FADE,
     PGD,
     SGDW,
     UPGD,
     AdaUPGD,
     Features,
     FeatureUPGD,
+    GatedUPGD,
+    L2Init,
     ShrinkAndPerturb,
     StreamingEWC,
     StreamingMAS,
@@ -27,12 +30,15 @@ from upgd.optim.registry import create
 __version__ = "0.1.0"
 
 __all__ = [
+    "FADE",
     "PGD",
     "SGDW",
     "UPGD",
     "AdaUPGD",
     "FeatureUPGD",
     "Features",
+    "GatedUPGD",
+    "L2Init",
     "Monitor",
     "ShrinkAndPerturb",
     "StreamingEWC",

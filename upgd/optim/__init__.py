@@ -2,19 +2,25 @@
 
 from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
+from upgd.optim.fade import FADE
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
+from upgd.optim.gated_upgd import GatedUPGD
 from upgd.optim.groups import param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
+from upgd.optim.restrained import L2Init
 from upgd.optim.upgd import UPGD
 
 __all__ = [
+    "FADE",
     "PGD",
     "SGDW",
     "UPGD",
     "AdaUPGD",
     "FeatureUPGD",
     "Features",
+    "GatedUPGD",
+    "L2Init",
     "ShrinkAndPerturb",
     "StreamingEWC",
     "StreamingMAS",

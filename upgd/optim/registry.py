@@ -22,8 +22,10 @@ from torch import nn
 from upgd.optim.ada_upgd import ADAMW, AdamW, AdaUPGD, ada_upgd_method
 from upgd.optim.base import Params, RuleOptimizer
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
+from upgd.optim.fade import FADE, fade_method
 from upgd.optim.feature_upgd import FeatureUPGD, feature_upgd_method
 from upgd.optim.features import Features
+from upgd.optim.gated_upgd import GATED_UPGD, GatedUPGD
 from upgd.optim.perturbed import (
     PGD,
     PGD_METHOD,
@@ -32,6 +34,7 @@ from upgd.optim.perturbed import (
     SHRINK_AND_PERTURB_METHOD,
     ShrinkAndPerturb,
 )
+from upgd.optim.restrained import L2_INIT, L2Init
 from upgd.optim.upgd import UPGD, upgd_method
 from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
 from upgd.sources import digest
@@ -206,6 +209,16 @@ def _rows() -> Iterator[Row]:
     }.items():  # fmt: skip
         aliases = {f"streaming-{title.lower()}": {}}
         yield Row(f"s-{title.lower()}", f"S-{title}", cls, cls.consolidation, aliases=aliases)
+    yield from _rivals()
+
+
+def _rivals() -> Iterator[Row]:
+    """Methods of other papers."""
+    yield Row("l2-init", "L2 Init", L2Init, L2_INIT)
+    yield Row("fade", "FADE", FADE, fade_method(), {"order": 2})
+    yield Row("fade-1st", "FADE, 1st order", FADE, fade_method(order=1), {"order": 1})
+    halves = {"upgd-protecting-half": {"undoing": 0.0}, "upgd-harmful-half": {"protecting": 0.0}}
+    yield Row("gated-upgd", "UPGD, gate in halves", GatedUPGD, GATED_UPGD, aliases=halves)
 
 
 METHODS: dict[str, Row] = {row.name: row for row in _rows()}

@@ -121,6 +121,20 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("beta_weight", "β_w", "decay of the weight trace", high=1.0),
         Hyperparameter("betas", "β₁, β₂", "decays of Adam's two moments", high=1.0, pair=True),
         Hyperparameter("eps", "ε", "added to Adam's denominator"),
+        Hyperparameter("meta_lr", "θ", "step size of a learned weight decay"),
+        Hyperparameter("clip", "c", "largest weight, in units of the layer's first bound"),
+        Hyperparameter("period", "k", "steps from one reset to the next", low=1.0),
+        Hyperparameter("sharpness", "k", "factor of the scaled utility in a gate", low=1e-3),
+        Hyperparameter(
+            *("protecting", "p", "strength of the gate's half for useful weights"),
+            high=1.0,
+            reaches_high=True,
+        ),
+        Hyperparameter(
+            *("undoing", "r", "strength of the gate's half for harmful weights"),
+            high=1.0,
+            reaches_high=True,
+        ),
     )
 }
 """The project's own words, by name; a rule may bring others (:func:`hyperparameter`)."""
