@@ -575,7 +575,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown argument": (
         unknown,
         {"states": ["momentum"]},
-        r"unknown reads 'momentun'; it may read w, g, h, noise, momentum, lr; did you mean 'mom",
+        r"unknown reads 'momentun'; it may read w, g, h, noise, momentum, lr, bound; did you mean",
     ),
     "no default": (few, {}, r"few reads 'm'.*A hyperparameter needs a default, m=0.1"),
     "max": (compares, {}, r"compares, line \d+ cannot.*maximum, minimum, clip or sign of upgd.lab"),

@@ -60,7 +60,7 @@ def test_rules_read_what_exists(row: Row) -> None:
         {"beta1", "beta2"} if "betas" in method.hyper else set()
     )
     corrections = {f"c_{trace}" for trace in method.decays}
-    provided = {"w", "g", "h", "f", "s", "noise", "eta"}
+    provided = {"w", "g", "h", "f", "s", "noise", "eta", "bound", "due"}
     for phase in method.phases:
         assert set(phase.reads) <= provided | set(method.states) | hyper | corrections
         assert set(phase.writes) <= {"w", *method.states}

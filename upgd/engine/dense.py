@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from upgd.kernels.layout import Layout
-from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, reduces
+from upgd.kernels.rules import DUE, MOST_NUMBERS, TIMES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
-from upgd.rules.vocabulary import as_numbers
+from upgd.optim.roles import bound, role
+from upgd.rules.vocabulary import ROLES, as_numbers, split_roles
 
 # What a stack sums up per run and window; the last counts the steps with diagnostics.
 COLUMNS = (
@@ -27,7 +28,10 @@ ACTIVATIONS = ("relu", "leaky_relu", "tanh", "linear")  # kernels know them by n
 
 @dataclass(frozen=True)
 class Learner:
-    """A learner of a stack; missing hyperparameters take the registry's defaults."""
+    """A learner of a stack; missing hyperparameters take the registry's defaults.
+
+    Those of one role's layers are called, for example, ``head.weight_decay``.
+    """
 
     method: str
     hyper: Mapping[str, Any]
@@ -41,24 +45,41 @@ class Learner:
     def all_hyper(self) -> dict[str, Any]:
         """All hyperparameters; raises ValueError for unknown ones."""
         _, defaults = get(self.method)
-        if unknown := self.hyper.keys() - defaults.keys():
+        plain, own = split_roles(self.hyper)
+        if unknown := {*plain, *(name for each in own.values() for name in each)} - defaults.keys():
             raise ValueError(
                 f"{self.method} has no hyperparameter {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(defaults)}"
             )
         return {**defaults, **self.hyper}
 
-    def values(self) -> dict[str, float]:
-        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``."""
-        found = self.all_hyper()
+    def values(self, role: str | None = None) -> dict[str, float]:
+        """All hyperparameters as numbers; ``betas`` are ``beta1`` and ``beta2``.
+
+        Args:
+            role: Whose layers' they are; by default what layers have that are given none.
+        """
+        plain, own = split_roles(self.all_hyper())
+        mine = own.get(role or "", {})
         for name, hyperparameter in self.row.hyper.items():
-            hyperparameter.check(self.row.optimizer.__name__, found[name])
-        return {name: float(value) for name, value in as_numbers(found).items()}
+            if name in mine:
+                hyperparameter = replace(hyperparameter, name=f"{role}.{name}")
+            hyperparameter.check(self.row.optimizer.__name__, mine.get(name, plain[name]))
+        return {name: float(value) for name, value in as_numbers({**plain, **mine}).items()}
 
     @property
     def is_perturbed(self) -> bool:
         """Whether it draws noise."""
-        return self.row.method.is_perturbed(self.values())
+        return any(self.row.method.is_perturbed(self.values(role)) for role in ROLES)
+
+    @property
+    def decays_apart(self) -> bool:
+        """Whether the trace that makes η decays by another number in some layers than in others."""
+        method = self.row.method
+        decay = method.decays.get(method.phases[0].writes[0]) if method.phases else None
+        if decay is None or method.phases[0].reduce != "max":
+            return False
+        return len({self.values(role)[decay] for role in ROLES}) > 1
 
 
 @dataclass(frozen=True)
@@ -66,14 +87,15 @@ class MethodGroup:
     """Learners ``first … first + count - 1`` of a stack, all of one method.
 
     `noise` is whether any is perturbed, `reduce` how η is found (``"max"``, ``"row_norm"`` or
-    None), `features` whether utilities are per feature, `second` whether the method reads
-    curvature, and `states` what is kept per weight.
+    None), `apart` whether layers' traces decay differently, `features` whether utilities are per
+    feature, `second` whether the method reads curvature, and `states` what is kept per weight.
     """
 
     row: Row
     first: int
     count: int
     noise: bool
+    apart: bool = False
 
     @property
     def reduce(self) -> str | None:
@@ -101,24 +123,37 @@ def in_groups(learners: Sequence[Learner]) -> tuple[list[int], list[MethodGroup]
         row = learners[order[position]].row
         same = [i for i in order[position:] if learners[i].row is row]
         noise = any(learners[i].is_perturbed for i in same)
-        groups.append(MethodGroup(row, position, len(same), noise))
+        apart = any(learners[i].decays_apart for i in same)
+        groups.append(MethodGroup(row, position, len(same), noise, apart))
         position += len(same)
     return order, groups
 
 
-def tables(learners: Sequence[Learner]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Numbers [R, 16] in the order of each one's method, and the decay [R, 5] of each state.
+def tables(
+    learners: Sequence[Learner], roles: Sequence[str], bounds: Sequence[float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Numbers [R, L, 16] in the order of each one's method, and the decays [R, L, 8] of states.
 
-    A state without bias correction has decay 0, which corrects by 1.
+    Behind the decays there is the period (:data:`upgd.kernels.rules.DUE`), or 0 for none. A state
+    without bias correction has decay 0, which corrects by 1.
+
+    Args:
+        learners: R learners.
+        roles: Of L layers, or of parameters where these have numbers of their own.
+        bounds: Theirs.
     """
-    hyper = np.zeros((len(learners), MOST_NUMBERS))
-    decays = np.zeros((len(learners), MOST_STATES))
+    hyper = np.zeros((len(learners), len(roles), MOST_NUMBERS))
+    decays = np.zeros((len(learners), len(roles), TIMES))
     for i, learner in enumerate(learners):
-        values, method = learner.values(), learner.row.method
-        hyper[i, : len(method.numbers)] = method.number_values(values)
-        for k, state in enumerate(method.states):
-            if state in method.decays:
-                decays[i, k] = values[method.decays[state]]
+        method = learner.row.method
+        by_role = {each: learner.values(each) for each in set(roles)}
+        for layer, (its_role, its_bound) in enumerate(zip(roles, bounds, strict=True)):
+            values = by_role[its_role]
+            hyper[i, layer, : len(method.numbers)] = method.number_values(values, its_bound)
+            decays[i, layer, DUE] = method.every(values)
+            for k, state in enumerate(method.states):
+                if state in method.decays:
+                    decays[i, layer, k] = values[method.decays[state]]
     return hyper, decays
 
 
@@ -134,13 +169,23 @@ def initial(layout: Layout, seed: int, task: int = 0) -> NDArray[np.float32]:
     return numbers
 
 
+def unsupported(learner: Learner) -> str | None:
+    """Why no stack of dense networks can run a learner, if none can."""
+    if learner.row.eager_only:
+        return learner.row.eager_only
+    if "gates" in learner.row.needs and learner.decays_apart:
+        return "a stack's features have one decay of utility in all layers"
+    return None
+
+
 class Stack:
     """Learners in lock step, those of one method beside each other; whatever executes them.
 
     Subclasses allocate arrays or tensors, which are used alike here: `weights` [R, size], `states`
     of each group [states, count, size], `utilities` of each group's features [count, units],
     `series` of sums by window [R, windows, columns], and `diverged`, the step at which each was not
-    finite, or -1. `order` has the learners' numbers before they were sorted by method.
+    finite, or -1. `order` has the learners' numbers before they were sorted by method, `began` the
+    step at which each was made or restarted.
 
     Args:
         learners: Methods, hyperparameters and seeds, in any order.
@@ -154,6 +199,7 @@ class Stack:
     states: list[Any]
     utilities: list[Any]
     corrections: Any
+    began: Any
     series: Any
     diverged: Any
 
@@ -169,7 +215,7 @@ class Stack:
         self.window, self.stride, self.windows = window, stride, -(-steps // window)
 
     def _unsupported(self, learner: Learner) -> str | None:
-        return learner.row.eager_only
+        return unsupported(learner)
 
     def _initial(self, seed: int, task: int) -> Any:
         """A learner's first weights as the stack keeps them."""
@@ -187,6 +233,7 @@ class Stack:
         """Fresh weights and states for all, or for those with these numbers in `learners`."""
         for run in range(len(self.learners)) if runs is None else runs:
             views, group = self._views(run), self.groups[self._group(run)[0]]
+            self.began[run] = self.step
             views["weights"][...] = self._initial(self.learners[run].seed, task)
             for name in ("states", "utility", "corrections"):
                 if name in views:
@@ -203,7 +250,11 @@ class Stack:
         """Continue run number `run` from what :meth:`state` returned."""
         views = self._views(run)
         for name, array in saved.items():
-            views[name][...] = self._put(np.asarray(array))
+            kept = np.asarray(array)
+            if name == "corrections" and kept.ndim == 1:  # of a version that had one for all layers
+                views[name][:, : len(kept)] = self._put(kept)
+            else:
+                views[name][...] = self._put(kept)
 
     def _group(self, run: int) -> tuple[int, int]:
         """The number of a run's group, and its number in there."""
@@ -221,6 +272,8 @@ class Stack:
             "series": self.series[run],
             "diverged": self.diverged[run : run + 1].reshape(()),
         }
+        if group.row.method.period is not None:
+            found["began"] = self.began[run : run + 1].reshape(())
         if len(states) == len(group.states):  # kernels need an array even without states
             found["states"] = states[:, mine]
         if group.features:
@@ -239,3 +292,8 @@ class DenseStack(Stack):
 
     def _initial(self, seed: int, task: int) -> Any:
         return self._put(initial(self.layout, seed, task))
+
+    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        layers = self.layout.layers
+        roles = [role(layer.number, len(layers)) for layer in layers]
+        return tables(self.learners, roles, [bound((x.outputs, x.inputs)) for x in layers])

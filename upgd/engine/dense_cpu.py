@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.engine.dense import COLUMNS, DenseStack, Learner, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner
 from upgd.engine.feed import Chunk
 from upgd.kernels.layout import ALIGN, Layout
 from upgd.kernels.rules import traces_utility
@@ -66,8 +66,9 @@ class CpuStack(DenseStack):
     # ------------------------------------------------------------------------- memory
     def _allocate(self) -> None:
         runs, layout = len(self.learners), self.layout
-        self.hyper, self.decays = tables(self.learners)
+        self.hyper, self.decays = self._tables()
         self.corrections = np.zeros_like(self.decays)
+        self.began = np.zeros(runs, np.int64)
         self.layer_table = layout.layer_table.astype(np.int64) * [1, 1, ALIGN, ALIGN, ALIGN, 1]
         self.weights = self._zeros(runs, layout.size)
         self.states = [
@@ -129,7 +130,8 @@ class CpuStack(DenseStack):
             *(self.weights[run], states.reshape(-1), states.shape[1] * states.shape[2]),
             (mine if group.states else 0) * states.shape[2],
             self.utilities[number][mine if group.features else 0],
-            *(self.hyper[run], self.decays[run], self.corrections[run]),
+            *(table[run].reshape(-1) for table in (self.hyper, self.decays, self.corrections)),
+            self.began[run : run + 1],
             np.uint64(self.learners[run].seed),
         )
 

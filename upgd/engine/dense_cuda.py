@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.engine.branches import Branches
-from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup, tables
+from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup
 from upgd.engine.feed import Chunk
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
 from upgd.kernels.layout import Layout
-from upgd.kernels.rules import fills_padding
+from upgd.kernels.rules import TIMES, fills_padding
 from upgd.kernels.triton_rules import compile_rules, compile_traces
 from upgd.threads import no_garbage
 
@@ -137,9 +137,9 @@ class CudaStack(DenseStack):
     # ------------------------------------------------------------------------- memory
     def _allocate(self) -> None:
         runs, layout = len(self.learners), self.layout
-        hyper, decays = tables(self.learners)
-        self.hyper, self.decays = self._put(hyper), self._put(decays)
+        self.hyper, self.decays = (self._put(table) for table in self._tables())
         self.corrections = torch.zeros_like(self.decays)
+        self.began = torch.zeros(runs, dtype=torch.int64, device=self.device)
         seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
         self.seeds = self._put(seeds)
         self.layer_table = self._put(layout.layer_table)
@@ -307,7 +307,7 @@ class CudaStack(DenseStack):
         sample.head_kernel[(runs, 2 if forward else 1)](
             *(self.weights, self.acts, self.delta, self.hess, self.utility, self.squares),
             *(self.kinds, self.pre, self.loss_before, self.series, self.diverged, self.partial),
-            *(self.corrections, self.decays, self.layer_table),
+            *(self.corrections, self.decays, self.began, self.layer_table),
             *self._fed.values(),
             *(self.clock, offset, self.window, self.windows),
             *(runs, layout.size, layout.activations, layout.units, self.length),
@@ -321,6 +321,9 @@ class CudaStack(DenseStack):
             SQUARED=self.squared,
             INPUTS=self.inputs,
             FORWARD=forward,
+            DUES=any(group.row.method.period is not None for group in self.groups),
+            APART=any(group.apart for group in self.groups),
+            SLOTS=triton.next_power_of_2(TIMES * len(layout.layers)),
             **common,
             **(self.early if forward else {"EARLY": 0}),  # the last one follows PyTorch's kernels
             num_warps=warps,
@@ -333,6 +336,7 @@ class CudaStack(DenseStack):
                 *(self.kinds, self.decays, self.partial, self.diverged, self.clock, offset),
                 *(layer.inputs, layer.outputs, layer.stride),
                 *(layer.base, layer.input_at, layer.row_at),
+                *(TIMES * (layer.number - 1), TIMES * len(layout.layers)),
                 *(layout.size, layout.activations, layout.units),
                 **common,
                 BR=t.back_rows,
@@ -356,14 +360,15 @@ class CudaStack(DenseStack):
         runs, layout, fills = len(self.learners), self.layout, self._fills[number]
         local = group.reduce == "row_norm"
         second = group.second and not group.features  # whose curvatures the backward pass has read
-        common = {"SECOND": second, "LOCAL": local, **self.early}
+        common = {"SECOND": second, "LOCAL": local, "APART": group.apart, **self.early}
+        common["LAYERS"] = len(layout.layers)
         if group.features:
             common |= self._at_most(self.tuning.feature_registers)
         if group.reduce is not None:
             update.reduce_kernel[(len(layout.group_table), group.count)](
                 *(self.weights, states, self.acts, self.delta, self.hess, self.partial),
-                *(self.norms, self.biases, self.hyper, self.group_table, self.clock),
-                *(offset, group.first, layout.size, layout.activations, layout.units),
+                *(self.norms, self.biases, self.hyper, self.corrections, self.group_table),
+                *(self.clock, offset, group.first, layout.size, layout.activations, layout.units),
                 RULE=rules.reduce,
                 **common,
                 BLOCK=self.tuning.reduce_block,
@@ -384,7 +389,6 @@ class CudaStack(DenseStack):
                 PART=self.tuning.back_columns,
                 FILLS=fills,
                 NOISE=group.noise,
-                LAYERS=len(layout.layers),
                 HIDDEN=number > 0,
                 ACTIVATION=self.activation,
                 **common,

@@ -24,9 +24,19 @@ from upgd.engine.dense import COLUMNS, Learner, MethodGroup, Stack, tables
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
-from upgd.kernels.rules import ARGUMENTS, CORRECTIONS, NUMBERS, STATES, reduces, source
+from upgd.kernels.rules import (
+    ARGUMENTS,
+    CORRECTIONS,
+    DUE,
+    NUMBERS,
+    SHARE,
+    STATES,
+    reduces,
+    source,
+)
 from upgd.monitor.measures import zero_share
 from upgd.optim.batch import tiny
+from upgd.optim.roles import bounds, roles
 from upgd.rules.ops import FUNCTIONS
 from upgd.rules.vocabulary import Method, Phase
 from upgd.threads import no_garbage
@@ -78,9 +88,13 @@ class GeneralStack(Stack):
 
     def _allocate(self) -> None:
         runs, size = len(self.learners), sum(math.prod(s) for s in self.shapes)
-        hyper, decays = tables(self.learners)
+        named = any("." in name for learner in self.learners for name in learner.hyper)
+        theirs = roles(self.model) if named else ["hidden"] * len(self.shapes)
+        hyper, decays = tables(self.learners, theirs, bounds(self.shapes))
         self.hyper, self.decays = self._put(hyper), self._put(decays)
         self.corrections = torch.zeros_like(self.decays)
+        self.began = torch.zeros(runs, dtype=torch.int64, device=self.device)
+        self._stretches = _stretches(self.shapes, np.concatenate([hyper, decays], 2))
         seeds = np.array([learner.seed for learner in self.learners], np.uint64).view(np.int64)
         self.seeds = self._put(seeds)
         self.weights = torch.zeros(runs, size, dtype=self.dtype, device=self.device)
@@ -211,7 +225,7 @@ class GeneralStack(Stack):
             finite = losses.isfinite() & largest.isfinite()
             fresh = ~finite & (self.diverged < 0)
             self.diverged.copy_(torch.where(fresh, self.clock[0], self.diverged))
-            self.corrections.mul_(self.decays).add_(1 - self.decays)
+            self._correct()
             if self._fused is not None:
                 self._fused()
             else:
@@ -259,32 +273,70 @@ class GeneralStack(Stack):
         return F.cross_entropy(outputs, y, reduction="none")
 
     # --------------------------------------------------------------------------- update
+    def _correct(self) -> None:
+        """The corrections of this step, and whether it is due."""
+        self.corrections.mul_(self.decays).add_(1 - self.decays)
+        if any(group.apart for group in self.groups):
+            trace = self.corrections[..., 0]
+            self.corrections[..., SHARE] = trace / trace[:, :1]
+        if any(group.row.method.period is not None for group in self.groups):
+            age = (self.clock[0] - self.began + 1).unsqueeze(1)
+            due = age % self.decays[..., DUE].clamp_min(1).long() == 0
+            self.corrections[..., DUE] = due.double()
+
     def _update(self, group: MethodGroup, states: Tensor) -> None:
-        """The rules on tensors [R, P]; scalars [R, 1] are float64 until they meet a weight."""
+        """The rules on tensors [R, P], or on stretches of them where numbers differ by layer."""
         mine = slice(group.first, group.first + group.count)
-        method = group.row.method
         rules = self._rules[group.row.name]
-        given: dict[str, Any] = dict.fromkeys(ARGUMENTS)
-        given |= {"w": self.weights[mine], "g": self.gradients[mine]}
-        given |= {name: self.hyper[mine, i : i + 1] for i, name in enumerate(NUMBERS)}
-        for k in range(len(method.states)):
-            given[STATES[k]] = states[k]
-            given[CORRECTIONS[k]] = self.corrections[mine, k : k + 1]
-        if group.noise:
-            given["noise"] = self._noise(group)
-        else:
-            given["noise"] = torch.zeros((), dtype=self.dtype, device=self.device)
+        noise = self._noise(group) if group.noise else None
+        given = [self._given(group, states, noise, *stretch) for stretch in self._stretches]
         if group.reduce is not None:
-            given["eta"] = self._eta(method.phases[0], rules["reduce"](**given))
-        old = [given[name] for name in STATES[: len(method.states)]]
-        weights, *new = (
-            # A rule may return another state's old value, which will be overwritten.
-            t.clone() if t is not own and any(t is each for each in old) else t
-            for own, t in zip((None, *old), rules["update"](**given), strict=False)
-        )
-        for state, value in zip(states, new, strict=True):
-            state.copy_(value)
-        self.weights[mine] = weights
+            traces = [rules["reduce"](**each) for each in given]
+            self._put_eta(group, traces, given)
+        for each, (where, _) in zip(given, self._stretches, strict=True):
+            old = [each[name] for name in STATES[: len(group.states)]]
+            weights, *new = (
+                # A rule may return another state's old value, which will be overwritten.
+                t.clone() if t is not own and any(t is other for other in old) else t
+                for own, t in zip((None, *old), rules["update"](**each), strict=False)
+            )
+            for state, value in zip(old, new, strict=True):
+                state.copy_(value)
+            self.weights[mine, where] = weights
+
+    def _given(
+        self, group: MethodGroup, states: Tensor, noise: Tensor | None, where: slice, tensor: int
+    ) -> dict[str, Any]:
+        """What the rules read for a stretch of weights with the numbers of parameter `tensor`.
+
+        Scalars [R, 1] are float64 until they meet a weight.
+        """
+        mine = slice(group.first, group.first + group.count)
+        given: dict[str, Any] = dict.fromkeys(ARGUMENTS)
+        given |= {"w": self.weights[mine, where], "g": self.gradients[mine, where]}
+        given |= {name: self.hyper[mine, tensor, i : i + 1] for i, name in enumerate(NUMBERS)}
+        given["due"] = self.corrections[mine, tensor, DUE : DUE + 1]
+        for k in range(len(group.states)):
+            given[STATES[k]] = states[k][:, where]
+            given[CORRECTIONS[k]] = self.corrections[mine, tensor, k : k + 1]
+        none = torch.zeros((), dtype=self.dtype, device=self.device)
+        given["noise"] = none if noise is None else noise[:, where]
+        return given
+
+    def _put_eta(
+        self, group: MethodGroup, traces: list[Tensor], given: list[dict[str, Any]]
+    ) -> None:
+        """Find η from the traces of all stretches."""
+        mine = slice(group.first, group.first + group.count)
+        shares: list[Any] = [1.0] * len(traces)
+        if group.apart:
+            columns = [self.corrections[mine, tensor, SHARE] for _, tensor in self._stretches]
+            shares = [column.unsqueeze(1).to(self.dtype) for column in columns]
+            traces = [trace / share for trace, share in zip(traces, shares, strict=True)]
+        whole = torch.cat(traces, 1) if len(traces) > 1 else traces[0]
+        eta = self._eta(group.row.method.phases[0], whole)
+        for each, share, (where, _) in zip(given, shares, self._stretches, strict=True):
+            each["eta"] = eta * share if eta.shape[1] == 1 else eta[:, where]
 
     def _noise(self, group: MethodGroup) -> Tensor:
         """The perturbations [R, P] of this step, drawn for several steps at a time."""
@@ -320,6 +372,20 @@ def _rules(method: Method) -> dict[str, Callable[..., Any]]:
     found: dict[str, Any] = dict(FUNCTIONS)
     for stage in ("reduce", "update") if reduces(method) else ("update",):
         exec(source(method, stage, "torch"), found)
+    return found
+
+
+def _stretches(shapes: Sequence[tuple[int, ...]], numbers: NDArray[Any]) -> list[tuple[slice, int]]:
+    """Stretches of weights with the same numbers [R, tensors, ...], each with its first tensor."""
+    found: list[tuple[slice, int]] = []
+    at = 0
+    for tensor, shape in enumerate(shapes):
+        end = at + math.prod(shape)
+        if found and (numbers[:, tensor] == numbers[:, found[-1][1]]).all():
+            found[-1] = slice(found[-1][0].start, end), found[-1][1]
+        else:
+            found.append((slice(at, end), tensor))
+        at = end
     return found
 
 

@@ -26,7 +26,7 @@ class FusedUpdates:
         real = str(stack.dtype).removeprefix("torch.")
         self._rules = [compile_rules(group.row.method, real) for group in stack.groups]
         items: list[tuple[int, ...]] = []
-        rows: list[tuple[int, int]] = []
+        rows: list[tuple[int, int, int]] = []
         base = 0
         for number, shape in enumerate(stack.shapes):
             count = math.prod(shape)
@@ -36,7 +36,7 @@ class FusedUpdates:
             width = count // height
             entry = (base, count, span, number, width, len(rows))
             items += [(*entry, start) for start in range(0, span, BLOCK)]
-            rows += [(base + i * width, width) for i in range(height)]
+            rows += [(base + i * width, width, number) for i in range(height)]
             base += count
         device, runs = stack.device, len(stack.learners)
         self.items = torch.from_numpy(np.array(items, np.int32)).to(device)
@@ -54,29 +54,32 @@ class FusedUpdates:
     def _update(self, number: int) -> None:
         stack = self.stack
         group, states, rules = stack.groups[number], stack.states[number], self._rules[number]
-        size, rows = stack.weights.shape[1], len(self.rows)
+        size, rows, tensors = stack.weights.shape[1], len(self.rows), len(stack.shapes)
         first = states if group.states else stack.weights
         arrays = (stack.weights, first, stack.gradients)
         if group.reduce == "max":
             kernels.reduce_kernel[(len(self.items), group.count)](
-                *(*arrays, self.partial, self.items, stack.hyper, group.first, size),
+                *(*arrays, self.partial, self.items, stack.hyper, stack.corrections),
+                *(group.first, size, tensors),
                 RULE=rules.reduce,
+                APART=group.apart,
                 BLOCK=BLOCK,
             )
         elif group.reduce == "row_norm":
             kernels.norm_kernel[(rows, group.count)](
-                *(*arrays, self.norms, self.rows, stack.hyper, group.first, size, rows),
+                *(*arrays, self.norms, self.rows, stack.hyper, group.first, size, rows, tensors),
                 RULE=rules.reduce,
                 BLOCK=BLOCK,
             )
         kernels.update_kernel[(len(self.items), group.count)](
             *(*arrays, self.partial, self.norms, self.items, self.iota, stack.hyper),
             *(stack.corrections, stack.seeds, stack.clock, group.first, group.count),
-            *(size, rows),
+            *(size, rows, tensors),
             RULE=rules.update,
             STATES=len(group.states),
             GLOBAL=group.reduce == "max",
             LOCAL=group.reduce == "row_norm",
+            APART=group.apart,
             NOISE=group.noise,
             BLOCK=BLOCK,
         )

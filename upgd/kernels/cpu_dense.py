@@ -29,7 +29,15 @@ from numba.extending import intrinsic, overload
 
 from upgd.kernels import cpu_functions, philox, subnormals, vectors
 from upgd.kernels.cpu_functions import COEFFICIENTS, normals
-from upgd.kernels.rules import OUTPUT_GATE, fingerprint, load_module
+from upgd.kernels.rules import (
+    DUE,
+    MOST_NUMBERS,
+    OUTPUT_GATE,
+    SHARE,
+    TIMES,
+    fingerprint,
+    load_module,
+)
 from upgd.kernels.subnormals import flush_subnormals, give_back
 from upgd.kernels.vectors import (
     LANES,
@@ -290,7 +298,19 @@ def _diagnose(acts, delta, layers, shift, sums):
 
 
 @_compiled
-def _scale_features(trace, acts, dh, d2h, layers, utility, gates, beta, local, second):
+def _correct(corrections, decays, layers, age):
+    """The corrections of a learner's step number `age`, layer by layer, and whether it is due."""
+    for layer in range(len(layers)):
+        at = layer * TIMES
+        for k in range(at, at + TIMES):
+            corrections[k] = corrections[k] * decays[k] + (1.0 - decays[k])
+        corrections[at + SHARE] = corrections[at] / corrections[0]
+        period = max(1, np.int64(decays[at + DUE]))
+        corrections[at + DUE] = 1.0 if age % period == 0 else 0.0
+
+
+@_compiled
+def _scale_features(trace, acts, dh, d2h, layers, utility, gates, decays, local, second):
     """Trace the features' utilities and scale them, for the update to read row by row."""
     top = -math.inf
     for layer in range(1, len(layers)):
@@ -299,6 +319,7 @@ def _scale_features(trace, acts, dh, d2h, layers, utility, gates, beta, local, s
         h = address(acts, layers[layer, BEGIN])
         # Without curvature the second derivative is not read.
         bends = address(d2h if second else dh, row_at)
+        beta = decays[(layer - 1) * TIMES]
         call(trace, address(dh, row_at), bends, h, address(utility, row_at), units, beta)
         squares = 0.0
         for i in range(row_at, row_at + units):
@@ -318,10 +339,13 @@ def _scale_features(trace, acts, dh, d2h, layers, utility, gates, beta, local, s
 
 @_compiled
 def _largest_trace(
-    reduce, w, s, offset, acts, layers, parity, delta, hess, hyper, beta, bounded, second, top, low,
-    big, reach, out,
+    reduce, w, s, offset, acts, layers, parity, delta, hess, hyper, decays, corrections, bounded,
+    second, top, low, big, reach, out,
 ):  # fmt: skip
     """The largest trace that any weight will have after this step; fills `reach`.
+
+    Where layers' traces decay differently, it is the largest when corrected, in units of the first
+    layer's.
 
     Where traces are those of utilities, they are `bounded`: with g and h a row's largest
     derivatives, they will lie between ``β·low - c`` and ``β·top + c``, where
@@ -337,6 +361,7 @@ def _largest_trace(
             begin = layers[layer, BEGIN] - (parity * pitch if layer == 0 else 0)
             if turn == 0 and not row_at <= lead < row_at + outputs:
                 continue
+            beta, share = decays[layer * TIMES], corrections[layer * TIMES + SHARE]
             furthest = 0.0
             for j in range(begin, begin + inputs + 1):
                 furthest = max(furthest, abs(np.float64(acts[j])))
@@ -352,15 +377,16 @@ def _largest_trace(
                 upper, lower = beta * np.float64(top[row]) + c, beta * np.float64(low[row]) - c
                 if bounded:
                     reach[row] = max(abs(upper), abs(lower)) * (1 + ROUNDING)
-                    if upper + ROUNDING * (abs(upper) + 2 * c) < found:
+                    if upper + ROUNDING * (abs(upper) + 2 * c) < found * share:
                         continue
                 at = layers[layer, BASE] + i * pitch
                 call(
                     reduce, address(w, at), address(s, offset + at), address(acts, begin), inputs,
-                    delta[row], hess[row], address(hyper, 0), address(out, 0),
+                    delta[row], hess[row], address(hyper, layer * MOST_NUMBERS), address(out, 0),
                 )  # fmt: skip
-                if not out[0] <= found:  # propagates NaN
-                    found = np.float64(out[0])
+                largest_here = np.float64(out[0]) / share
+                if not largest_here <= found:  # propagates NaN
+                    found = largest_here
     return found
 
 
@@ -378,7 +404,7 @@ def _row_norms(
             at = layers[layer, BASE] + i * pitch
             call(
                 reduce, address(w, at), address(s, offset + at), address(acts, begin), inputs,
-                delta[row], hess[row], address(hyper, 0), address(out, 0),
+                delta[row], hess[row], address(hyper, layer * MOST_NUMBERS), address(out, 0),
             )  # fmt: skip
             etas[row] = max(out[0], _tiny(etas))
             squares += np.float64(out[1]) * np.float64(out[1])
@@ -419,7 +445,8 @@ def _update(
                     near if reach[row] <= etas[row] else update, address(w, at),
                     address(s, offset + at), gap, address(acts, begin), address(acts, following),
                     address(z, numbers), inputs, delta[row], hess[row], etas[row],
-                    bias_etas[layer], address(hyper, 0), address(c, 0), address(out, 0),
+                    bias_etas[layer], address(hyper, layer * MOST_NUMBERS),
+                    address(c, layer * TIMES), address(out, 0),
                 )  # fmt: skip
                 if layer == 0:
                     pre[0, unit] = out[0]
@@ -431,7 +458,7 @@ def _update(
 def learn(
     update, near, reduce, trace, eta_kind, bounded, features, local_features, second, noisy,
     activation, squared, layers, activations, w, s, gap, offset, utility, hyper, decays,
-    corrections, key,
+    corrections, began, key,
     rows, index, permutation, slots, labels, targets, importance,
     start, steps, window, stride, progress, series, diverged, bounds, answers,
 ):  # fmt: skip
@@ -449,7 +476,8 @@ def learn(
         s, gap, offset: The method's states; the learner's first begins at `offset`, the next one
             `gap` further on.
         utility: The features'.
-        hyper, decays, corrections, key: The learner's, `key` being its seed.
+        hyper, decays, corrections: The learner's, layer after layer.
+        began, key: The step at which the learner began, and its seed.
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
         importance: By which the loss of each sample is multiplied; empty for 1.
         start, steps: The chunk's position in the run.
@@ -540,8 +568,7 @@ def learn(
         sums[LOSS] += loss_before
         if right:
             sums[ACCURACY] += 1.0
-        for k in range(len(corrections)):
-            corrections[k] = corrections[k] * decays[k] + (1.0 - decays[k])
+        _correct(corrections, decays, layers, step - began[0] + 1)
         for i in range(last[OUTPUTS]):
             delta[last[ROW_AT] + i] = first_by[1, i]
             hess[last[ROW_AT] + i] = second_by[1, i]
@@ -556,16 +583,20 @@ def learn(
             _diagnose(acts, delta, layers, parity * first_pitch, sums)
         if features:
             _scale_features(
-                trace, acts, dh, d2h, layers, utility, etas, decays[0], local_features, second
+                trace, acts, dh, d2h, layers, utility, etas, decays, local_features, second
             )
             # As upgd.optim.feature_upgd.output_utility; a gate of 2 gives minus infinity.
-            etas[last[ROW_AT] :] = math.log(2.0 / hyper[OUTPUT_GATE] - 1.0)
+            gate = hyper[(count - 1) * MOST_NUMBERS + OUTPUT_GATE]
+            etas[last[ROW_AT] :] = math.log(2.0 / gate - 1.0)
         elif eta_kind == GLOBAL:
             found = _largest_trace(
                 reduce, w, s, offset, acts, layers, parity, delta, hess,
-                hyper, decays[0], bounded, second, top, low, big, reach, out,
+                hyper, decays, corrections, bounded, second, top, low, big, reach, out,
             )  # fmt: skip
-            etas[:] = max(_as(w, abs(found)), _tiny(w))
+            for layer in range(count):
+                row_at, share = layers[layer, ROW_AT], corrections[layer * TIMES + SHARE]
+                own = max(_as(w, abs(found * share)), _tiny(w))
+                etas[row_at : row_at + layers[layer, OUTPUTS]] = own
         elif eta_kind == LOCAL:
             _row_norms(
                 reduce, w, s, offset, acts, layers, parity, delta, hess,

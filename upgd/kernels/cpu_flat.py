@@ -60,7 +60,8 @@ def _texts(arrays: list[str], real: str, rule: str = "") -> dict[str, Any]:
     given |= {name: f"{name.upper()}[i]" for name in ("w", *STATES)}
     read = [name for name in given if name in words and name in (*arrays, "noise")]
     size = int(real[-2:]) // 8
-    numbers = [(name, k) for k, name in enumerate((*NUMBERS, *CORRECTIONS)) if name in words]
+    columns = (*NUMBERS, *CORRECTIONS, "due")
+    numbers = [(name, k) for k, name in enumerate(columns) if name in words]
     indent = "\n    "
     return {
         "open": indent.join(

@@ -175,7 +175,7 @@ def _rows_source(row, real):
     tail = dict(values)
     if reduce == "row_norm":
         tail["eta"] = "choose(equal(lanes(), last), spread(eta_bias), spread(eta))"
-    corrections = [f"c{k}" for k in range(5)]
+    corrections = [*(f"c{k}" for k in range(5)), "due"]
     noted = ["largest(top)", "smallest(low)", "largest(big)"] if reduce == "max" else []
     rule = source(method, "update", "numba")
     numbers = "\n    ".join(f"{name} = hyper[{i}]" for i, name in enumerate(NUMBERS))
@@ -190,7 +190,7 @@ def _rows_source(row, real):
                 function=name.replace("update", "update_row"),
                 numbers=numbers,
                 corrections=", ".join(corrections),
-                correction_values=", ".join(f"c[{k}]" for k in range(5)),
+                correction_values=", ".join(f"c[{k}]" for k in range(6)),
                 main=block(name, 8, False, values),
                 tail=block(name, 4, True, tail),
                 noted="".join(f"    out[{2 + i}] = {value}\n" for i, value in enumerate(noted)),
@@ -217,7 +217,7 @@ def _rows_source(row, real):
             + _REDUCE.format(
                 numbers=numbers,
                 corrections=", ".join(corrections),
-                ones=", ".join(["1.0"] * 5),
+                ones=", ".join(["1.0"] * 6),
                 start="0.0" if wide else "LOWEST",
                 fold="top + widened(u) * widened(u)" if wide else "maximum(top, u)",
                 arguments=", ".join(reads.get(n, n) for n in ARGUMENTS),

@@ -33,7 +33,8 @@ COLUMNS = WHOLE_SPAN + 1
 
 # Columns of a group's row.
 CORRECTION = MOST_NUMBERS  # and the following; a method's numbers come first
-FACTOR = CORRECTION + MOST_STATES  # of the gradient
+DUE = CORRECTION + MOST_STATES
+FACTOR = DUE + 1  # of the gradient
 SIGN = FACTOR + 1  # of the curvature
 ETA = SIGN + 1
 AGE = ETA + 1  # which clock counts its steps

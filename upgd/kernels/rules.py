@@ -3,14 +3,15 @@
 The rules of a method are evaluated once on symbols, phase after phase, and written out as Python
 source that numba and Triton compile::
 
-    def update(w, g, h, noise, s0, s1, s2, s3, s4, eta, c0, ..., lr, sigma, p0, ..., p13):
+    def update(w, g, h, noise, s0, s1, s2, s3, s4, eta, c0, ..., due, lr, sigma, p0, ..., p13):
         t0 = s0 * p1
         ...
         return w_new, s0_new, s1, s2, s3, s4
 
 Every method has the same signature, so kernels know none: ``s0 … s4`` are the method's states in
 its own order, ``c0 … c4`` their bias corrections, ``p0 … p13`` its hyperparameters but ``lr`` and
-``sigma`` (:attr:`Method.numbers`); what a method lacks goes through untouched.
+``sigma``, and its layer's ``bound`` (:attr:`Method.numbers`); what a method lacks goes through
+untouched.
 Hyperparameters and corrections are float64: ``1 - beta`` keeps its digits, and a scalar is rounded
 to the kernel's type where it meets a weight.
 """
@@ -43,9 +44,13 @@ NUMBERS = ("lr", "sigma", *(f"p{i}" for i in range(MOST_NUMBERS - 2)))
 LR, SIGMA = 0, 1
 OUTPUT_GATE = 2  # of methods with a utility per feature
 """The places of those that kernels and optimizers know."""
+DUE, SHARE, TIMES = MOST_STATES, MOST_STATES + 1, 8
+"""Columns of a layer's decays and corrections behind those of its states: the period and whether it
+is over; the correction of the trace that makes η as a share of the first layer's. How many columns
+there are."""
 STATES = tuple(f"s{i}" for i in range(MOST_STATES))
 CORRECTIONS = tuple(f"c{i}" for i in range(MOST_STATES))
-ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, *NUMBERS)
+ARGUMENTS = ("w", "g", "h", "noise", *STATES, "eta", *CORRECTIONS, "due", *NUMBERS)
 
 Stage = Literal["reduce", "features", "update"]
 Target = Literal["triton", "numba", "torch"]
@@ -98,6 +103,7 @@ def fills_padding(method: Method) -> bool:
     env |= {name: _random(generator, -1.0) for name in method.numbers}
     env |= {f"c_{state}": torch.ones(8, dtype=torch.float64) for state in method.states}
     env |= {"noise": _random(generator, -1.0), "sigma": torch.zeros(8), "eta": torch.ones(8)}
+    env["due"] = torch.ones(8, dtype=torch.float64)
     _evaluate(method, env, "update")
     return any(bool((env[name] != 0).any()) for name in ("w", *method.states))
 
@@ -174,6 +180,7 @@ def _symbols(method: Method) -> dict[str, Any]:
         name: Symbol("input", name, is_list=True) for name in ("w", "g", "h", "noise")
     }
     env["eta"] = Symbol("input", "eta", is_list=True, full=False)
+    env["due"] = Symbol("input", "due", is_list=False)
     for name, slot in zip(method.numbers, NUMBERS, strict=False):
         env[name] = Symbol("input", slot, is_list=False)
     for i, state in enumerate(method.states):

@@ -77,6 +77,16 @@ def _correction(m, age, decay: tl.constexpr):
 
 
 @triton.jit
+def _due(m, age, period: tl.constexpr):
+    """1 at multiples of the number at place `period`, rounded; 0 where there is none."""
+    due = tl.full([], 0.0, tl.float64)
+    if period >= 0:
+        every = tl.maximum(tl.floor(tl.load(m + period) + 0.5), 1.0).to(tl.int64)
+        due = (age % every == 0).to(tl.float64)
+    return due
+
+
+@triton.jit
 def _age(m, clocks):
     """The count that this step will have if it is not skipped."""
     clock = tl.load(m + _AGE).to(tl.int64)
@@ -98,7 +108,7 @@ def _trace(row, m, start, lane: tl.constexpr, RULE: tl.constexpr, SECOND: tl.con
         h = _read(row, _H, place, mask, KIND, REAL, aligned) * tl.load(m + _SIGN).to(REAL)
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(m)
     t = RULE(
-        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr,
+        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr, lr,
         lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     t = tl.where(t == t, t, float("inf"))  # so that NaN reaches no other weight through η
@@ -230,7 +240,7 @@ def _row_trace(row, m, first, k, length, RULE: tl.constexpr, SECOND: tl.constexp
         h = _read(row, _H, place, mask, KIND, REAL, False) * tl.load(m + _SIGN).to(REAL)
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(m)
     t = RULE(
-        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr,
+        w, g, h, g, u, u, u, u, u, u, lr, lr, lr, lr, lr, lr,
         lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     return tl.where(mask, t, 0.0), _magnitude(w, g, h, SECOND)
@@ -292,10 +302,10 @@ def _store(address, exists: tl.constexpr, place, mask, x, word, half: tl.constex
 
 @triton.jit
 def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z, s0, s1, s2, s3,
-             s4, aw, a0, a1, a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6,
-             p7, p8, p9, p10, p11, p12, p13, q0, q1, q2, RULE: tl.constexpr, STATES: tl.constexpr,
-             LOCAL: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr, ROUND: tl.constexpr,
-             aligned: tl.constexpr):
+             s4, aw, a0, a1, a2, a3, a4, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5,
+             p6, p7, p8, p9, p10, p11, p12, p13, q0, q1, q2, RULE: tl.constexpr,
+             STATES: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
+             ROUND: tl.constexpr, aligned: tl.constexpr):
     """Apply the rule to a lane, and write."""
     if LOCAL:
         length = tl.minimum(tl.load(row + _LENGTH), 0x7FFFFFFF).to(tl.int32)
@@ -303,7 +313,7 @@ def _advance(row, start, lane: tl.constexpr, norms, eta, place, mask, w, g, h, z
         number = first + (start + tl.arange(0, place.shape[0])) // length
         eta = tl.load(norms + tl.load(row + _ROW) + number, mask=mask, other=1.0)
     w, s0, s1, s2, s3, s4 = RULE(
-        w, g, h, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, sigma, p0, p1,
+        w, g, h, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1,
         p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     narrow: tl.constexpr = TRACE.primitive_bitwidth == 16
@@ -349,7 +359,7 @@ def _words(row, seed, draw: tl.constexpr, quad, tensor, step, i0, i1, i2, i3, CU
 
 
 @triton.jit
-def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
+def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4, due,
             RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr, NOISE: tl.constexpr,
             CUT: tl.constexpr, LOCAL: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
             ROUND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr, aligned: tl.constexpr):
@@ -402,19 +412,19 @@ def _update(row, m, start, iota, norms, eta, seed, step, c0, c1, c2, c3, c4,
         q02, q12, q22, q32 = _words(row, seed, 2, quad, tensor, step, i0, i1, i2, i3, CUT)
     _advance(
         row, start, 0, norms, eta, i0, k0, w0, g0, h0, z0, x00, x01, x02, x03, x04, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        a2, a3, a4, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
         p11, p12, p13, q00, q01, q02, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 1, norms, eta, i1, k1, w1, g1, h1, z1, x10, x11, x12, x13, x14, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        a2, a3, a4, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
         p11, p12, p13, q10, q11, q12, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 2, norms, eta, i2, k2, w2, g2, h2, z2, x20, x21, x22, x23, x24, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        a2, a3, a4, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
         p11, p12, p13, q20, q21, q22, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
     _advance(
         row, start, 3, norms, eta, i3, k3, w3, g3, h3, z3, x30, x31, x32, x33, x34, aw, a0, a1,
-        a2, a3, a4, c0, c1, c2, c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
+        a2, a3, a4, c0, c1, c2, c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10,
         p11, p12, p13, q30, q31, q32, RULE, STATES, LOCAL, KIND, TRACE, ROUND, aligned)
 
 
@@ -423,8 +433,9 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
                   RULE: tl.constexpr, STATES: tl.constexpr, SECOND: tl.constexpr,
                   NOISE: tl.constexpr, CUT: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
                   DECAY: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
-                  D3: tl.constexpr, D4: tl.constexpr, KIND: tl.constexpr, TRACE: tl.constexpr,
-                  ROUND: tl.constexpr, REAL: tl.constexpr, BLOCK: tl.constexpr):
+                  D3: tl.constexpr, D4: tl.constexpr, PERIOD: tl.constexpr, KIND: tl.constexpr,
+                  TRACE: tl.constexpr, ROUND: tl.constexpr, REAL: tl.constexpr,
+                  BLOCK: tl.constexpr):
     """Write weights and states unless something exceeded its limit; count the step.
 
     `draw` holds the number of this draw, and the seed. With `finishing` clocks, the last program
@@ -442,6 +453,7 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
         age = _age(m, clocks)
         c0, c1, c2 = _correction(m, age, D0), _correction(m, age, D1), _correction(m, age, D2)
         c3, c4 = _correction(m, age, D3), _correction(m, age, D4)
+        due = _due(m, age, PERIOD)
         eta = tl.full([], 1.0, REAL)
         if GLOBAL:
             eta = tl.load(slots)
@@ -450,10 +462,10 @@ def update_kernel(tensors, items, numbers, slots, norms, clocks, done, iota, dra
             eta = tl.maximum(tl.abs(eta.to(REAL)), tiny)
         number, seed = tl.load(draw), tl.load(draw + 1)
         if tl.load(row + _ALIGNED) != 0:
-            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, RULE,
+            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, due, RULE,
                     STATES, SECOND, NOISE, CUT, LOCAL, KIND, TRACE, ROUND, REAL, BLOCK, True)
         else:
-            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, RULE,
+            _update(row, m, start, iota, norms, eta, seed, number, c0, c1, c2, c3, c4, due, RULE,
                     STATES, SECOND, NOISE, CUT, LOCAL, KIND, TRACE, ROUND, REAL, BLOCK, False)
     if finishing > 0:
         before = tl.atomic_add(done, 1)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from upgd.kernels.rules import MOST_NUMBERS
+from upgd.kernels import rules
 
-NUMBERS = tl.constexpr(MOST_NUMBERS)
-"""The length of a run's row of numbers."""
+NUMBERS = tl.constexpr(rules.MOST_NUMBERS)
+"""The length of a layer's row of numbers."""
+DUE, SHARE, TIMES = (tl.constexpr(x) for x in (rules.DUE, rules.SHARE, rules.TIMES))
+"""Columns of a layer's decays and corrections."""
 
 
 @triton.jit

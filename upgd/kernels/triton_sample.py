@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from upgd.kernels.triton_numbers import DUE, SHARE, TIMES
+
 # Activations by number, as in upgd.networks.
 RELU, LEAKY_RELU, TANH, LINEAR = (tl.constexpr(i) for i in range(4))
 # What inputs are: rows of a table under a permutation, or as they are.
@@ -134,12 +136,13 @@ def _tile(W, row, col, units, pitch):
 )
 def head_kernel(
     W, acts, delta, hess, utility, squares, kinds, pre, loss_before, series, diverged,
-    partial, corrections, decays, layer_table, data, index, labels, targets, permutations, slots,
-    clock, offset, window, windows, runs, P, A, UNITS, LENGTH, wide, first_pitch, first_begin,
-    inputs, outputs, pitch, base, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
-    OUT: tl.constexpr, IN: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr,
-    INPUTS: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, TRACE: tl.constexpr,
-    FORWARD: tl.constexpr, EARLY: tl.constexpr,
+    partial, corrections, decays, began, layer_table, data, index, labels, targets, permutations,
+    slots, clock, offset, window, windows, runs, P, A, UNITS, LENGTH, wide, first_pitch,
+    first_begin, inputs, outputs, pitch, base, LAYERS: tl.constexpr, BC: tl.constexpr,
+    PART: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACTIVATION: tl.constexpr,
+    SQUARED: tl.constexpr, INPUTS: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr,
+    TRACE: tl.constexpr, FORWARD: tl.constexpr, DUES: tl.constexpr, APART: tl.constexpr,
+    SLOTS: tl.constexpr, EARLY: tl.constexpr,
 ):
     """The last layer and the loss: finish the last sample, score this one, fetch the next."""
     run = tl.program_id(0).to(tl.int64)
@@ -157,9 +160,9 @@ def head_kernel(
     else:
         _head(
             W + run * P + base, delta, hess, utility, squares, kinds, pre, loss_before,
-            series, diverged, partial, corrections, decays, labels, targets, run, step, here,
+            series, diverged, partial, corrections, decays, began, labels, targets, run, step, here,
             window, windows, runs, UNITS, LENGTH, inputs, outputs, pitch, LAYERS, BC, PART, OUT,
-            ACTIVATION, SQUARED, SECOND, FEATURES, TRACE, FORWARD, EARLY,
+            ACTIVATION, SQUARED, SECOND, FEATURES, TRACE, FORWARD, DUES, APART, SLOTS, EARLY,
         )
 
 
@@ -182,10 +185,11 @@ def _keep_activations(
 @triton.jit
 def _head(
     W, delta, hess, utility, squares, kinds, pre, loss_before, series, diverged, partial,
-    corrections, decays, labels, targets, run, step, here, window, windows, runs, UNITS, LENGTH,
-    inputs, outputs, pitch, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
+    corrections, decays, began, labels, targets, run, step, here, window, windows, runs, UNITS,
+    LENGTH, inputs, outputs, pitch, LAYERS: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
     OUT: tl.constexpr, ACTIVATION: tl.constexpr, SQUARED: tl.constexpr, SECOND: tl.constexpr,
-    FEATURES: tl.constexpr, TRACE: tl.constexpr, FORWARD: tl.constexpr, EARLY: tl.constexpr,
+    FEATURES: tl.constexpr, TRACE: tl.constexpr, FORWARD: tl.constexpr, DUES: tl.constexpr,
+    APART: tl.constexpr, SLOTS: tl.constexpr, EARLY: tl.constexpr,
 ):
     real: tl.constexpr = W.dtype.element_ty
     # What will be added to is read here: behind the first write every read would wait its turn.
@@ -198,11 +202,19 @@ def _head(
     right_sum = tl.load(spot + ACCURACY, cache_modifier=".cg")
     old_loss = tl.load(loss_before + run, cache_modifier=".cg").to(tl.float64)
     old_diverged = tl.load(diverged + run, cache_modifier=".cg")
-    state = tl.arange(0, 8)
-    betas = tl.load(decays + run * 5 + state, mask=state < 5, other=0.0)
-    old_corrections = tl.load(
-        corrections + run * 5 + state, mask=state < 5, other=0.0, cache_modifier=".cg"
-    )
+    state = tl.arange(0, SLOTS)  # of all layers
+    decays += run * LAYERS * TIMES
+    corrections += run * LAYERS * TIMES
+    there = state < LAYERS * TIMES
+    betas = tl.load(decays + state, mask=there, other=0.0)
+    old_corrections = tl.load(corrections + state, mask=there, other=0.0, cache_modifier=".cg")
+    if APART:  # what the correction of the trace that makes η is, and that of the first layer
+        own_beta = tl.load(decays + state // TIMES * TIMES, mask=there, other=0.0)
+        own = tl.load(
+            corrections + state // TIMES * TIMES, mask=there, other=0.0, cache_modifier=".cg"
+        )
+        first_beta = tl.load(decays)
+        first_own = tl.load(corrections, cache_modifier=".cg")
     o = tl.arange(0, OUT)
     valid = o < outputs
     columns = tl.arange(0, BC)
@@ -220,7 +232,7 @@ def _head(
         t, t_before = valid, valid  # unused
     kind, beta = -1, 0.0
     if FEATURES:
-        kind, beta = tl.load(kinds + run), tl.load(decays + run * 5)
+        kind, beta = tl.load(kinds + run), tl.load(decays + (LAYERS - 2) * TIMES)
     first_tile = tl.zeros([OUT, BC], real)
     if LAYERS > 2:  # else the kernel before this one has updated the last layer
         first_tile = _tile(W, o, columns, outputs, pitch)
@@ -260,7 +272,16 @@ def _head(
         tl.store(spot + ACCURACY, right_sum + right.to(tl.float64))
         tl.store(partial + run, float("-inf"))
         corrected = old_corrections * betas + (1.0 - betas)
-        tl.store(corrections + run * 5 + state, corrected, mask=state < 5)
+        if DUES:
+            period = tl.maximum(betas, 1.0).to(tl.int64)
+            age = step - tl.load(began + run) + 1
+            due = (age % period == 0).to(tl.float64)
+            corrected = tl.where(state % TIMES == DUE, due, corrected)
+        if APART:
+            share = own * own_beta + (1.0 - own_beta)
+            share = share / (first_own * first_beta + (1.0 - first_beta))
+            corrected = tl.where(state % TIMES == SHARE, share, corrected)
+        tl.store(corrections + state, corrected, mask=there)
         row_at = UNITS - outputs
         tl.store(delta + run * UNITS + row_at + o, first, mask=valid)
         if SECOND:
@@ -343,12 +364,14 @@ def _trace_features(
             tl.store(squares + place + part, sums, mask=part * PART < units)
 
 
-@triton.jit(do_not_specialize=["offset", "UNITS", "inputs", "units", "row_at"])
+@triton.jit(
+    do_not_specialize=["offset", "UNITS", "inputs", "units", "row_at", "decay_at", "decay_pitch"]
+)
 def backward_kernel(
     W, acts, delta, hess, utility, squares, kinds, decays, partial, diverged, clock, offset, inputs,
-    units, pitch, base, begin, row_at, P, A, UNITS, ACTIVATION: tl.constexpr, SECOND: tl.constexpr,
-    FEATURES: tl.constexpr, TRACE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-    EARLY: tl.constexpr,
+    units, pitch, base, begin, row_at, decay_at, decay_pitch, P, A, UNITS,
+    ACTIVATION: tl.constexpr, SECOND: tl.constexpr, FEATURES: tl.constexpr, TRACE: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):
     """From a layer's deltas to those of the layer before."""
     chunk = tl.program_id(0)
@@ -365,7 +388,7 @@ def backward_kernel(
     # Read before the head has finished: neither weights nor these utilities are its own.
     w = _tile(W, rows, col, units, pitch)
     if FEATURES:
-        kind, beta = tl.load(kinds + run), tl.load(decays + run * 5)
+        kind, beta = tl.load(kinds + run), tl.load(decays + run * decay_pitch + decay_at)
         place = utility + run * UNITS + before_at + col
         u = tl.load(place, mask=col < inputs, other=0.0, cache_modifier=".cg")
     if EARLY:

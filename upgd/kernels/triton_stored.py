@@ -13,13 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from upgd.kernels.triton_numbers import NUMBERS, load_numbers
+from upgd.kernels.triton_numbers import DUE, NUMBERS, SHARE, TIMES, load_numbers
 from upgd.kernels.triton_random import four_normals
 
 
 @triton.jit
 def reduce_kernel(
-    W, S, G, partial, items, hyper, first, P, RULE: tl.constexpr, BLOCK: tl.constexpr,
+    W, S, G, partial, items, hyper, corrections, first, P, TENSORS, RULE: tl.constexpr,
+    APART: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """The largest trace of each run, as far as one block of one tensor goes."""
     item = items + 7 * tl.program_id(0)
@@ -28,8 +29,9 @@ def reduce_kernel(
     real: tl.constexpr = W.dtype.element_ty
     base, count, span = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     place = tl.load(item + 6) + tl.arange(0, BLOCK)
+    its = run * TENSORS + tl.load(item + 3)  # row of numbers
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
-        hyper + run * NUMBERS
+        hyper + its * NUMBERS
     )
     largest = tl.full([BLOCK], float("-inf"), real)
     for lane in tl.static_range(4):
@@ -39,26 +41,29 @@ def reduce_kernel(
         g = tl.load(G + run * P + base + e, mask=mask, other=0.0)
         u = tl.load(S + own * P + base + e, mask=mask, other=0.0)
         u = RULE(
-            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr,
+            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr, lr,
             lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         largest = tl.maximum(largest, tl.where(mask, u, float("-inf")))
     top = tl.max(largest, 0) + 0.0  # not -0, which no integer comparison would place right
+    if APART:
+        top /= tl.load(corrections + its * TIMES + SHARE).to(real)
     tl.atomic_max(partial + run, top, sem="relaxed")  # in any order the same
 
 
 @triton.jit
 def norm_kernel(
-    W, S, G, norms, rows, hyper, first, P, ROWS, RULE: tl.constexpr, BLOCK: tl.constexpr,
+    W, S, G, norms, rows, hyper, first, P, ROWS, TENSORS, RULE: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """The norm of one row's traces; `rows` has where each begins and its length."""
+    """The norm of one row's traces; `rows` has where each begins, its length and its tensor."""
     row = tl.program_id(0)
     own = tl.program_id(1).to(tl.int64)
     run = first + own
     real: tl.constexpr = W.dtype.element_ty
-    base, length = tl.load(rows + 2 * row), tl.load(rows + 2 * row + 1)
+    base, length = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 1)
+    its = run * TENSORS + tl.load(rows + 3 * row + 2)
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
-        hyper + run * NUMBERS
+        hyper + its * NUMBERS
     )
     squares = tl.zeros([BLOCK], tl.float64)
     for c in range(0, length, BLOCK):
@@ -68,7 +73,7 @@ def norm_kernel(
         g = tl.load(G + run * P + base + e, mask=mask, other=0.0)
         u = tl.load(S + own * P + base + e, mask=mask, other=0.0)
         u = RULE(
-            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr,
+            w, g, g, g, u, u, u, u, u, g, lr, lr, lr, lr, lr, lr,
             lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         wide = tl.where(mask, u, 0.0).to(tl.float64)
@@ -79,8 +84,8 @@ def norm_kernel(
 @triton.jit
 def update_kernel(
     W, S, G, partial, norms, items, iota, hyper, corrections, seeds, clock, first, mine, P, ROWS,
-    RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-    NOISE: tl.constexpr, BLOCK: tl.constexpr,
+    TENSORS, RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
+    APART: tl.constexpr, NOISE: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Update the same block of places in a tensor's four spans."""
     item = items + 7 * tl.program_id(0)
@@ -92,9 +97,14 @@ def update_kernel(
     tensor, width, row_at = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     place = tl.load(item + 6) + tl.load(iota + tl.arange(0, BLOCK))
     size = (own * 0 + mine) * P  # in 64 bits
+    its = run * TENSORS + tensor
+    corrections += its * TIMES
     eta = tl.full([], 1.0, real)
     if GLOBAL:
-        eta = tl.maximum(tl.abs(tl.load(partial + run)), tiny)
+        eta = tl.load(partial + run)
+        if APART:
+            eta *= tl.load(corrections + SHARE).to(real)
+        eta = tl.maximum(tl.abs(eta), tiny)
     z0, z1, z2, z3 = place.to(real), place.to(real), place.to(real), place.to(real)
     if NOISE:
         z0, z1, z2, z3 = four_normals(
@@ -106,9 +116,8 @@ def update_kernel(
     S += own * P + base
     norms += run * ROWS + row_at
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
-        hyper + run * NUMBERS
+        hyper + its * NUMBERS
     )
-    corrections += run * 5
     for lane in tl.static_range(4):
         z = z0
         if lane == 1:
@@ -138,7 +147,7 @@ def update_kernel(
         w, s0, s1, s2, s3, s4 = RULE(
             w, g, g, z, s0, s1, s2, s3, s4, n,
             tl.load(corrections), tl.load(corrections + 1), tl.load(corrections + 2),
-            tl.load(corrections + 3), tl.load(corrections + 4),
+            tl.load(corrections + 3), tl.load(corrections + 4), tl.load(corrections + DUE),
             lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
         )
         tl.store(W + e, w, mask=mask)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from upgd.kernels.triton_numbers import NUMBERS, load_numbers
+from upgd.kernels.triton_numbers import DUE, NUMBERS, SHARE, TIMES, load_numbers
 from upgd.kernels.triton_random import four_normals
 from upgd.kernels.triton_sample import LARGEST, both_inputs, take_over
 
@@ -65,9 +65,10 @@ def _prefetch(row, pitch):
 
 @triton.jit(do_not_specialize=["offset", "first", "UNITS"])
 def reduce_kernel(
-    W, S, acts, delta, hess, partial, norms, biases, hyper, group_table, clock, offset, first, P,
-    A, UNITS, RULE: tl.constexpr, LOCAL: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    W, S, acts, delta, hess, partial, norms, biases, hyper, corrections, group_table, clock, offset,
+    first, P, A, UNITS, RULE: tl.constexpr, LOCAL: tl.constexpr, APART: tl.constexpr,
+    SECOND: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The parts of η: the largest trace of a row group, or the norms of its rows."""
     group = tl.program_id(0)
@@ -94,7 +95,7 @@ def reduce_kernel(
         begin -= (step % 2).to(tl.int32) * pitch
     acts += run * A + begin
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
-        hyper + run * NUMBERS
+        hyper + (run * LAYERS + layer) * NUMBERS
     )
     columns = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), real)
@@ -158,6 +159,8 @@ def reduce_kernel(
         tl.store(norms + r3, tl.sqrt(tl.sum(squares3, 0)).to(real), mask=r3 < units)
     else:
         top = tl.max(largest, 0) + 0.0  # not -0, which no integer comparison would place right
+        if APART:
+            top /= tl.load(corrections + (run * LAYERS + layer) * TIMES + SHARE).to(real)
         tl.atomic_max(partial + run, top, sem="relaxed")  # in any order the same
 
 
@@ -171,7 +174,7 @@ def _trace(
     w = tl.load(W + place, mask=mask, other=0.0)
     u = tl.load(S + place, mask=mask, other=0.0)
     return RULE(
-        w, d * x, q * x * x, x, u, u, u, u, u, x, lr, lr, lr, lr, lr,
+        w, d * x, q * x * x, x, u, u, u, u, u, x, lr, lr, lr, lr, lr, lr,
         lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )  # fmt: skip
 
@@ -187,8 +190,8 @@ def update_kernel(
     W, S, acts, delta, hess, utility, squares, partial, norms, biases, pre, hyper, corrections,
     seeds, group_table, first_group, iota, clock, offset, first, mine, runs, P, A, UNITS,
     RULE: tl.constexpr, STATES: tl.constexpr, GLOBAL: tl.constexpr, LOCAL: tl.constexpr,
-    FEATURES: tl.constexpr, PART: tl.constexpr, FILLS: tl.constexpr, SECOND: tl.constexpr,
-    NOISE: tl.constexpr,
+    APART: tl.constexpr, FEATURES: tl.constexpr, PART: tl.constexpr, FILLS: tl.constexpr,
+    SECOND: tl.constexpr, NOISE: tl.constexpr,
     LAYERS: tl.constexpr, HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
@@ -228,19 +231,22 @@ def update_kernel(
     acts += run * A
     columns = tl.arange(0, BLOCK)
     lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = load_numbers(
-        hyper + run * NUMBERS
+        hyper + (run * LAYERS + layer) * NUMBERS
     )
     seed = tl.load(seeds + run)
-    c = corrections + run * 5
+    c = corrections + (run * LAYERS + layer) * TIMES
     c0, c1, c2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
-    c3, c4 = tl.load(c + 3), tl.load(c + 4)
+    c3, c4, due = tl.load(c + 3), tl.load(c + 4), tl.load(c + DUE)
     if FEATURES:  # the output layer is not perturbed
         sigma = tl.where(layer == LAYERS - 1, 0.0, sigma)
 
     eta = tl.full([], 1.0, real)
     eta_bias = eta
     if GLOBAL:
-        eta = tl.maximum(tl.abs(tl.load(partial + run)), tiny)
+        eta = tl.load(partial + run)
+        if APART:
+            eta *= tl.load(c + SHARE).to(real)
+        eta = tl.maximum(tl.abs(eta), tiny)
         eta_bias = eta
     if LOCAL:
         squares = tl.zeros([BLOCK], tl.float64)
@@ -316,29 +322,29 @@ def update_kernel(
             amount = tl.where(here <= inputs, sigma.to(real), 0.0)
         w = _advance(
             W, S, base + r0 * pitch + col, size, col, pitch, inputs, r0, units, x, d0, q0, z0, n0,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
-            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, due, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8,
+            p9, p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was0 += _fold(w * y)
         now0 += _fold(w * v)
         w = _advance(
             W, S, base + r1 * pitch + col, size, col, pitch, inputs, r1, units, x, d1, q1, z1, n1,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
-            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, due, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8,
+            p9, p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was1 += _fold(w * y)
         now1 += _fold(w * v)
         w = _advance(
             W, S, base + r2 * pitch + col, size, col, pitch, inputs, r2, units, x, d2, q2, z2, n2,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
-            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, due, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8,
+            p9, p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was2 += _fold(w * y)
         now2 += _fold(w * v)
         w = _advance(
             W, S, base + r3 * pitch + col, size, col, pitch, inputs, r3, units, x, d3, q3, z3, n3,
-            eta_bias, bias, c0, c1, c2, c3, c4, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9,
-            p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
+            eta_bias, bias, c0, c1, c2, c3, c4, due, lr, amount, p0, p1, p2, p3, p4, p5, p6, p7, p8,
+            p9, p10, p11, p12, p13, RULE, STATES, LOCAL, FEATURES, FILLS, keep,
         )
         was3 += _fold(w * y)
         now3 += _fold(w * v)
@@ -374,7 +380,7 @@ def _fold(products):
 @triton.jit
 def _advance(
     W, S, place, size, col, pitch, inputs, row, units, x, d, q, z, n, eta_bias, bias, c0, c1, c2,
-    c3, c4, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
+    c3, c4, due, lr, sigma, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     RULE: tl.constexpr, STATES: tl.constexpr, LOCAL: tl.constexpr, FEATURES: tl.constexpr,
     FILLS: tl.constexpr, KEEP: tl.constexpr,
 ):
@@ -393,7 +399,7 @@ def _advance(
         s0 = n  # one number for the row, so its sigmoid is taken once
         eta = eta_bias
     w, s0, s1, s2, s3, s4 = RULE(
-        w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, lr, sigma,
+        w, d * x, q * x * x, z, s0, s1, s2, s3, s4, eta, c0, c1, c2, c3, c4, due, lr, sigma,
         p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13,
     )
     if FILLS:

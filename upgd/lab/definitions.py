@@ -34,12 +34,15 @@ def method(
     writes: Sequence[str] | None = None,
     title: str | None = None,
     power: int = 2,
+    period: str | None = None,
     **defaults: float,
 ) -> Any:
     """A method from its update rule, a plain function of scalars; it runs on every engine.
 
     The rule's arguments say what it reads: ``w`` and ``g`` (the weight and its gradient),
-    ``noise`` (a standard normal number), its states and its hyperparameters by name. It returns
+    ``noise`` (a standard normal number), ``bound`` (``1 / sqrt(fan_in)`` of its layer), ``due``
+    (1 at steps that are multiples of `period`, else 0), its states and its hyperparameters by name.
+    It returns
     the new weight, and after it all states if any of them changes. It uses ``+ - * /`` and the
     functions of :mod:`upgd.lab`: ``sigmoid``, ``sqrt``, ``absolute``, ``maximum``, ...
 
@@ -55,6 +58,7 @@ def method(
         writes: What the rule returns, where that is neither the weight alone nor all.
         title: For figures.
         power: How many weights and gradients are multiplied with each other at most.
+        period: The name of the hyperparameter at whose multiples ``due`` is 1.
         defaults: Hyperparameters with their defaults, with any names.
 
     Raises:
@@ -76,6 +80,7 @@ def method(
         writes=writes,
         title=title,
         power=power,
+        period=period,
         **defaults,
     )
     registry.register(row)

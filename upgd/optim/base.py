@@ -33,6 +33,7 @@ from upgd.optim.collective import CollectiveOptimizer
 from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
+from upgd.optim.roles import bounds
 from upgd.optim.rounding import Rounding, rounding_bits
 from upgd.optim.shards import like, local, local_gradient
 from upgd.optim.uncompiled import uncompiled
@@ -338,6 +339,8 @@ class RuleOptimizer(CollectiveOptimizer):
             names = [f"c_{trace}" for trace in self.method.decays]
             if any(batch.reads(name) for name in names):
                 batch.scalars.update(zip(names, batch.corrections(), strict=True))
+            if self.method.period is not None and self.method.reads("due"):
+                batch.scalars["due"] = batch.due(batch.scalars[self.method.period])
         for index in range(len(batches[0].phases)):
             for batch in batches:
                 batch.run(index, flags.get(batch.device))
@@ -484,10 +487,20 @@ class RuleOptimizer(CollectiveOptimizer):
 
     def _batches(self, members: list[Member], gated: bool) -> list[Batch]:
         sets: dict[Any, list[Member]] = defaultdict(list)
+        known = self._bounds()
         for m in members:
             clock = id(self.state[m.param]["step"])
-            sets[m.group, m.param.dtype, clock].append(m)
-        return [self._batch(some, gated) for some in sets.values()]
+            sets[m.group, m.param.dtype, clock, known[m.group][m.place]].append(m)
+        found = [self._batch(some, gated) for some in sets.values()]
+        for batch, (*_, bound) in zip(found, sets, strict=True):
+            batch.bound = bound
+        return found
+
+    def _bounds(self) -> list[list[float]]:
+        """For each group, the bound of each parameter's layer, or 0 where no rule reads it."""
+        if not self.method.reads("bound"):
+            return [[0.0] * len(group["params"]) for group in self.param_groups]
+        return [bounds([tuple(p.shape) for p in group["params"]]) for group in self.param_groups]
 
     def _batch(self, members: list[Member], gated: bool) -> Batch:
         group = self.param_groups[members[0].group]
@@ -543,6 +556,8 @@ class RuleOptimizer(CollectiveOptimizer):
     # ------------------------------------------------------------- this step's values
     def _scalars(self, batch: Batch) -> dict[str, Any]:
         scalars = as_numbers({name: batch.group[name] for name in self.method.hyper})
+        if self.method.reads("bound"):
+            scalars["bound"] = batch.bound
         lr = scalars["lr"]
         if isinstance(lr, Tensor):
             scalars["lr"] = lr.reshape(()).to(batch.device, batch.dtype, non_blocking=True)

@@ -26,7 +26,7 @@ from upgd.optim.features import FeatureLayer
 from upgd.optim.program import Program, compiled
 from upgd.optim.rounding import stochastic
 from upgd.optim.shards import Part, local
-from upgd.rules.vocabulary import Phase
+from upgd.rules.vocabulary import Phase, rounded_period
 
 BLOCK = 1 << 21
 """Elements that a program works on at a time on CPU. Temporaries the size of a large model would
@@ -115,6 +115,7 @@ class Batch:
     # This step's random bits for targets that are rounded stochastically, like `lists`.
     bits: dict[str, Any] = field(default_factory=dict)
     copies: list[Tensor] = field(default_factory=list)  # parameters whose master copies "w" are
+    bound: float = 0.0  # of its layers' first weights, where a rule reads it
 
     def __post_init__(self) -> None:
         self.packed = self.gated and self.foreach
@@ -253,8 +254,8 @@ class Batch:
         )
 
     def _is_device_scalar(self, name: str) -> bool:
-        value = self.scalars.get(name)
-        return name == "eta" or name.startswith("c_") or isinstance(value, Tensor)
+        late = name == "eta" or name.startswith("c_") or name not in self.scalars
+        return late or isinstance(self.scalars[name], Tensor)
 
     def run(self, index: int, ok: Tensor | None) -> None:
         """Run one phase and store its results, if `ok` is set or None."""
@@ -386,6 +387,13 @@ class Batch:
         """``1 - decay ** t`` of each decay, in double precision until it is used."""
         assert self.decays is not None
         return list((1 - torch.pow(self.decays, self.step)).to(self.dtype).unbind())
+
+    def due(self, period: float | Tensor) -> Tensor:
+        """1 if this step is a multiple of `period`, rounded, else 0."""
+        if isinstance(period, Tensor):
+            every = (period + 0.5).floor().clamp_min(1).to(self.step.dtype)
+            return (self.step % every == 0).to(self.dtype)
+        return (self.step % rounded_period(period) == 0).to(self.dtype)
 
     # ------------------------------------------------------------------- reduce
     def largest(self, name: str) -> Tensor:

@@ -43,6 +43,7 @@ def rule_row(
     reduce: Reduce | None = None,
     writes: Sequence[Any] | None = None,
     power: int = 2,
+    period: str | None = None,
     **defaults: Any,
 ) -> Row:
     """The method called `name` whose update is `rule`.
@@ -65,6 +66,7 @@ def rule_row(
             ``"row_norm"`` (:class:`~upgd.rules.vocabulary.Phase`).
         writes: What the rule returns, where it is not the above; of two, a pair of such lists.
         power: How many weights and derivatives it multiplies with each other at most.
+        period: The name of the hyperparameter at whose multiples ``due`` is 1.
         defaults: Its hyperparameters, under any names. ``lr`` must be among them. ``sigma``, if it
             is there, scales the noise: none is drawn where it is 0.
 
@@ -84,7 +86,8 @@ def rule_row(
             f"as 'l2-start'; got {name!r}"
         )
     try:
-        method = _Given(rule, states, decays or {}, reduce, defaults).method(writes, power)
+        given = _Given(rule, states, decays or {}, reduce, defaults, period)
+        method = given.method(writes, power)
         for hyperparameter in method.hyperparameters.values():
             hyperparameter.check(name, defaults[hyperparameter.name])
     except _RuleError as wrong:
@@ -106,7 +109,13 @@ class _Given:
     """What a user gave for a method, checked."""
 
     def __init__(
-        self, rule: Any, states: Any, decays: Any, reduce: Any, defaults: Mapping[str, Any]
+        self,
+        rule: Any,
+        states: Any,
+        decays: Any,
+        reduce: Any,
+        defaults: Mapping[str, Any],
+        period: Any = None,
     ) -> None:
         self.rules = _rules(rule, reduce)
         self.reduce: Reduce | None = reduce
@@ -114,10 +123,13 @@ class _Given:
         self._check_names(defaults)
         self.defaults, self.numbers = defaults, tuple(as_numbers(defaults))
         self.decays = self._checked_decays(decays)
-        self.others = (*(f"c_{state}" for state in self.decays), *self.numbers)
+        self.period = self._checked_period(period)
+        self.others = (*(f"c_{state}" for state in self.decays), *self.numbers, "bound")
         for each in self.rules:
-            eta = ["eta"] * (each is not self.rules[0])
-            _check_reads(each, [*_READ, *eta, *self.starts, *self.others])
+            last = each is self.rules[-1]
+            more = ["eta"] * (each is not self.rules[0])
+            more += ["due"] * (last and self.period is not None)  # unless it is a name of its own
+            _check_reads(each, [*_READ, *more, *self.starts, *self.others])
 
     def method(self, writes: Sequence[Any] | None, power: Any) -> Method:
         """The method, if all that the rules read, return and use is possible."""
@@ -136,6 +148,7 @@ class _Given:
             decays=self.decays,
             starts_as_weight=frozenset(s for s, start in self.starts.items() if start == "weight"),
             power=power,
+            period=self.period,
         )
         _check_sizes(method)
         _check_programs(method)
@@ -174,11 +187,20 @@ class _Given:
                 raise _RuleError(f"{state} decays by {decay!r}, which is no hyperparameter{hint}")
         return dict(decays)
 
+    def _checked_period(self, period: Any) -> str | None:
+        if period is not None and period not in self.numbers:
+            hint = _hint(period, self.numbers)
+            raise _RuleError(
+                "period must be the name of a hyperparameter, such as period='every' beside "
+                f"every=1000; got {period!r}{hint}"
+            )
+        return None if period is None else str(period)
+
     # ----------------------------------------------------------------------------- results
     def _writes(self, given: Sequence[Any] | None) -> list[tuple[str, ...]]:
         """For each rule the names of what it returns, checked against what it does return."""
         env = {each: Symbol("input", each, is_list=True) for each in (*_READ, *self.starts)}
-        env |= {each: Symbol("input", each, is_list=False) for each in ("eta", *self.others)}
+        env |= {each: Symbol("input", each, is_list=False) for each in ("eta", "due", *self.others)}
         asked = self._asked(given)
         left = list(self.starts)
         found: list[tuple[str, ...]] = []
@@ -201,11 +223,11 @@ class _Given:
                         TypeError,
                     )
             if not last:
-                allowed = {"w", "g", "h", names[0], *self.numbers}
+                allowed = {"w", "g", "h", names[0], "bound", *self.numbers}
                 for each in sorted(inputs_of([results[0]]) - allowed):
                     raise _RuleError(
                         f"{_called(rule)} makes eta from {each!r}; the trace {names[0]} may depend "
-                        "on w, g, h, itself and hyperparameters"
+                        "on w, g, h, itself, bound and hyperparameters"
                     )
                 env |= {each: Symbol("input", each, is_list=True) for each in names}
             left = [state for state in left if state not in names]
@@ -254,7 +276,7 @@ class _Given:
             if start == "weight" and state not in reads | writes:
                 raise _RuleError(f"no rule reads the state {state}; leave it out")
         for each in self.numbers:
-            if each not in reads | set(self.decays.values()):
+            if each not in reads | {*self.decays.values(), self.period}:
                 hint = _hint(each, reads - {each})
                 raise _RuleError(f"no rule reads the hyperparameter {each}; leave it out{hint}")
 
@@ -342,7 +364,7 @@ def _check_programs(method: Method) -> None:
     """Raise where no program can be written for lists of tensors."""
     lists = frozenset({*_READ, *method.states})
     for phase in method.phases:
-        on_device = frozenset(n for n in phase.reads if n == "eta" or n.startswith("c_"))
+        on_device = frozenset(n for n in phase.reads if n in ("eta", "due") or n.startswith("c_"))
         try:
             Program(phase.fn, phase.reads, phase.writes, lists=lists, on_device=on_device)
         except (TypeError, ValueError) as error:
@@ -383,4 +405,6 @@ def _digest(method: Method) -> str:
         "hyper": sorted(method.hyper),
         "power": method.power,
     }
+    if method.period is not None:
+        facts["period"] = method.period
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

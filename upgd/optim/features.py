@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from upgd.curvature.freshness import drop_reset, is_reset, stale, stamp
 from upgd.curvature.walk import TAPS, Tap
+from upgd.optim.roles import CONVOLUTIONS, check_layers, is_layer, is_transposed, output_layers
 from upgd.optim.shards import FSDP1
 from upgd.optim.uncompiled import uncompiled
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
@@ -154,7 +154,7 @@ class FeatureLayer:
 
 def feature_axis(module: nn.Module, h: Tensor) -> int:
     """The dimension of a layer's output `h` along which its units or channels lie."""
-    if isinstance(module, _CONVOLUTIONS):
+    if isinstance(module, CONVOLUTIONS):
         return h.dim() - 1 - len(module.kernel_size)
     return h.dim() - 1
 
@@ -178,15 +178,7 @@ def has_features(module: nn.Module) -> bool:
     """Whether a module is a linear or convolutional layer whose hooks are called."""
     # Attention calls its output projection's weight itself: no hook would ever see it.
     inside_attention = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    known = isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or _is_transposed(module)
-    return known and not inside_attention
-
-
-def _is_transposed(module: nn.Module) -> bool:
-    """Whether it is a linear layer with a weight of [inputs, outputs]: Transformers' ``Conv1D``."""
-    weight = getattr(module, "weight", None)
-    named = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.dim() == 2
-    return named and getattr(module, "nf", None) == weight.shape[1]  # type: ignore[union-attr]
+    return is_layer(module) and not inside_attention
 
 
 def _is_activation(module: nn.Module) -> bool:
@@ -241,18 +233,10 @@ class Features:
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         modules = dict(model.named_modules())
         candidates = [n for n, m in modules.items() if has_features(m)]
-        if not candidates:
-            raise ValueError("Features: the model has no linear or convolutional layer")
-        output = candidates[-1] if output is None else output
-        outputs = [output] if isinstance(output, str) else list(output)
+        outputs = output_layers("Features", candidates, output)
         chosen = [n for n in candidates if n not in outputs] if layers is None else layers
         names = list(dict.fromkeys([chosen] if isinstance(chosen, str) else chosen))
-        for name in (*outputs, *names):
-            if name not in candidates:
-                raise ValueError(
-                    f"Features: {name!r} is not a linear or convolutional layer of the model; "
-                    f"these are: {', '.join(candidates)}"
-                )
+        check_layers("Features", candidates, names)
         both = set(outputs) & set(names)
         if both:
             raise ValueError(f"Features: {sorted(both)} cannot be both feature and output layers")
@@ -305,7 +289,7 @@ class Features:
                 f"Features: the weight of layer {name!r} is computed from other parameters "
                 "(a parametrization); leave it out of `layers`"
             )
-        return FeatureLayer(name, module, params, _is_transposed(module))  # type: ignore[arg-type]
+        return FeatureLayer(name, module, params, is_transposed(module))  # type: ignore[arg-type]
 
     def of(self, p: Tensor) -> FeatureLayer | None:
         """The layer whose features `p` leads into; None for an output layer's parameter."""

@@ -102,6 +102,12 @@ class FusedPart:
         return places + [-1] * (len(STATES) - len(places))
 
     @cached_property
+    def period(self) -> int:
+        """The column of the period, or -1."""
+        name = self.method.period
+        return -1 if name is None else self.method.numbers.index(name)
+
+    @cached_property
     def second(self) -> bool:
         """Whether it reads curvature."""
         return "curvature" in self.method.needs
@@ -136,6 +142,7 @@ class FusedPlan:
     groups: list[dict[str, Any]]  # for each row of numbers, its parameter group
     clocks: list[dict[str, Tensor]]  # each has ``step`` and ``attempts``
     ages: list[int]  # for each row of numbers, its clock
+    bounds: list[float]  # and the bound of its layers
     members: list[Member]  # the parameters that are updated
     cancels: bool = False  # whether all traces have one age and decay, so that Û/η = U/max U
     places: list[Any] = field(default_factory=list)  # of weights and gradients in the tables
@@ -204,8 +211,10 @@ class FusedStep:
         opt._describe_noise()
         backend = _backend(kind)
         clocks: dict[int, int] = {}
-        plan = FusedPlan(params, options, kinds, [], [], [], [], [], [], [], members)
-        rows: dict[tuple[int, int], int] = {}
+        plan = FusedPlan(params, options, kinds, [], [], [], [], [], [], [], [], members)
+        rows: dict[Any, int] = {}
+        bounds = opt._bounds()
+        row_of: dict[Tensor, int] = {}
         sets: dict[Any, list[Member]] = defaultdict(list)
         for m in all_:
             state = opt.state[m.param]
@@ -216,11 +225,13 @@ class FusedStep:
             state = opt.state[m.param]
             for name in (n for n in (*opt.method.states, MASTER) if n in state):
                 state[name] = state[name].contiguous()
-            age = clocks[id(state["step"])]
-            if (m.group, age) not in rows:
-                rows[m.group, age] = len(plan.groups)
+            age, bound = clocks[id(state["step"])], bounds[m.group][m.place]
+            if (m.group, age, bound) not in rows:
+                rows[m.group, age, bound] = len(plan.groups)
                 plan.groups.append(opt.param_groups[m.group])
                 plan.ages.append(age)
+                plan.bounds.append(bound)
+            row_of[m.param] = rows[m.group, age, bound]
             group = opt.param_groups[m.group]
             quiet = not opt.method.is_perturbed(group)
             sets[m.param.dtype, opt._phases(group), quiet].append(m)
@@ -229,7 +240,7 @@ class FusedStep:
             method = flat.without_noise(method) if quiet else method
             if not backend.reads_half or opt.master_weights:
                 dtype = compute_dtype(dtype)
-            at = [rows[m.group, clocks[id(opt.state[m.param]["step"])]] for m in some]
+            at = [row_of[m.param] for m in some]
             plan.parts.append(_part(opt, method, some, dtype, backend.reads_half, at))
         plan.cancels = (
             len(plan.clocks) == 1
@@ -418,7 +429,7 @@ ELSEWHERE = -1.0
 """Stands for a step size that lies on the device, in the host's copy of the numbers."""
 
 
-def number_values(method: Method, group: dict[str, Any], wait: bool) -> list[float]:
+def number_values(method: Method, group: dict[str, Any], bound: float, wait: bool) -> list[float]:
     """A group's hyperparameters in the order of the method's numbers.
 
     A step size on an accelerator is read if the caller may `wait`, else it is ELSEWHERE.
@@ -426,7 +437,7 @@ def number_values(method: Method, group: dict[str, Any], wait: bool) -> list[flo
     lr = group["lr"]
     here = wait or not isinstance(lr, Tensor) or lr.device.type == "cpu"
     given = {name: group[name] for name in method.hyper}
-    return method.number_values({**given, "lr": lr if here else ELSEWHERE})
+    return method.number_values({**given, "lr": lr if here else ELSEWHERE}, bound)
 
 
 def _decay(opt: RuleOptimizer, group: dict[str, Any]) -> float | None:
@@ -487,9 +498,12 @@ class _Cpu:
         """This step's numbers."""
         ages = [int(clock["step"]) + 1 for clock in plan.clocks]
         self.found_inf = found_inf is not None and bool(found_inf)
-        for row, group, age in zip(plan.numbers, plan.groups, plan.ages, strict=True):
+        rows = zip(plan.numbers, plan.groups, plan.ages, plan.bounds, strict=True)
+        for row, group, age, bound in rows:
             numbers = opt.method.numbers
-            row[: len(numbers)] = number_values(opt.method, group, wait=True)
+            row[: len(numbers)] = number_values(opt.method, group, bound, wait=True)
+            if opt.method.period is not None:
+                row[flat.DUE] = float(ages[age] % opt.method.every(group) == 0)
             for k, state in enumerate(opt.method.states):
                 decay = opt.method.decays.get(state)
                 beta = row[numbers.index(decay)] if decay else 0.0

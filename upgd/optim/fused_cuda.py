@@ -58,6 +58,7 @@ class CudaPart:
             "LOCAL": part.reduction == "row_norm",
             "DECAY": decay,
             **{f"D{k}": place for k, place in enumerate(places)},
+            "PERIOD": part.period,
         }
 
 
@@ -110,7 +111,8 @@ class Cuda:
             for part, mine in self.parts:
                 self._send(mine.table, part.table)
         signs = [-1.0 if group["maximize"] else 1.0 for group in plan.groups]
-        values = [number_values(opt.method, group, wait=False) for group in plan.groups]
+        rows = zip(plan.groups, plan.bounds, strict=True)
+        values = [number_values(opt.method, group, bound, wait=False) for group, bound in rows]
         if [*values, signs] != self.values or scale is not None:
             table = np.zeros(self.numbers.shape)
             table[:, : len(opt.method.numbers)] = values

@@ -14,6 +14,10 @@ a state's name            that state's value before this phase
 ``eta``                   the result of the previous phase's reduction (see
                           :class:`Phase`)
 ``c_<trace>``             the bias correction ``1 - decay ** t`` of that trace
+``bound``                 ``1 / sqrt(fan_in)`` of the weight's layer, by which PyTorch
+                          bounds first weights; a bias has its layer's
+``due``                   1 at steps (counted from 1) that are multiples of the
+                          hyperparameter :attr:`Method.period`, else 0
 a hyperparameter's name   its value; ``betas`` arrives as ``beta1`` and ``beta2``
 ========================  ==========================================================
 
@@ -153,6 +157,33 @@ def hyperparameter(name: str, decay: bool = False) -> Hyperparameter:
     return replace(found, low=max(0.0, found.low), high=1.0) if decay else found
 
 
+ROLES = ("input", "hidden", "head")
+"""The roles of layers: the first one's, those of layers between, the last one's; of an only layer
+the last. A hyperparameter of a role's layers is called, for example, ``head.weight_decay``."""
+
+
+def split_roles(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Hyperparameters of all layers, and by role those that its layers have instead.
+
+    Raises:
+        ValueError: There is no such role.
+
+    >>> split_roles({"lr": 0.1, "head.lr": 0.01})
+    ({'lr': 0.1}, {'head': {'lr': 0.01}})
+    """
+    plain: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        role, dot, name = key.partition(".")
+        if not dot:
+            plain[key] = value
+        elif role in ROLES:
+            own.setdefault(role, {})[name] = value
+        else:
+            raise ValueError(f"unknown role {role!r} in {key!r}; roles are {', '.join(ROLES)}")
+    return plain, own
+
+
 def as_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Hyperparameters as rules read them: ``betas`` are ``beta1`` and ``beta2``."""
     found: dict[str, Any] = {}
@@ -162,6 +193,11 @@ def as_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def rounded_period(value: float) -> int:
+    """A period as a whole number of steps, 1 or more; halves are rounded up."""
+    return max(1, math.floor(value + 0.5))
 
 
 @dataclass(frozen=True)
@@ -203,6 +239,8 @@ class Method:
             older one; without others it is another optimizer's.
         power: How many weights and derivatives its rules multiply with each other at most, at
             least 2; it decides how large these may be (:meth:`limit`).
+        period: The hyperparameter, rounded to a whole number of steps, after which ``due`` is 1;
+            a rule that reads ``due`` needs it.
     """
 
     hyper: tuple[str, ...]
@@ -212,6 +250,16 @@ class Method:
     starts_as_weight: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
     power: int = 2
+    period: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.period is not None and self.period not in self.hyper:
+            raise ValueError(f"the period {self.period!r} is no hyperparameter of the method")
+        if self.reads("due"):
+            if self.period is None:
+                raise ValueError("a rule reads 'due', and the method has no period")
+            if any("due" in phase.reads for phase in self.phases if phase.reduce is not None):
+                raise ValueError("the rule that makes eta may not read 'due'")
 
     @cached_property
     def hyperparameters(self) -> dict[str, Hyperparameter]:
@@ -224,14 +272,25 @@ class Method:
         """The names of its numbers in the order in which kernels keep them.
 
         Kernels know two by their place, ``lr`` and ``sigma``, which come first whether a method has
-        them or not. The others are in the method's own order.
+        them or not. The others are in the method's own order; ``bound`` comes last, where a rule
+        reads it.
         """
         own = as_numbers({name: (name, name) for name in self.hyper})
-        return ("lr", "sigma", *(name for name in own if name not in ("lr", "sigma")))
+        others = [name for name in own if name not in ("lr", "sigma")]
+        return ("lr", "sigma", *others, *["bound"] * self.reads("bound"))
 
-    def number_values(self, values: Mapping[str, Any]) -> list[float]:
+    def reads(self, name: str) -> bool:
+        """Whether one of its rules reads this word, which is not a name of the method's own."""
+        own = name in self.hyper or name in self.states
+        return not own and any(name in phase.reads for phase in self.phases)
+
+    def every(self, values: Mapping[str, Any]) -> int:
+        """After how many steps ``due`` is 1, under these hyperparameters; 0 for never."""
+        return 0 if self.period is None else rounded_period(as_numbers(values)[self.period])
+
+    def number_values(self, values: Mapping[str, Any], bound: float = 0.0) -> list[float]:
         """Values of its numbers in their order, from those of its hyperparameters; or 0."""
-        given = as_numbers(values)
+        given = {"bound": bound, **as_numbers(values)}
         return [float(given.get(name, 0.0)) for name in self.numbers]
 
     def is_perturbed(self, values: Mapping[str, Any]) -> bool:

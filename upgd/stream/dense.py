@@ -76,6 +76,7 @@ class DenseCore:
             threads=1,
         )
         self._bounds = stack.unknown_bounds()
+        self._lr = self._learner.values()["lr"]
         self._learn = partial(kernels.compiled("learn"), *stack.arguments(0))
         network = stack.activation, stack.layer_table, self.layout.activations, stack.weights[0]
         self._answer = partial(kernels.compiled("answer"), *network)
@@ -146,7 +147,7 @@ class DenseCore:
 
     def grow(self, inputs: int, outputs: int) -> None:
         """Add inputs and outputs, whose weights and traces are zero; the others keep theirs."""
-        old, old_layers = self.stack, self.layout.layers
+        old, old_layers, lr = self.stack, self.layout.layers, self.lr
         kept = [self.matrices(each) for each in self._numbers()]
         self._build((inputs, *self.sizes[1:-1], outputs))
         for numbers, matrices in zip(self._numbers(), kept, strict=True):
@@ -159,9 +160,9 @@ class DenseCore:
                 mine = old.utilities[0][0, layer.row_at : layer.row_at + layer.outputs]
                 at = new_layer.row_at
                 self.stack.utilities[0][0, at : at + layer.outputs] = mine
-        for name in ("corrections", "series", "diverged", "hyper"):
+        for name in ("corrections", "began", "series", "diverged"):
             getattr(self.stack, name)[:] = getattr(old, name)
-        self.stack.step = old.step
+        self.stack.step, self.lr = old.step, lr
 
     def load_weights(self, layers: Sequence[NDArray[Any]]) -> None:
         """See :class:`upgd.stream.committee.Core`."""
@@ -182,12 +183,15 @@ class DenseCore:
 
     @property
     def lr(self) -> float:
-        """The step size."""
-        return float(self.stack.hyper[0, LR])
+        """The step size, of layers whose role has none of its own."""
+        return self._lr
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.stack.hyper[0, LR] = value
+        factor = value / self._lr if self._lr else 1.0
+        steps = self.stack.hyper[0, :, LR]
+        steps[:] = [value if lr == self._lr else lr * factor for lr in steps]
+        self._lr = value
 
     # ------------------------------------------------------------------------- traces
     @property
@@ -199,16 +203,16 @@ class DenseCore:
         """See :class:`upgd.stream.committee.Core`."""
         if self._utility is None:
             return None
-        correction = np.float32(self.stack.corrections[0, self._utility]) or np.float32(1)
+        corrections = self.stack.corrections[0, :, self._utility].astype(np.float32)
         traces = self.matrices(self.stack.states[0][self._utility, 0])
-        return [each / correction for each in traces]
+        return [each / (c or np.float32(1)) for each, c in zip(traces, corrections, strict=True)]
 
     def forget_utilities(self) -> None:
         """Set the traces of utility to zero."""
         if self._utility is not None:
             self.stack.states[0][self._utility, 0] = 0
             self._bounds[:] = -1
-            self.stack.corrections[0, self._utility] = 0
+            self.stack.corrections[0, :, self._utility] = 0
 
     # -------------------------------------------------------------------------- state
     def __getstate__(self) -> dict[str, Any]:
