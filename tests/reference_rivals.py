@@ -14,6 +14,7 @@ from tests.reference import (
     Array,
     Hyper,
     Step,
+    adam_betas,
     bias_corrected,
     entry,
     guarded_divide,
@@ -33,6 +34,68 @@ def l2_init(weights: list[Array], steps: list[Step], hyper: list[Hyper]) -> list
                 alpha, lam = number(hyper[i], "lr"), number(hyper[i], "weight_decay")
                 g = entry(step, "g", i, w[i].shape)
                 w[i] = w[i] - alpha * g - alpha * lam * w[i] + alpha * lam * weights[i]
+        result.append(list(w))
+    return result
+
+
+def hare_tortoise(weights: list[Array], steps: list[Step], hyper: list[Hyper]) -> list[list[Array]]:
+    """SGD with decay; slow <- beta*slow + (1 - beta)*fast; after every k-th step fast <- slow."""
+    w = list(weights)
+    slow = list(weights)
+    t = [0 for _ in w]
+    result = []
+    for step in steps:
+        for i in range(len(w)):
+            if has_gradient(step, i):
+                alpha, lam = number(hyper[i], "lr"), number(hyper[i], "weight_decay")
+                beta = number(hyper[i], "beta_weight")
+                t[i] += 1
+                w[i] = w[i] - alpha * lam * w[i] - alpha * entry(step, "g", i, w[i].shape)
+                slow[i] = update_trace(slow[i], w[i], beta)
+                if t[i] % int(number(hyper[i], "period")) == 0:
+                    w[i] = slow[i]
+        result.append(list(w))
+    return result
+
+
+def first_bounds(weights: list[Array], hyper: list[Hyper]) -> list[float]:
+    """1/sqrt(fan-in); a bias has that of the weight before it in its group, or 1.
+
+    Parameters of one group have one dictionary of hyperparameters.
+    """
+    result = []
+    for i, w in enumerate(weights):
+        group = [j for j in range(i + 1) if hyper[j] is hyper[i]]
+        owner = w if w.ndim > 1 else weights[group[-2]] if len(group) > 1 else w
+        result.append(1 / math.sqrt(owner[0].size) if owner.ndim > 1 else 1.0)
+    return result
+
+
+def clipped(
+    weights: list[Array], steps: list[Step], hyper: list[Hyper], adam: bool
+) -> list[list[Array]]:
+    """A step of SGD or Adam, then each weight to the nearest number in [-c*b, c*b]."""
+    w = list(weights)
+    m = [np.zeros_like(x) for x in w]
+    v = [np.zeros_like(x) for x in w]
+    t = [0 for _ in w]
+    bound = first_bounds(weights, hyper)
+    result = []
+    for step in steps:
+        for i in range(len(w)):
+            if not has_gradient(step, i):
+                continue
+            change = entry(step, "g", i, w[i].shape)
+            if adam:
+                beta_1, beta_2 = adam_betas(hyper[i])
+                t[i] += 1
+                m[i] = update_trace(m[i], change, beta_1)
+                v[i] = update_trace(v[i], change**2, beta_2)
+                root = np.sqrt(bias_corrected(v[i], beta_2, t[i]))
+                change = bias_corrected(m[i], beta_1, t[i]) / (root + number(hyper[i], "eps"))
+            most = number(hyper[i], "clip") * bound[i]
+            moved = w[i] - number(hyper[i], "lr") * change
+            w[i] = np.where(np.abs(moved) > most, most * np.sign(moved), moved)
         result.append(list(w))
     return result
 
@@ -106,6 +169,9 @@ def gated_upgd(weights: list[Array], steps: list[Step], hyper: list[Hyper]) -> l
 Simulation = Callable[[list[Array], list[Step], list[Hyper]], list[list[Array]]]
 METHODS: dict[str, Simulation] = {
     "l2-init": l2_init,
+    "hare-tortoise": hare_tortoise,
+    "weight-clipping": partial(clipped, adam=False),
+    "weight-clipping-adam": partial(clipped, adam=True),
     "fade": partial(fade, second_order=True),
     "fade-1st": partial(fade, second_order=False),
     "gated-upgd": gated_upgd,

@@ -8,7 +8,7 @@ from upgd.optim.features import Features
 from upgd.optim.gated_upgd import GatedUPGD
 from upgd.optim.groups import param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
-from upgd.optim.restrained import L2Init
+from upgd.optim.restrained import HareTortoise, L2Init, WeightClipping, WeightClippingAdam
 from upgd.optim.upgd import UPGD
 
 __all__ = [
@@ -20,11 +20,14 @@ __all__ = [
     "FeatureUPGD",
     "Features",
     "GatedUPGD",
+    "HareTortoise",
     "L2Init",
     "ShrinkAndPerturb",
     "StreamingEWC",
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
+    "WeightClipping",
+    "WeightClippingAdam",
     "param_groups",
 ]

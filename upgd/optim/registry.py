@@ -34,7 +34,16 @@ from upgd.optim.perturbed import (
     SHRINK_AND_PERTURB_METHOD,
     ShrinkAndPerturb,
 )
-from upgd.optim.restrained import L2_INIT, L2Init
+from upgd.optim.restrained import (
+    CLIPPED_ADAM,
+    CLIPPED_SGD,
+    HARE_TORTOISE,
+    L2_INIT,
+    HareTortoise,
+    L2Init,
+    WeightClipping,
+    WeightClippingAdam,
+)
 from upgd.optim.upgd import UPGD, upgd_method
 from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
 from upgd.sources import digest
@@ -215,6 +224,10 @@ def _rows() -> Iterator[Row]:
 def _rivals() -> Iterator[Row]:
     """Methods of other papers."""
     yield Row("l2-init", "L2 Init", L2Init, L2_INIT)
+    yield Row("hare-tortoise", "Hare and Tortoise", HareTortoise, HARE_TORTOISE)
+    yield Row("weight-clipping", "Weight clipping", WeightClipping, CLIPPED_SGD)
+    name, title = "weight-clipping-adam", "Adam, weight clipping"
+    yield Row(name, title, WeightClippingAdam, CLIPPED_ADAM)
     yield Row("fade", "FADE", FADE, fade_method(), {"order": 2})
     yield Row("fade-1st", "FADE, 1st order", FADE, fade_method(order=1), {"order": 1})
     halves = {"upgd-protecting-half": {"undoing": 0.0}, "upgd-harmful-half": {"protecting": 0.0}}
