@@ -26,6 +26,7 @@ from upgd.optim import (
     StreamingSI,
     WeightClipping,
     WeightClippingAdam,
+    layer_groups,
     param_groups,
 )
 from upgd.optim.registry import create
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "create",
     "curvature",
+    "layer_groups",
     "param_groups",
     "utility",
 ]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from upgd.engine import roofline
 from upgd.engine.dense import COLUMNS, Learner
+from upgd.engine.dense import unsupported as unsupported_dense
 from upgd.engine.eager import Setting
 from upgd.engine.feed import Chunk, Feed, HeldOut
 from upgd.engine.general import GeneralStack, unsupported
@@ -58,7 +59,7 @@ def why_eager(problem: Problem, setting: Setting, device: str) -> str:
         return f"a stack takes one sample per step, not {setting.batch}"
     learner = Learner(setting.method, setting.hyper, setting.seed)
     if _is_dense(problem, device):
-        return learner.row.eager_only
+        return unsupported_dense(learner) or ""
     return unsupported(learner) or why_not_stacked(problem, device)
 
 

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from upgd.engine.dense import COLUMNS, Learner, MethodGroup, Stack, tables
+from upgd.engine.dense import unsupported as unsupported_dense
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
 from upgd.kernels import philox
@@ -46,8 +47,8 @@ GRAPH_STEPS = 10
 
 def unsupported(learner: Learner) -> str | None:
     """Why this engine cannot run a learner, if it cannot."""
-    if learner.row.eager_only:
-        return learner.row.eager_only
+    if reason := unsupported_dense(learner):
+        return reason
     needs = learner.row.needs & {"curvature", "gates"}
     return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
 

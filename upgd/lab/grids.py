@@ -10,7 +10,12 @@ them, lists the values of its hyperparameters::
     sigma = [0.001, 0.01]
     weight_decay = 0.001
 
-What it does not name keeps its default. A method's own table comes before ``[all]``.
+What it does not name keeps its default. A method's own table comes before ``[all]``. Layers of one
+role may have values of their own (:data:`upgd.rules.vocabulary.ROLES`)::
+
+    [sgd]
+    lr = [0.1, 0.01]
+    head.weight_decay = [0.01, 0.1]
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
 from upgd.paper.sets import best
-from upgd.rules.vocabulary import Hyperparameter
+from upgd.rules.vocabulary import Hyperparameter, split_roles
 
 Grid = dict[str, tuple[float, ...]]
 ALL = "all"
@@ -102,23 +107,26 @@ def table_grids(
     used: set[str] = set()
     for method in methods:
         own = {
-            k: v for name, table in tables.items() if _same(name, method) for k, v in table.items()
+            k: v
+            for name, table in tables.items()
+            if _same(name, method)
+            for k, v in _flat(table).items()
         }
         have = scalars(method)
-        unknown = sorted(own.keys() - have.keys())
+        unknown = sorted(k for k in own if not _has(have, k))
         if unknown:
             raise ValueError(
                 f"{where}{method} has no hyperparameter {', '.join(unknown)}; "
                 f"it has {', '.join(have)}"
             )
-        common = {k: v for k, v in tables.get(ALL, {}).items() if k in have}
+        common = {k: v for k, v in _flat(tables.get(ALL, {})).items() if _has(have, k)}
         used |= common.keys()
         given = {
             k: _values(f"{where}{k}", _hyperparameter(method, k), v)
             for k, v in (common | own).items()
         }
         found[method] = _single(have) | given
-    unused = sorted(tables.get(ALL, {}).keys() - used)
+    unused = sorted(_flat(tables.get(ALL, {})).keys() - used)
     if unused:
         raise ValueError(
             f"{where}none of {', '.join(methods)} has a hyperparameter {', '.join(unused)}"
@@ -134,10 +142,10 @@ def change_axes(found: Mapping[str, Grid], given: Mapping[str, Any]) -> dict[str
     """
     changed = {
         method: grid
-        | {k: _values(k, _hyperparameter(method, k), v) for k, v in given.items() if k in grid}
+        | {k: _values(k, _hyperparameter(method, k), v) for k, v in given.items() if _has(grid, k)}
         for method, grid in found.items()
     }
-    unused = sorted(name for name in given if not any(name in grid for grid in found.values()))
+    unused = sorted(name for name in given if not any(_has(grid, name) for grid in found.values()))
     if unused:
         raise ValueError(
             f"none of {', '.join(found)} has a hyperparameter {', '.join(unused)}; "
@@ -172,6 +180,24 @@ def size(grid: Grid) -> int:
     return math.prod(map(len, grid.values()))
 
 
+def _has(known: Collection[str], key: str) -> bool:
+    """Whether `key` is one of the `known` hyperparameters, or a role's; raises for other roles."""
+    plain, own = split_roles({key: None})
+    return any(name in known for name in (*plain, *(n for each in own.values() for n in each)))
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with ``head.lr`` in place of a table ``head``, which TOML makes of it."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            split_roles({f"{key}.": None})
+            found |= {f"{key}.{name}": one for name, one in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
 def _single(values: Mapping[str, float]) -> Grid:
     return {name: (float(value),) for name, value in values.items()}
 
@@ -202,6 +228,7 @@ def _same(name: str, method: str) -> bool:
 def _hyperparameter(method: str, name: str) -> Hyperparameter:
     """The range of one of a method's numbers: ``beta1`` and ``beta2`` have that of ``betas``."""
     known = get_method(method)[0].hyper
+    name = name.rpartition(".")[2]
     return known["betas" if name in ("beta1", "beta2") and "betas" in known else name]
 
 

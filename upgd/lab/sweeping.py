@@ -9,6 +9,7 @@ from itertools import islice
 from upgd.lab import grids
 from upgd.ledger import Ledger, Run, RunSpec, Scalar
 from upgd.paper.grids import each_set
+from upgd.rules.vocabulary import setting
 from upgd.streams import Problem
 from upgd.study import search as searches
 from upgd.study import sweeps as halvings
@@ -187,11 +188,9 @@ def _describe_rung(rung: halvings.Rung, name: str, say: Say) -> None:
 
 def _varying(hypers: Sequence[Hyper]) -> set[str]:
     """The hyperparameters in which sets differ."""
-    values: dict[str, set[float]] = {}
-    for hyper in hypers:
-        for name, value in hyper:
-            values.setdefault(name, set()).add(value)
-    return {name for name, several in values.items() if len(several) > 1}
+    sets = [dict(hyper) for hyper in hypers]
+    names = {name for each in sets for name in each}
+    return {name for name in names if len({setting(each, name) for each in sets}) > 1}
 
 
 def _value(one: Candidate) -> str:

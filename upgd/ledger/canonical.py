@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS, scalars
+from upgd.rules.vocabulary import ROLES, setting
 from upgd.streams.problems import PROBLEMS, Problem
 
 Scalar = str | int | float | bool | None
@@ -59,9 +60,20 @@ def canonical(
     if row is not None:
         defaults = scalars(name)
         own = {} if usual is None else {k: v for k, v in usual.hyper.items() if k in defaults}
-        filled = {**defaults, **own, **hyper}
+        filled = _without_copies({**defaults, **own, **hyper})
         sources["method"] = row.source
     return Form(method if row is None else row.name, filled, left, sources)
+
+
+def _without_copies(hyper: Mapping[str, float]) -> dict[str, float]:
+    """Hyperparameters without those of a role that say what those of all layers say.
+
+    Example:
+        >>> _without_copies({"lr": 0.1, "head.lr": 0.1, "hidden.lr": 0.2})
+        {'lr': 0.1, 'hidden.lr': 0.2}
+    """
+    said = {name: hyper.get(name.partition(".")[2]) for name in hyper}
+    return {name: value for name, value in hyper.items() if value != said[name]}
 
 
 def usual_of(problem: str, options: Mapping[str, Scalar]) -> Usual | None:
@@ -121,7 +133,7 @@ def display_name(method: str, hyper: Mapping[str, float]) -> str:
     """What people call a method with these hyperparameters: the alias that means them, if any.
 
     An alias that sets a hyperparameter to 0 means all sets in which it is 0; one that sets it to
-    something larger, all in which it is larger.
+    something larger, all in which it is larger; in all layers.
 
     Example:
         >>> display_name("sgdw", {"weight_decay": 0.0}), display_name("upgd", {"weight_decay": 0.1})
@@ -131,8 +143,12 @@ def display_name(method: str, hyper: Mapping[str, float]) -> str:
     """
     row = METHODS.get(method)
     for alias, changed in row.aliases.items() if row is not None else ():
-        if changed and all(
-            name in hyper and (hyper[name] > 0) == (value > 0) for name, value in changed.items()
-        ):
+        if changed and all(_means(hyper, name, value) for name, value in changed.items()):
             return alias
     return method
+
+
+def _means(hyper: Mapping[str, float], name: str, value: float) -> bool:
+    """Whether a hyperparameter is 0 in all layers if `value` is, and larger if that is."""
+    found = [setting(hyper, key) for key in (name, *(f"{role}.{name}" for role in ROLES))]
+    return name in hyper and all((one > 0) == (value > 0) for one in found)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from upgd.ledger.canonical import canonical, display_name, proper_name
 from upgd.ledger.errors import SpecError
+from upgd.rules.vocabulary import ROLES
 
 RULES_VERSION = 3
 """The version of the update rules and of the randomness; raised whenever results change.
@@ -52,7 +53,8 @@ class RunSpec:
 
     problem: str  # name of the stream, such as ``"input-permuted-mnist"``
     method: str  # name of the method, such as ``"upgd"``, or an alias
-    # The method's hyperparameters, or some of them; ``betas`` may be given as a pair.
+    # The method's hyperparameters, or some of them, and those of one role's layers, such as
+    # ``head.weight_decay``; ``betas`` may be given as a pair.
     hyper: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0  # from 0 to 2⁶³ - 1
     steps: int = 1  # how many samples (or batches) the learner sees; at least 1
@@ -180,16 +182,19 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_pair(hyper: object) -> object:
-    """Hyperparameters with ``beta1`` and ``beta2`` in place of a pair ``betas``."""
-    if not isinstance(hyper, Mapping) or "betas" not in hyper:
-        return hyper
-    betas = hyper["betas"]
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
-        raise SpecError(f"hyper 'betas' must be two numbers, not {_show(betas)}")
-    if "beta1" in hyper or "beta2" in hyper:
-        raise SpecError("hyper has betas besides beta1 or beta2; give one of them")
-    rest = {name: value for name, value in hyper.items() if name != "betas"}
-    return {**rest, "beta1": betas[0], "beta2": betas[1]}
+    """Hyperparameters with ``beta1`` and ``beta2`` in place of a pair ``betas``, of roles too."""
+    for whose in ("", *(f"{role}." for role in ROLES)):
+        pair, first, second = (f"{whose}{name}" for name in ("betas", "beta1", "beta2"))
+        if not isinstance(hyper, Mapping) or pair not in hyper:
+            continue
+        betas = hyper[pair]
+        if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+            raise SpecError(f"hyper {pair!r} must be two numbers, not {_show(betas)}")
+        if first in hyper or second in hyper:
+            raise SpecError(f"hyper has {pair} besides {first} or {second}; give one of them")
+        rest = {name: value for name, value in hyper.items() if name != pair}
+        hyper = {**rest, first: betas[0], second: betas[1]}
+    return hyper
 
 
 def _show(value: object) -> str:

@@ -6,7 +6,7 @@ from upgd.optim.fade import FADE
 from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.features import Features
 from upgd.optim.gated_upgd import GatedUPGD
-from upgd.optim.groups import param_groups
+from upgd.optim.groups import layer_groups, param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.restrained import HareTortoise, L2Init, WeightClipping, WeightClippingAdam
 from upgd.optim.upgd import UPGD
@@ -29,5 +29,6 @@ __all__ = [
     "StreamingSI",
     "WeightClipping",
     "WeightClippingAdam",
+    "layer_groups",
     "param_groups",
 ]

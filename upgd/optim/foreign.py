@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from upgd.optim.registry import Row
-from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter, Method
+from upgd.optim.roles import ordered_groups
+from upgd.rules.vocabulary import HYPERPARAMETERS, Hyperparameter, Method, split_roles
 from upgd.sources import digest
 
 
@@ -54,12 +55,16 @@ class TorchRow(Row):
 
         The run's `seed` and `noise` are not handed on: the engine seeds PyTorch's generator.
         """
-        hyper = {k: v for k, v in arguments.items() if k not in ("seed", "noise")}
-        for name, value in hyper.items():
-            if isinstance(self.values.get(name), int) and float(value).is_integer():
-                hyper[name] = int(value)
+        plain, own = split_roles({k: v for k, v in arguments.items() if k not in ("seed", "noise")})
+        for hyper in (plain, *own.values()):
+            for name, value in hyper.items():
+                if isinstance(self.values.get(name), int) and float(value).is_integer():
+                    hyper[name] = int(value)
+        if own:
+            groups = ordered_groups(model, own, trained=True)
+            return self.factory(groups, **{**self.options, **plain})
         trained = [p for p in model.parameters() if p.requires_grad]
-        return self.factory(trained, **{**self.options, **hyper})
+        return self.factory(trained, **{**self.options, **plain})
 
 
 def torch_row(

@@ -1,16 +1,18 @@
-"""Parameter groups of a model: what noise and gates should leave alone."""
+"""Parameter groups of a model: what noise and gates should leave alone, and layers by role."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.roles import roles
 from upgd.optim.upgd import UPGD
+from upgd.rules.vocabulary import ROLES
 
 Kind: TypeAlias = Literal["norms", "embeddings", "biases"]
 
@@ -84,6 +86,61 @@ def param_groups(
     if not found:
         raise ValueError(f"param_groups: {type(model).__name__} has no parameters")
     return sorted(found.values(), key=lambda group: sum(key in group for key in _QUIET))
+
+
+def layer_groups(
+    model: nn.Module,
+    *,
+    input: Mapping[str, Any] | None = None,
+    hidden: Mapping[str, Any] | None = None,
+    head: Mapping[str, Any] | None = None,
+    output: str | Iterable[str] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Groups of all parameters of `model` by the role of their layer, for any optimizer.
+
+    The head is the last linear or convolutional layer in the order of ``model.modules()``, the
+    input is the first, and all others are hidden; an only layer is the head. Parameters of other
+    modules, such as normalisations, go with the layer before them, and embeddings before the first
+    layer with the hidden ones. A weight that is tied goes with the last layer that has it.
+
+    Args:
+        model: Any module.
+        input: Options of the first layer's group, such as ``{"lr": 0.01}``.
+        hidden: Options of the layers between.
+        head: Options of the last layer's group.
+        output: The name or names of the head's layers, where the last one is not the head.
+        options: Options of all groups; a role's own come first.
+
+    Returns:
+        A group per role that the model has, with the names of its parameters.
+
+    Raises:
+        ValueError: A role has options, and the model no layer of that role.
+
+    Example:
+        >>> import torch, upgd
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> for group in upgd.layer_groups(model, head={"weight_decay": 0.1}, lr=0.01):
+        ...     print(group["param_names"], group["lr"], group.get("weight_decay"))
+        ['0.weight', '0.bias', '1.weight', '1.bias'] 0.01 None
+        ['3.weight', '3.bias'] 0.01 0.1
+        >>> opt = torch.optim.SGD(upgd.layer_groups(model, head={"weight_decay": 0.1}), lr=0.01)
+    """
+    given = dict(zip(ROLES, (input, hidden, head), strict=True))
+    found: dict[str, dict[str, Any]] = {}
+    for role, (name, p) in zip(roles(model, output), model.named_parameters(), strict=True):
+        group = found.setdefault(
+            role, {"params": [], "param_names": [], **options, **(given[role] or {})}
+        )
+        group["params"].append(p)
+        group["param_names"].append(name)
+    for role, own in given.items():
+        if own and role not in found:
+            kind = type(model).__name__
+            raise ValueError(f"layer_groups: {role}={own!r}, and {kind} has no such layer")
+    return [found[role] for role in ROLES if role in found]
 
 
 def _arguments(optimizer: Callable[..., Any]) -> set[str]:

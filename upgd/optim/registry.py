@@ -44,8 +44,9 @@ from upgd.optim.restrained import (
     WeightClipping,
     WeightClippingAdam,
 )
+from upgd.optim.roles import ordered_groups
 from upgd.optim.upgd import UPGD, upgd_method
-from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers
+from upgd.rules.vocabulary import Hyperparameter, Method, as_numbers, split_roles
 from upgd.sources import digest
 
 HARMLESS = frozenset(
@@ -105,10 +106,12 @@ class Row:
         return self.method.needs
 
     def make(self, model: nn.Module, **arguments: Any) -> RuleOptimizer:
-        """An optimizer for all parameters of `model`."""
+        """An optimizer for all parameters of `model`; ``head.lr`` is that of its last layer."""
         if "gates" in self.needs:
             arguments.setdefault("features", Features(model))
-        return self.optimizer(model.parameters(), **{**self.options, **arguments})
+        plain, own = split_roles(arguments)
+        params = ordered_groups(model, own) if own else model.parameters()
+        return self.optimizer(params, **{**self.options, **plain})
 
     @functools.cached_property
     def eager_only(self) -> str:

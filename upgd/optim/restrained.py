@@ -31,7 +31,8 @@ def hare_tortoise(
 
 def clipped_sgd(w: Any, g: Any, bound: Any, lr: Any, clip: Any) -> Any:
     """w ← [w - α·g], cut off at ±c/√fan-in"""
-    return ops.clip(w - lr * g, -clip * bound, clip * bound)
+    most = clip * bound
+    return ops.clip(w - lr * g, -most, most)
 
 
 def clipped_adam(
@@ -44,7 +45,8 @@ def clipped_adam(
         w, g, first_moment, second_moment, c_first_moment, c_second_moment,
         lr, 0.0, beta1, beta2, eps,
     )
-    return ops.clip(moved, -clip * bound, clip * bound), first_moment, second_moment
+    most = clip * bound
+    return ops.clip(moved, -most, most), first_moment, second_moment
 # fmt: on
 
 

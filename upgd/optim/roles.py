@@ -7,7 +7,9 @@ those between are ``hidden``. The only layer of a network is its head.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -99,3 +101,22 @@ def roles(model: nn.Module, output: str | Iterable[str] | None = None) -> list[s
             if p not in found or name in of:  # a weight that is tied has its last layer's role
                 found[p] = current
     return [found[p] for p in model.parameters()]
+
+
+def ordered_groups(
+    model: nn.Module, options: Mapping[str, Mapping[str, Any]], trained: bool = False
+) -> list[dict[str, Any]]:
+    """Groups of all parameters of `model` in their order, with options by role.
+
+    A role's parameters are in several groups where others lie between them; noise depends on the
+    order. With `trained`, frozen parameters are left out.
+    """
+    pairs = [
+        (role if role in options else "", p)
+        for role, p in zip(roles(model), model.parameters(), strict=True)
+        if p.requires_grad or not trained
+    ]
+    return [
+        {"params": [p for _, p in some], **options.get(role, {})}
+        for role, some in groupby(pairs, key=lambda pair: pair[0])
+    ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from upgd.metrics import Interval
 from upgd.report.figures import canvas, plain, pyplot, save
+from upgd.rules.vocabulary import setting
 from upgd.study.selection import Ranking
 
 FEW = 8
@@ -28,7 +29,7 @@ def sensitivity(ranking: Ranking, name: str) -> list[Point]:
     """For each value of a hyperparameter, the best complete set without a diverged seed."""
     found: dict[float, Interval] = {}
     for one in ranking.complete:  # best first
-        value = dict(one.hyper).get(name)
+        value = setting(dict(one.hyper), name)
         if value is not None and not one.diverged:
             found.setdefault(value, one.interval)
     return [Point(value, found[value]) for value in sorted(found)]
@@ -100,7 +101,7 @@ def _panel(axes: Any, name: str, found: Mapping[str, Ranking]) -> None:
         axes.errorbar(x, y, np.nan_to_num(error), elinewidth=0.8, capsize=0, **style)
         winner = found[label].winner
         if winner is not None:
-            best = place[dict(winner.hyper)[name]] + shift
+            best = place[setting(dict(winner.hyper), name)] + shift
             star = {"color": f"C{number % 10}", "marker": "*", "markersize": 11}
             axes.plot(
                 best, winner.value, **star, markeredgecolor="white", markeredgewidth=0.5, zorder=5

@@ -12,6 +12,7 @@ from upgd.engine.dense import Learner
 from upgd.kernels import flat
 from upgd.kernels.rules import LR
 from upgd.metrics import sample_plasticity
+from upgd.optim.roles import bounds
 from upgd.rl.network import Network
 from upgd.rl.rollouts import Trajectory
 
@@ -41,9 +42,12 @@ class CompiledPPO:
         for k, name in enumerate(method.states):
             if name in method.starts_as_weight:
                 self.states[k] = self.weights
-        self._numbers = np.zeros((1, flat.NUMBERS))
-        self._numbers[0, : len(method.numbers)] = method.number_values(hyper)
-        self._numbers[0, [flat.FACTOR, flat.SIGN]] = 1
+        self._every = method.every(hyper)
+        bounded = bounds(network.shapes)  # numbers are those of a parameter
+        self._numbers = np.zeros((len(bounded), flat.NUMBERS))
+        values = [method.number_values(hyper, bound) for bound in bounded]
+        self._numbers[:, : len(method.numbers)] = values
+        self._numbers[:, [flat.FACTOR, flat.SIGN]] = 1
         self._reduction = method.phases[0].reduce if flat.uses_eta(method) else None
         self._rule = cpu_flat.kernels(method, self.dtype.name)
         self._lay_out(cpu_flat.quads(network.size))
@@ -65,7 +69,7 @@ class CompiledPPO:
             for k, state in enumerate(self.states):
                 row[flat.STATE + k] = state.ctypes.data + at * item
             span = -(-shape[0] // 4) * (total // shape[0])
-            row[[flat.TOTAL, flat.SPAN, flat.NUMBER]] = total, span, number
+            row[[flat.TOTAL, flat.SPAN, flat.NUMBER, flat.GROUP]] = total, span, number, number
             row[[flat.LENGTH, flat.ROW]] = total // height, lines
             items += [(number, start) for start in range(0, span, quads)]
             rows.append((number, 0, height))
@@ -90,7 +94,7 @@ class CompiledPPO:
             *(rewards, values, ends, settings.gamma, settings.gae_lambda),
             *(self.advantages, self.returns),
         )
-        self._numbers[0, LR] = self.lr * share
+        self._numbers[:, LR] = self.lr * share
         found, plasticity = np.zeros(kernels.FOUND), []
         for epoch in range(settings.epochs):
             kernels.permutation(index, self.seed, iteration * settings.epochs + epoch)
@@ -115,14 +119,16 @@ class CompiledPPO:
 
     def _step(self) -> None:
         """One step of the optimizer with the current gradient."""
-        row, todo, table, quads = self._numbers[0], self._todo, self._table, self._quads
+        rows, todo, table, quads = self._numbers, self._todo, self._table, self._quads
         for k, decay in enumerate(self.decays):
-            row[flat.CORRECTION + k] = 1 - decay ** (self.updates + 1)
+            rows[:, flat.CORRECTION + k] = 1 - decay ** (self.updates + 1)
+        if self._every:
+            rows[:, flat.DUE] = (self.updates + 1) % self._every == 0
         if self._reduction == "max":
             todo[0] = 0
             self._rule.first(todo, self._items, table, self._numbers, self._partial, quads)
             eta = abs(float(self._partial[: len(self._items), 0].max()))
-            row[flat.ETA] = math.inf if math.isnan(eta) else eta
+            rows[:, flat.ETA] = math.inf if math.isnan(eta) else eta
         elif self._reduction == "row_norm":
             todo[0] = 0
             tables = (self._rows, table, self._numbers, self._partial, self._norms)

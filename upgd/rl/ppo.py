@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from upgd.engine.dense import Learner
 from upgd.engine.general import GeneralStack, unsupported
 from upgd.engine.precision import full_float32
+from upgd.kernels.rules import DUE, LR
 from upgd.optim.registry import get
 from upgd.rl.environments import RLError
 from upgd.rl.network import Network
@@ -119,6 +120,8 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
         raise RLError(f"PPO gives optimizers only gradients, and {reason}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise RLError(f"a seed is an integer in [0, 2**63), got {seed!r}")
+    if any("." in name for name in hyper):
+        raise RLError("PPO's networks share one set of hyperparameters; name none of a role")
     try:
         found.values()
     except (TypeError, ValueError) as error:
@@ -241,7 +244,7 @@ class StackedPPO(GeneralStack):
         where: Any = {"shape": (network.observations,), "device": device, "dtype": dtype}
         super().__init__(build, learners, loss="squared_error", steps=1, window=1, **where)
         self.network, self.settings = network, settings
-        self._step_sizes = self.hyper[:, 0].clone()
+        self._step_sizes = self.hyper[..., LR].clone()
         runs, here = len(self.learners), self.device
         shapes = trajectory_shapes(network, settings.steps)
         shapes |= dict.fromkeys(("advantages", "returns"), shapes["rewards"])
@@ -278,7 +281,7 @@ class StackedPPO(GeneralStack):
         for name, target in self.fed.items():
             target.copy_(torch.from_numpy(self._ordered(given[name])))
         self.index.copy_(torch.from_numpy(self._ordered(permutations)))
-        self.hyper[:, 0] = self._step_sizes * share
+        self.hyper[..., LR] = self._step_sizes * share
         if self.device.type == "cuda":
             self._graph = self._graph or self._recorded()
             self._graph.replay()
@@ -301,7 +304,7 @@ class StackedPPO(GeneralStack):
         if "utility" not in states:
             return None
         k = states.index("utility")
-        correction = self.corrections[run, k].clamp_min(1e-12)
+        correction = self.corrections[run, 0, k].clamp_min(1e-12)
         return np.asarray((self.states[number][k, mine] / correction).cpu().numpy())
 
     def agent_state(self, agent: int) -> dict[str, NDArray[Any]]:
@@ -313,8 +316,12 @@ class StackedPPO(GeneralStack):
         """Restore :meth:`agent_state`, or the state of a compiled agent."""
         run = self.order.index(agent)
         decays = self.decays[run].cpu().numpy()
+        decays[:, DUE] = 0
         saved = {name: arrays[name] for name in ("weights", "states")}
-        saved["corrections"] = arrays.get("corrections", 1 - decays**updates)
+        corrections = arrays.get("corrections")
+        if corrections is None or corrections.ndim == 1:  # of a version with one for all layers
+            corrections = 1 - decays**updates
+        saved["corrections"] = corrections
         for name, there in self.state(run).items():
             if name in saved and saved[name].shape != there.shape:
                 raise ValueError(f"{name} are {saved[name].shape} and should be {there.shape}")
@@ -361,7 +368,7 @@ class StackedPPO(GeneralStack):
             kept = [part.detach().double() for part in losses[:5]]
             self.sums.add_(torch.stack([*kept, *(part.sqrt() for part in parts)], 1))
             before = self._value_error(batch) if measured else None
-            self.corrections.mul_(self.decays).add_(1 - self.decays)
+            self._correct()
             if self._fused is not None:
                 self._fused()
             else:

@@ -184,6 +184,15 @@ def split_roles(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, di
     return plain, own
 
 
+def setting(values: Mapping[str, Any], key: str) -> Any:
+    """What a hyperparameter is among `values`: a role's is that of all layers if not given.
+
+    >>> setting({"lr": 0.1}, "head.lr")
+    0.1
+    """
+    return values[key] if key in values else values.get(key.partition(".")[2])
+
+
 def as_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Hyperparameters as rules read them: ``betas`` are ``beta1`` and ``beta2``."""
     found: dict[str, Any] = {}

@@ -15,6 +15,8 @@ from upgd.ledger.canonical import canonical
 from upgd.ledger.errors import SpecError
 from upgd.ledger.spec import SOURCES, RunSpec, Scalar
 from upgd.optim.registry import get as get_method
+from upgd.optim.roles import role
+from upgd.rules.vocabulary import ROLES, split_roles
 from upgd.streams import DataError, Problem
 from upgd.streams import get as get_problem
 from upgd.streams.problems import PROBLEMS
@@ -75,6 +77,12 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
         raise SpecError(f"unknown option {', '.join(sorted(options))} in {spec.label()}")
     if "gates" in row.needs and len(problem.network) == 2 and type(problem.network) is tuple:
         raise SpecError(f"{spec.method} needs hidden layers; {spec.label()} has none")
+    if type(problem.network) is tuple:
+        count = len(problem.network) - 1
+        missing = split_roles(spec.hyper)[1].keys() - {role(i, count) for i in range(count)}
+        if missing:
+            which = " and no ".join(f"{each} layer" for each in sorted(missing))
+            raise SpecError(f"{spec.label()}: its network has no {which}")
     return problem, setting
 
 
@@ -156,8 +164,12 @@ def units(hidden: Scalar) -> list[int]:
 def arguments(spec: RunSpec) -> dict[str, Any]:
     """The optimizer's arguments: ``beta1`` and ``beta2`` are its ``betas``."""
     hyper: dict[str, Any] = dict(spec.hyper)
-    if "beta1" in hyper or "beta2" in hyper:
-        _, defaults = get_method(spec.method)
-        first, second = defaults.get("betas", (None, None))
-        hyper["betas"] = (hyper.pop("beta1", first), hyper.pop("beta2", second))
+    _, defaults = get_method(spec.method)
+    betas = defaults.get("betas", (None, None))
+    for whose in ("", *(f"{each}." for each in ROLES)):
+        first, second = f"{whose}beta1", f"{whose}beta2"
+        if first in hyper or second in hyper:
+            found = (hyper.pop(first, betas[0]), hyper.pop(second, betas[1]))
+            hyper[f"{whose}betas"] = found
+        betas = hyper.get("betas", betas)  # those of a role that has none
     return hyper

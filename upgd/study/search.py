@@ -18,6 +18,7 @@ from typing import Any
 
 from upgd.ledger.errors import StudyError
 from upgd.ledger.ledger import Ledger
+from upgd.rules.vocabulary import setting
 from upgd.study.selection import LARGER, Family, Hyper, Ranking
 from upgd.study.sweeps import OVER, Sweep
 
@@ -108,8 +109,9 @@ class Space:
         found: dict[str, float] = {}
         values = dict(hyper)
         for axis in self.axes:
-            place = axis.place(values[axis.name]) if axis.name in values else None
-            if axis.is_fixed and axis.name in values and values[axis.name] in self.grid[axis.name]:
+            value = setting(values, axis.name)
+            place = None if value is None else axis.place(value)
+            if axis.is_fixed and value in self.grid[axis.name]:
                 continue
             if place is None:
                 return None
@@ -118,7 +120,9 @@ class Space:
 
     def is_on_grid(self, hyper: Hyper) -> bool:
         """Whether a set is one of the grid's."""
-        return all(value in self.grid.get(name, ()) for name, value in hyper)
+        values = dict(hyper)
+        known = all(name in self.grid for name in values)
+        return known and all(setting(values, name) in self.grid[name] for name in self.grid)
 
     def searched(self, hypers: Iterable[Hyper]) -> list[Hyper]:
         """The sets that are in the space and not on the grid."""
