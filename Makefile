@@ -33,6 +33,7 @@ bench: $(INSTALLED)
 
 results: $(INSTALLED)
 	$(BIN)/upgd results docs/results --page README.md --page docs/paper.md
+	for folder in docs/results/arena/*/; do $(BIN)/upgd arena --page $$folder || exit 1; done
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

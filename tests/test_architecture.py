@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = """
 cli
 lab
+arena
 paper
 report
 rl

@@ -200,7 +200,7 @@ def broken(seed: int) -> Iterator[Any]:
         ((X, Y), {"task_length": 3, "boundaries": [3]}, "exclude each other"),
         ((X, Y), {"drift": 3}, "needs a task_length"),
         ((X, Y), {"drift": 30, "task_length": 3}, "over must be"),
-        ((X, Y), {"permute": "both"}, "permute must be"),
+        ((X, Y), {"permute": "all"}, "permute must be"),
         ((X, Y), {"network": "cnn"}, "takes inputs (3, 32, 32)"),
         ((X, Y), {"network": "mine", "hidden": (3,)}, "exclude each other"),
         ((X, Y), {"test": (X[:, :3], Y)}, "another kind"),

@@ -24,8 +24,79 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "leaky_relu": nn.Lea
 ACTIVATIONS |= {"tanh": nn.Tanh, "linear": nn.Identity}
 
 
-def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
+class OnlineNorm(nn.Module):
+    """Inputs less their running mean, by the root of their running variance, value by value.
+
+    With step r_t = max(1 - decay, 1/t) for the t-th sample x, which counts before it is used:
+
+        m ← m + r·(x - m),   v ← (1 - r)·(v + r·(x - m)²),   y = (x - m) / √max(v, floor)
+
+    so that m and v are exact weighted moments of all samples so far: equally weighted at first,
+    then by powers of `decay`. Since the sample itself counts, no output exceeds √(decay/(1-decay)).
+    A batch counts as a whole, with r = max(1 - decayᴮ, B/t). In evaluation mode nothing is counted.
+
+    Args:
+        shape: Of one input.
+        decay: How slowly statistics forget.
+        floor: The least variance that is divided by; smaller ones are those of inputs that
+            hardly ever change.
+
+    Example:
+        >>> norm = OnlineNorm(2)
+        >>> for x in ([1.0, 5.0], [3.0, 5.0]):
+        ...     y = norm(torch.tensor([x]))
+        >>> y
+        tensor([[1., 0.]])
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    def __init__(
+        self, shape: int | Sequence[int], decay: float = 0.99, floor: float = 1e-4
+    ) -> None:
+        super().__init__()
+        if not 0 <= decay < 1 or not floor > 0:
+            raise ValueError(
+                f"OnlineNorm: decay is in [0, 1) and floor above 0, got {decay} and {floor}"
+            )
+        self.decay, self.floor = decay, floor
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.zeros(size))
+
+    @torch.no_grad()
+    def _count(self, x: torch.Tensor) -> None:
+        if len(x) == 0:
+            return
+        self.count += len(x)
+        rate = (len(x) / self.count).clamp_min(1 - self.decay ** len(x))
+        apart = x.mean(0) - self.mean
+        spread = x.var(0, unbiased=False) if len(x) > 1 else 0.0
+        self.variance.copy_((1 - rate) * (self.variance + rate * apart**2) + rate * spread)
+        self.mean += rate * apart
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self._count(x.detach())
+        return (x - self.mean) * self.variance.clamp_min(self.floor).rsqrt()
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.mean.shape)}, decay={self.decay}, floor={self.floor}"
+
+
+def mlp(
+    sizes: Sequence[int],
+    activation: str = "relu",
+    layer_norm: bool = False,
+    input_norm: bool = False,
+) -> nn.Sequential:
     """Linear layers with an activation between each two; inputs are flattened first.
+
+    With `layer_norm` each activation is preceded by a LayerNorm without weights of its own; with
+    `input_norm` inputs go through an :class:`OnlineNorm`. Neither adds parameters.
 
     Example:
         >>> [type(layer).__name__ for layer in mlp([784, 300, 10])]
@@ -37,9 +108,14 @@ def mlp(sizes: Sequence[int], activation: str = "relu") -> nn.Sequential:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"mlp: activation must be one of {known}; got {activation!r}")
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in pairwise(sizes):
-        layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers[:-1])
+    if input_norm:
+        layers.append(OnlineNorm(sizes[0]))
+    for number, (fan_in, fan_out) in enumerate(pairwise(sizes), 2):
+        layers.append(nn.Linear(fan_in, fan_out))
+        if number < len(sizes):
+            norm = [nn.LayerNorm(fan_out, elementwise_affine=False)] if layer_norm else []
+            layers += [*norm, ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
 
 
 def cnn(classes: int = 10) -> nn.Sequential:
@@ -141,12 +217,15 @@ def build(
     task: int = 0,
     shape: tuple[int, ...] = (),
     outputs: int = 0,
+    layer_norm: bool = False,
+    input_norm: bool = False,
 ) -> nn.Module:
     """A network whose initial weights are a function of `seed` and `task` alone.
 
     `network` is the sizes of an MLP's layers, ``"cnn"``, or the name of a registered network, which
     needs the `shape` of one input and the number of `outputs`. A learner that restarts with every
-    `task` has other weights each time. PyTorch's global generator is left as it is.
+    `task` has other weights each time. `layer_norm` and `input_norm` are those of :func:`mlp` and
+    change no initial weight. PyTorch's global generator is left as it is.
 
     Example:
         >>> a, b = (build([4, 3, 2], seed=1) for _ in range(2))
@@ -161,7 +240,8 @@ def build(
             if _devices():
                 torch.cuda.manual_seed_all(word)
             return get(network).make(shape, outputs)
-        model = cnn() if isinstance(network, str) else mlp(network, activation)
+        norms = layer_norm, input_norm
+        model = cnn() if isinstance(network, str) else mlp(network, activation, *norms)
     begin(model, seed, task)
     return model
 
@@ -174,11 +254,20 @@ def _devices() -> list[int]:
 def build_for(problem: Problem, seed: int, task: int = 0) -> nn.Module:
     """The network of a problem, see :func:`build`."""
     shape, outputs = problem.interface
-    return build(problem.network, seed, problem.activation, task, shape, outputs)
+    norms = problem.layer_norm, problem.input_norm
+    return build(problem.network, seed, problem.activation, task, shape, outputs, *norms)
 
 
 def check(problem: Problem, batch: int = 1) -> None:
-    """Raise ValueError unless the problem's network has parameters and the right outputs."""
+    """Raise ValueError unless the problem's network has parameters and the right outputs.
+
+    And unless it is one of dense layers, where it shall be normalised.
+    """
+    if isinstance(problem.network, str) and (problem.layer_norm or problem.input_norm):
+        raise ValueError(
+            f"layer_norm and input_norm are of dense networks; {problem.name} has the network "
+            f"{problem.network!r}, which can have layers of its own (upgd.networks.OnlineNorm)"
+        )
     if isinstance(problem.network, str) and problem.network != "cnn":
         _check(get(problem.network), *problem.interface, batch)
 

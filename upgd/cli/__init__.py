@@ -9,6 +9,7 @@ except ImportError as error:  # the library works without
     ) from error
 
 from upgd.cli import (  # noqa: F401  (they register their commands)
+    arena,
     best,
     check,
     claims,

@@ -45,6 +45,7 @@ app.add_typer(data, name="data")
 command = partial(command, group=data, interrupted="no file was half written")
 
 NAMES = ("digits", *DATASETS)
+SHOWN = 3  # problems of a dataset that the list names
 DATA_DIR = Annotated[
     Path | None,
     Option(help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False),
@@ -78,11 +79,17 @@ def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
     for name, facts in found.items():
         samples = [str(n) for n in facts["samples"].values() if n is not None] or ["-"]
         where = facts["error"] or facts["source"] or "missing"
-        table.add_row(name, " + ".join(samples), "\n".join(facts["problems"]), where)
+        table.add_row(name, " + ".join(samples), "\n".join(_first(facts["problems"])), where)
     out.print(table)
     out.print(f"searched: {', '.join(map(str, search_path(data_dir)))}", soft_wrap=True)
     if any(facts["error"] or not facts["source"] for facts in found.values()):
         out.print("'upgd data check NAME' says what is wrong and what to put where")
+
+
+def _first(problems: list[str]) -> list[str]:
+    """Some problems of a dataset, and how many there are besides."""
+    shown = problems[:SHOWN]
+    return [*shown, f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else shown
 
 
 def _look(name: str, data_dir: Path | None) -> dict[str, Any]:

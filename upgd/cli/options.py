@@ -56,6 +56,11 @@ TASK_LENGTH = Annotated[int, Option(min=0, help="Samples per task; default the p
 HIDDEN = Annotated[str, Option(help="Hidden units, such as 64-32, or none; default the problem's.")]
 NETWORK = Annotated[str, Option(help="A network of your own by its name; see --use.")]
 
+LAYER_NORM = Annotated[
+    bool, Option("--layer-norm", help="Layers normalised before each activation.")
+]
+INPUT_NORM = Annotated[bool, Option("--input-norm", help="Inputs normalised online.")]
+
 
 def open_study(
     folder: Path, quiet: bool = False, device: str = "cpu", engine: str = "auto",

@@ -38,6 +38,8 @@ def run(
     task_length: o.TASK_LENGTH = 0,
     hidden: o.HIDDEN = "",
     network: o.NETWORK = "",
+    layer_norm: o.LAYER_NORM = False,
+    input_norm: o.INPUT_NORM = False,
     dry_run: o.DRY_RUN = False,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
@@ -54,6 +56,7 @@ def run(
         row, all_methods(methods), seeds=seed_list(seeds), steps=length(steps), best=best,
         batch=batch if batch > 1 else 0, restart=restart, held_out=held_out, stride=stride,
         window=window, task_length=task_length, hidden=hidden, network=network,
+        layer_norm=layer_norm, input_norm=input_norm,
         **numbers(settings or []),
     )  # fmt: skip
     if dry_run:

@@ -47,6 +47,8 @@ def sweep(
     task_length: o.TASK_LENGTH = 0,
     hidden: o.HIDDEN = "",
     network: o.NETWORK = "",
+    layer_norm: o.LAYER_NORM = False,
+    input_norm: o.INPUT_NORM = False,
     dry_run: Annotated[bool, Option(help="Say how many runs, how long, and stop.")] = False,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
@@ -68,7 +70,7 @@ def sweep(
         row, all_methods(methods), "best" if best else grid, seeds=seed_list(seeds),
         steps=length(steps), halving=halving, search=search, max_runs=max_runs,
         batch=batch if batch > 1 else 0, window=window, task_length=task_length, hidden=hidden,
-        network=network, **axes(settings or []),
+        network=network, layer_norm=layer_norm, input_norm=input_norm, **axes(settings or []),
     )  # fmt: skip
     if dry_run:
         facts = mine.outlook(planned)

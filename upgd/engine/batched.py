@@ -66,7 +66,8 @@ def why_eager(problem: Problem, setting: Setting, device: str) -> str:
 def _is_dense(problem: Problem, device: str) -> bool:
     """Whether the compiled path for dense networks takes this problem's."""
     dense = not isinstance(problem.network, str)
-    return dense and has_dense_path(torch.device(device).type)
+    plain = not (problem.layer_norm or problem.input_norm)
+    return dense and plain and has_dense_path(torch.device(device).type)
 
 
 @cache
@@ -91,7 +92,7 @@ def longest_chunk(problem: Problem, setting: Setting, stream: Any, steps: int) -
 
 def _ends_at_tasks(setting: Setting, stream: Any) -> bool:
     """Whether something is to be done where a task ends, or its permutation changes."""
-    permutes = getattr(stream, "permute", None) == "inputs"
+    permutes = bool(getattr(stream, "permutes_inputs", False))
     return bool(setting.restart or setting.held_out or permutes)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.streams.schedules import Every
+from upgd.streams.schedules import Every, Recurring
 from upgd.streams.stream import Sample, TaskStream
 
 
@@ -48,8 +48,9 @@ def has_table(stream: Any) -> bool:
     """Whether a stream's inputs are rows of a dataset, which learners look up themselves."""
     return (
         isinstance(stream, TaskStream)
-        and isinstance(stream.schedule, Every)
         and stream.loss == "cross_entropy"
+        # Samples of all seeds change their permutation at once, and not in the middle of a chunk.
+        and (not stream.permutes_inputs or isinstance(stream.schedule, Every | Recurring))
     )
 
 
@@ -90,7 +91,7 @@ class Feed:
         blocks = [s.block(start, steps + 1) for s in self._own]
         index = self._each([b.index for b in blocks]).astype(np.int32)
         labels = self._each([b.label for b in blocks]).astype(np.int32)
-        if self._own[0].permute != "inputs":
+        if not self._own[0].permutes_inputs:
             return Chunk(steps, self._table, index, labels=labels)
         tasks = blocks[0].task
         first = int(tasks[0])

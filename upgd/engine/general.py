@@ -477,6 +477,8 @@ def _is_known(module: nn.Module) -> bool:
         return (module.start_dim, module.end_dim) == (1, -1)
     if type(module) is nn.MaxPool2d:
         return not module.return_indices
+    if type(module) is nn.LayerNorm:
+        return not module.elementwise_affine and len(module.normalized_shape) == 1
     return type(module) in (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
 
 

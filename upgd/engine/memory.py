@@ -178,6 +178,6 @@ def _samples(stream: Any, length: int, on_cuda: bool) -> int:
     labels += length * whole  # rows of the table
     if not has_table(stream):
         return labels
-    permutations = math.prod(stream.shape) * whole * 2 if stream.permute == "inputs" else 0
+    permutations = math.prod(stream.shape) * whole * 2 if stream.permutes_inputs else 0
     recent = 0 if on_cuda else 32 * min(len(stream.dataset), stream.task_length or length)
     return labels + permutations + recent

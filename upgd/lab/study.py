@@ -109,8 +109,8 @@ class Study:
             steps: Samples per run; by default the problem's.
             best: Start from the sets that the paper prints as best.
             settings: Hyperparameters, for the methods that have them; and options of runs:
-                ``batch``, ``window``, ``task_length``, ``hidden``, ``network``, ``restart``,
-                ``held_out``, ``stride``.
+                ``batch``, ``window``, ``task_length``, ``hidden``, ``network``, ``layer_norm``,
+                ``input_norm``, ``restart``, ``held_out``, ``stride``.
         """
         return self.run_specs(
             self.specs(problem, methods, seeds=seeds, steps=steps, best=best, **settings)
@@ -462,6 +462,7 @@ def check_page(path: str | os.PathLike[str] | None, default: Path) -> Path:
 
 RUN_OPTIONS = (
     *("batch", "restart", "held_out", "stride", "window", "task_length", "hidden", "network"),
+    *("layer_norm", "input_norm"),
 )
 
 

@@ -88,6 +88,7 @@ def usual_of(problem: str, options: Mapping[str, Scalar]) -> Usual | None:
 
 def _usual_of_stream(problem: Problem, options: Mapping[str, Scalar]) -> Usual:
     usual: dict[str, Scalar] = {"batch": 1, "restart": False, "held_out": 0, "stride": 0}
+    usual |= {"layer_norm": problem.layer_norm, "input_norm": problem.input_norm}
     usual["window"] = problem.window
     length = options.get("task_length", problem.task_length)
     if problem.task_length is not None:

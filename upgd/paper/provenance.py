@@ -115,10 +115,7 @@ def describe(
     found: Sequence[Found], experiment: Experiment, data: Mapping[str, Any] | None
 ) -> Provenance:
     """The provenance of an experiment's runs, possibly from several days and machines."""
-    alike: dict[str, list[Run]] = {}
-    for each in found:
-        alike.setdefault(_way(each.run), []).append(each.run)
-    parts = _by_age(_part(runs) for runs in alike.values())
+    parts = portions(each.run for each in found)
     steps = found[0].run.spec.steps
     return Provenance(
         experiment.name,
@@ -136,9 +133,17 @@ def describe(
     )
 
 
+def portions(runs: Iterable[Run]) -> list[Portion]:
+    """Runs with a result, by what they have in common."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(_way(run), []).append(run)
+    return by_age(_part(some) for some in alike.values())
+
+
 def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Provenance:
     """The provenance of a table with additional runs."""
-    parts = _by_age((*table.parts, *more.parts))
+    parts = by_age((*table.parts, *more.parts))
     return replace(
         more,
         command=command(experiment, more.steps, _union(table.over, more.over), parts),
@@ -294,7 +299,7 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
 
 
-def _by_age(parts: Iterable[Portion]) -> list[Portion]:
+def by_age(parts: Iterable[Portion]) -> list[Portion]:
     """Merge equal parts, oldest first."""
     merged: dict[str, Portion] = {}
     for part in parts:

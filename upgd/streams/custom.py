@@ -68,7 +68,7 @@ def make_problem(
         outputs: Classes, or values of a target; by default as many as y has. A generator's
             classes must be given.
         shape: Of one input; by default that of x.
-        permute: What a task permutes: ``"inputs"``, ``"labels"`` or nothing.
+        permute: What a task permutes: ``"inputs"``, ``"labels"``, ``"both"`` or nothing.
         task_length: Samples per task.
         drift: Tasks that mix over their last so many samples; or a :class:`Drift`.
         schedule: Any other schedule, such as :class:`Recurring`.
@@ -109,7 +109,7 @@ def make_problem(
             x, y, ordered = read
             mixed = not ordered if shuffle is None else bool(shuffle)
             found = _arrays(x, y, given, outputs, loss, when, mixed, test)
-        if permute == "labels" and found.loss == "squared_error":
+        if permute in ("labels", "both") and found.loss == "squared_error":
             raise ValueError("targets have no labels to permute; permute inputs or nothing")
         many = steps or (TASKS * when.length if when.length else found.size or STEPS)
         problem = Problem(

@@ -1,11 +1,17 @@
-"""The paper's problems, two on embedded data, and users' own, as rows of a table."""
+"""The paper's problems, others with the same data and networks, and users' own, as a table.
+
+``HOW-WHAT-permuted-DATA`` is a problem for every HOW (nothing, ``gradual``: tasks mix over the last
+half of each; ``recurring``: five tasks in turn), WHAT (``input``, ``label``, ``both``) and DATA
+(``mnist``, ``emnist``, ``mini-imagenet``, ``flat-cifar10``, ``digits``); in ``stationary-DATA``
+nothing changes. ``label-permuted-cifar10`` is the paper's, with a convolutional network.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +19,7 @@ from typing import Any, Literal
 from upgd.sources import digest
 from upgd.streams.datasets import load
 from upgd.streams.files import DATASETS
+from upgd.streams.schedules import Drift, Recurring, Schedule
 from upgd.streams.stream import Loss, Permute, Stream, TaskStream, ToyKind, ToyStream
 
 
@@ -32,10 +39,12 @@ class Problem:
         runs: seeds of a full study.
         loss: what is minimised.
         permute: what a task permutes.
+        schedule: makes the schedule from the task length; by default a new task each time.
         toy: which toy stream this is, if one.
         shape, outputs: of one input, and their number, where `network` does not tell.
         stream: makes the stream of a user's problem from the problem and a seed.
         source: 16 digits that change with the code and data of a user's problem.
+        layer_norm, input_norm: of a dense network, see :func:`upgd.networks.mlp`.
 
     Example:
         >>> PROBLEMS["label-permuted-digits"].make(seed=0).at(0).x.shape
@@ -53,10 +62,13 @@ class Problem:
     loss: Loss = "cross_entropy"
     permute: Permute | None = None
     toy: ToyKind | None = None
+    schedule: Callable[[int], Schedule] | None = None
     shape: tuple[int, ...] | None = None
     outputs: int | None = None
     stream: Callable[[Problem, int], Stream] | None = None
     source: str = ""
+    layer_norm: bool = False
+    input_norm: bool = False
 
     @property
     def interface(self) -> tuple[tuple[int, ...], int]:
@@ -82,11 +94,13 @@ class Problem:
             assert self.task_length is not None
             return ToyStream(self.toy, seed, self.task_length)
         assert self.dataset is not None
+        length = self.task_length
         return TaskStream(
             load(self.dataset, "train", data_dir, download),
             seed,
-            self.task_length,
+            length,
             self.permute,
+            schedule=self.schedule(length) if self.schedule and length else None,
             test=partial(load, self.dataset, "test", data_dir, download)
             if self.dataset not in DATASETS or DATASETS[self.dataset].has_test
             else None,
@@ -94,9 +108,32 @@ class Problem:
         )
 
 
+def _gradual(length: int) -> Drift:
+    return Drift(length, length // 2)
+
+
+_LONG, _SHORT = 5_000, 2_500  # samples of a task where inputs change, and elsewhere
+_DATA: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "mnist": ("mnist", (784, 300, 150, 10)),
+    "emnist": ("emnist47", (784, 300, 150, 47)),
+    "mini-imagenet": ("mini-imagenet", (2048, 300, 150, 100)),
+    "flat-cifar10": ("cifar10", (3072, 300, 150, 10)),
+    "digits": ("digits", (64, 300, 150, 10)),
+}
+"""By its name in problems, a dataset and the network that learns from it."""
+_WHAT: Mapping[str, Permute] = {"input": "inputs", "label": "labels", "both": "both"}
+_HOW: Mapping[str, Callable[[int], Schedule] | None] = {
+    "": None,
+    "gradual-": _gradual,
+    "recurring-": partial(Recurring, tasks=5),
+}
+
+
 def _rows() -> list[Problem]:
-    mnist, digits, emnist = (784, 300, 150, 10), (64, 300, 150, 10), (784, 300, 150, 47)
-    features, short = (2048, 300, 150, 100), 2_500
+    mnist, digits, emnist, features = (
+        _DATA[name][1] for name in ("mnist", "digits", "emnist", "mini-imagenet")
+    )
+    short = _SHORT
     inputs: Any = partial(Problem, permute="inputs")
     labels: Any = partial(Problem, task_length=short, window=short, permute="labels")
     toy: Any = partial(
@@ -104,7 +141,7 @@ def _rows() -> list[Problem]:
     )
     toy = partial(toy, activation="linear", loss="squared_error")
     return [
-        inputs("input-permuted-mnist", "mnist", mnist, 5_000, 5_000),
+        inputs("input-permuted-mnist", "mnist", mnist, _LONG, _LONG),
         labels("label-permuted-emnist", "emnist47", emnist),
         labels("label-permuted-cifar10", "cifar10", "cnn", runs=10),
         labels("label-permuted-mini-imagenet", "mini-imagenet", features),
@@ -116,7 +153,23 @@ def _rows() -> list[Problem]:
     ]
 
 
-PROBLEMS = {problem.name: problem for problem in _rows()}
+def _others() -> Iterator[Problem]:
+    """Every combination of data, change and schedule, besides those above."""
+    for data, (dataset, network) in _DATA.items():
+        steps = 100_000 if data == "digits" else 1_000_000
+        make: Any = partial(Problem, dataset=dataset, network=network, steps=steps)
+        yield make(f"stationary-{data}", task_length=None, window=2 * _LONG)
+        for how, schedule in _HOW.items():
+            for what, permute in _WHAT.items():
+                length = _SHORT if what == "label" or data == "digits" else _LONG
+                name = f"{how}{what}-permuted-{data}"
+                yield make(
+                    name, task_length=length, window=length, permute=permute, schedule=schedule
+                )
+
+
+PROBLEMS = {problem.name: problem for problem in (*_rows(), *_others())}
+PROBLEMS |= {problem.name: problem for problem in _rows()}  # those that are in both
 _BUILT_IN = frozenset(PROBLEMS)
 
 
@@ -140,6 +193,8 @@ def source_of(problem: Problem) -> str:
     """16 digits that change with what a run depends on and its specification does not hold."""
     parts = ["dataset", "toy", "stream", "network", "activation", "task_length", "window", "loss"]
     parts += ["permute", "shape", "outputs"]
+    later = ("schedule", "layer_norm", "input_norm")  # problems without them keep their digits
+    parts += [part for part in later if getattr(problem, part)]
     return digest({part: getattr(problem, part) for part in parts})
 
 

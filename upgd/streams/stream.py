@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from upgd.streams.keyed import Purpose
 from upgd.streams.schedules import Every, Schedule, Span
 
 Loss = Literal["cross_entropy", "squared_error"]
-Permute = Literal["inputs", "labels"]
+Permute = Literal["inputs", "labels", "both"]
 ToyKind = Literal["changing-inputs", "changing-sign"]
 _Value = TypeVar("_Value")
 _RECENT = 4  # permutations and orders kept: a batch may span a change, a drift mixes two tasks
@@ -90,12 +91,23 @@ class Changing:
         flatten: bool,
     ) -> None:
         if permute is not None and permute not in get_args(Permute):
-            raise ValueError(f"permute must be 'inputs', 'labels' or None, got {permute!r}")
+            known = ", ".join(map(repr, get_args(Permute)))
+            raise ValueError(f"permute must be {known} or None, got {permute!r}")
         self.seed, self.permute, self.schedule, self.outputs = seed, permute, schedule, outputs
         self.task_length = schedule.length
         self._features = int(np.prod(shape))
         self.shape = (self._features,) if flatten else shape
         self._recent: dict[str, dict[Any, Any]] = {}
+
+    @property
+    def permutes_inputs(self) -> bool:
+        """Whether a task permutes inputs."""
+        return self.permute in ("inputs", "both")
+
+    @property
+    def permutes_labels(self) -> bool:
+        """Whether a task permutes labels."""
+        return self.permute in ("labels", "both")
 
     def at(self, step: int, batch: int = 1) -> Sample:
         return self.samples(step * batch, batch)
@@ -111,18 +123,19 @@ class Changing:
 
     def input_permutation(self, task: int) -> NDArray[np.int64]:
         """`p` of a task: value ``i`` of a permuted input is value ``p[i]`` of the original."""
-        return self._permutation("inputs", self._features, Purpose.INPUT_PERMUTATION, task)
+        if not self.permutes_inputs:
+            return np.arange(self._features)
+        return self._permutation(self._features, Purpose.INPUT_PERMUTATION, task)
 
     def label_permutation(self, task: int) -> NDArray[np.int64]:
         """`p` of a task: class ``c`` is called ``p[c]``."""
-        return self._permutation("labels", self.outputs, Purpose.LABEL_PERMUTATION, task)
+        if not self.permutes_labels:
+            return np.arange(self.outputs)
+        return self._permutation(self.outputs, Purpose.LABEL_PERMUTATION, task)
 
-    def _permutation(
-        self, what: Permute, size: int, purpose: Purpose, task: int
-    ) -> NDArray[np.int64]:
-        if self.permute != what:
-            return np.arange(size)
-        return self._recall(what, task, lambda: keyed.permutation(size, self.seed, purpose, task))
+    def _permutation(self, size: int, purpose: Purpose, task: int) -> NDArray[np.int64]:
+        make = partial(keyed.permutation, size, self.seed, purpose, task)
+        return self._recall(purpose.name, task, make)
 
     def _tasks(self, span: Span, start: int, stop: int) -> NDArray[np.int64]:
         tasks = np.full(stop - start, span.task, dtype=np.int64)
@@ -138,7 +151,7 @@ class Changing:
         self, labels: NDArray[np.int64], task: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Labels under the permutation of each one's task; changes them in place."""
-        if self.permute == "labels":
+        if self.permutes_labels:
             for one, here in _groups(task):
                 labels[here] = self.label_permutation(one)[labels[here]]
         return labels
@@ -148,7 +161,7 @@ class Changing:
     ) -> NDArray[np.float32]:
         """Inputs in the stream's shape, under the permutation of each one's task."""
         x = inputs.reshape(len(inputs), self._features)
-        if self.permute == "inputs":
+        if self.permutes_inputs:
             for one, here in _groups(task):
                 x[here] = x[here][:, self.input_permutation(one)]
         return x.reshape(len(x), *self.shape)
@@ -187,7 +200,8 @@ class TaskStream(Changing):
         dataset: what to draw from.
         seed: decides everything random.
         task_length: samples per task; None for a single task.
-        permute: ``"inputs"`` (all values of an input, over its whole shape), ``"labels"``, None.
+        permute: ``"inputs"`` (all values of an input, over its whole shape), ``"labels"``,
+            ``"both"`` (each by a permutation of its own), None.
         schedule: changes other than a new task every `task_length` samples.
         test: data for :meth:`held_out`, or a function that loads them when they are asked for.
         flatten: give inputs as vectors, for networks of linear layers.
@@ -242,7 +256,10 @@ class TaskStream(Changing):
         return keyed.permutation(len(self.dataset), self.seed, Purpose.ORDER, span, again)
 
     def held_out(self, task: int, count: int) -> Sample:
-        """`count` samples of the test split, other ones for each task, under its permutation."""
+        """`count` samples of the test split under a task's permutation, other ones for each task.
+
+        Where tasks recur, `task` counts the visits: each has samples of its own.
+        """
         test = self._test() if callable(self._test) else self._test
         if test is None:
             raise ValueError("this stream has no test data; give TaskStream(..., test=...)")
@@ -250,7 +267,8 @@ class TaskStream(Changing):
         if not 1 <= count <= len(test):
             raise ValueError(f"count must be from 1 to {len(test)} test samples, got {count}")
         index = keyed.permutation(len(test), self.seed, Purpose.HELD_OUT, task, first=count)
-        tasks = np.full(count, task)
+        length = self.task_length
+        tasks = np.full(count, task if length is None else self.schedule.span(task * length).task)
         return Sample(
             self._permuted_inputs(test.scaled(index), tasks),
             self._permuted_labels(test.labels[index], tasks),

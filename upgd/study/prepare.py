@@ -122,11 +122,23 @@ def _whole(options: dict[str, Scalar], name: str, default: int) -> int:
     return value
 
 
+def _flag(options: dict[str, Scalar], name: str, default: bool) -> bool:
+    value = options.pop(name, default)
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} is true or false, got {value!r}")
+    return value
+
+
 def _problem(spec: RunSpec, options: dict[str, Scalar]) -> Problem:
     """The problem, with the tasks and the network that `options` ask for and which it takes out."""
     problem = get_problem(spec.problem)
     length, hidden = options.pop("task_length", None), options.pop("hidden", None)
     network = options.pop("network", None)
+    problem = replace(
+        problem,
+        layer_norm=_flag(options, "layer_norm", problem.layer_norm),
+        input_norm=_flag(options, "input_norm", problem.input_norm),
+    )
     if length is not None:
         if problem.task_length is None:
             raise SpecError(f"{spec.problem} has no tasks; leave task_length out")

@@ -1,0 +1,354 @@
+"""The arena's rules: grids, choices and scores, on fabricated evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from upgd.arena import evidence as evidences
+from upgd.arena import grids
+from upgd.arena.evidence import Cost, Evidence, joined
+from upgd.arena.protocol import (
+    SCALES,
+    Cell,
+    Choice,
+    Entrant,
+    Stream,
+    choose,
+    choose_scale,
+    choose_streams,
+    forecast_specs,
+    search_specs,
+    upcoming,
+)
+from upgd.arena.scores import accuracies, judge, searched
+from upgd.ledger import RunSpec
+from upgd.ledger.records import Result, Run
+from upgd.optim.registry import METHODS, Row, register, scalars
+from upgd.study.kinds import kind_of
+from upgd.study.options import Options
+
+SEEDS = (0, 1, 2, 3, 4)
+STREAMS = {name: Stream(name, name, 100, 10, SEEDS, (9,), 10) for name in ("east", "west")}
+
+
+def fabricated(**accuracies: dict[str, Any]) -> Evidence:
+    """By entrant and stream, the score's cells; every entrant has one set."""
+    entrants = {name: Entrant(name, name, ({"lr": 0.1},)) for name in accuracies}
+    choice = Choice(dict.fromkeys(STREAMS, 0), 0)
+    score = {
+        (name, stream, 0): cells
+        for name, some in accuracies.items()
+        for stream, cells in some.items()
+    }
+    search = {(name, stream, 0): [0.5] for name in entrants for stream in STREAMS}
+    return Evidence("made", STREAMS, entrants, dict.fromkeys(entrants, choice), search, score)
+
+
+def spread(mean: float, by: float = 0.0) -> list[Cell]:
+    return [mean + by * k for k in (-2, -1, 0, 1, 2)]
+
+
+# ------------------------------------------------------------------------------------ grids
+@pytest.mark.parametrize("name", grids.GRIDS)
+def test_every_grid_has_twelve_sets_that_can_be_run(name: str) -> None:
+    entrant = Entrant.named(name)
+    known = scalars(entrant.method)
+    assert len(entrant.sets) == grids.SETS
+    hypers = {tuple(RunSpec("x", entrant.method, one).hyper.items()) for one in entrant.sets}
+    assert len(hypers) == grids.SETS
+    for one in entrant.sets:
+        assert one.keys() <= known.keys()
+    stream = SCALES["smoke"].stream("both-permuted-digits")
+    kind_of(stream.problem).check(stream.search(entrant, 0)[0], Options("cpu", "auto"))
+
+
+@pytest.mark.parametrize("name", grids.GRIDS)
+def test_fewer_sets_differ_in_every_hyperparameter(name: str) -> None:
+    every, some = grids.sets(name), grids.sets(name, 4)
+    assert len(some) == 4
+    assert all(one in every for one in some)
+    for hyper in every[0]:
+        if len({one[hyper] for one in every}) > 1:
+            assert len({one[hyper] for one in some}) > 1, hyper
+
+
+def test_a_method_without_a_grid_is_searched_around_its_defaults() -> None:
+    for name in METHODS:
+        found, usual = grids.all_sets(grids.around(name)), scalars(name)
+        assert len({tuple(one.items()) for one in found}) == grids.SETS
+        steps = {one["lr"] for one in found}
+        assert min(steps) < usual["lr"] <= max(steps)
+        assert all(METHODS[name].hyper[h].admits(v) for one in found for h, v in one.items())
+
+
+def test_users_bring_a_grid_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "GRIDS", dict(grids.GRIDS))
+    row = METHODS["sgdw"]
+    monkeypatch.setitem(METHODS, "mine", register(Row("mine", "Mine", row.optimizer, row.method)))
+    assert len(Entrant.named("mine").sets) == grids.SETS
+    grids.register("Mine", [{"lr": 0.1}, {"lr": 0.2, "weight_decay": 0.1}])
+    assert Entrant.named("mine").sets == ({"lr": 0.1}, {"lr": 0.2, "weight_decay": 0.1})
+    assert Entrant.named("mine").source == METHODS["mine"].source != ""
+    for wrong in ([], {"lr": [0.1 * k for k in range(1, 14)]}):
+        with pytest.raises(ValueError, match="1 to 12 sets"):
+            grids.register("mine", wrong)
+
+
+def test_names_of_entrants() -> None:
+    assert Entrant.named("SGDW+input_norm+layer_norm").name == "sgdw+layer_norm+input_norm"
+    assert Entrant.named("sgdw+input_norm").options == {"input_norm": True}
+    with pytest.raises(ValueError, match="'dropout'"):
+        Entrant.named("sgdw+dropout")
+    with pytest.raises(KeyError, match="did you mean 'sgdw'"):
+        Entrant.named("sgdww+layer_norm")
+
+
+# --------------------------------------------------------------------------------- protocol
+def test_scales_keep_their_promises() -> None:
+    full = SCALES["full"]
+    assert full.steps >= 500_000
+    assert full.seeds >= 5
+    assert full.sets == grids.SETS
+    streams = choose_streams(full)
+    assert len(streams) >= 8
+    for stream in streams.values():
+        assert set(stream.seeds).isdisjoint(stream.search_seeds)
+        assert abs(stream.search_steps - 62_500) <= 2_500  # whole windows
+    long = streams["long-label-permuted-emnist"]
+    assert long.steps == 5_000_000
+    assert long.problem == "label-permuted-emnist"
+    short = streams["label-permuted-emnist"]
+    entrant = Entrant.named("sgdw")
+    assert long.search(entrant, 3) == short.search(entrant, 3)  # is run once
+
+
+def test_every_entrant_has_the_same_budget_and_seeds() -> None:
+    streams = choose_streams(SCALES["smoke"]).values()
+    counts = []
+    for name in grids.GRIDS:
+        entrant = Entrant.named(name, SCALES["smoke"].sets)
+        specs = search_specs([entrant], streams)
+        counts.append(sorted((s.problem, s.seed, s.steps) for s in specs))
+    assert all(each == counts[0] for each in counts)
+    assert len(counts[0]) == 4 * len(list(streams))
+
+
+def test_the_set_for_all_streams_has_the_best_worst_case() -> None:
+    sets = {0: (0.9, 0.4), 1: (0.8, 0.7), 2: (0.5, 0.8)}  # relative: (1, .5), (.89, .875), (.56, 1)
+    names = tuple(STREAMS)
+    search = {(names[k], n): [acc[k]] for n, acc in sets.items() for k in (0, 1)}
+    assert choose(search, STREAMS.values()) == Choice({"east": 0, "west": 2}, 1)
+
+
+def test_choices_with_diverged_missing_and_equal_sets() -> None:
+    search: dict[tuple[str, int], list[Cell]] = {
+        ("east", 0): ["diverged", 0.9],  # (0.1 + 0.9) / 2
+        ("east", 1): [0.6, 0.6],
+        ("east", 2): [0.99, None],  # cannot be chosen
+        ("east", 3): [0.6, 0.6],  # as good as 1, and later
+        ("west", 0): [0.2, 0.2],
+        ("west", 1): [0.1, 0.1],
+        ("west", 2): [0.9, 0.9],
+    }
+    choice = choose(search, STREAMS.values())
+    assert choice == Choice({"east": 1, "west": 2}, 0)  # 0.83·0.22 … against 1·0.11
+    assert choice.numbers("east") == [1, 0]
+    assert Choice({"east": 1}, 1).numbers("east") == [1]
+    assert choose({("east", 0): [None]}, STREAMS.values()) == Choice({}, None)
+
+
+def over(spec: RunSpec, accuracy: float, state: str = "done") -> Run:
+    """A run that is over."""
+    result = None if state == "failed" else Result("eager", summary={"accuracy": accuracy})
+    return Run(spec, spec.key, state, 1, None, result)
+
+
+def test_the_next_runs_follow_from_the_ledger() -> None:
+    scale = replace(SCALES["smoke"], streams=("label-permuted-digits", "input-permuted-digits"))
+    streams = choose_streams(scale)
+    entrants = [Entrant.named(name, 2) for name in ("sgd", "upgd-w")]
+    first = upcoming([], entrants, streams.values())
+    assert first == search_specs(entrants, streams.values())
+    assert len(first) == 2 * 2 * 2
+    best = {"sgd": 1, "upgd-w": 0}
+    runs = []
+    for entrant in entrants:
+        for stream in streams.values():
+            for number in range(2):
+                [spec] = stream.search(entrant, number)
+                runs.append(over(spec, 0.5 + 0.1 * (best[entrant.name] == number)))
+    assert upcoming(runs[:-1], entrants, streams.values()) == [runs[-1].spec]
+    scored = upcoming(runs, entrants, streams.values())
+    expected = [
+        spec
+        for e in entrants
+        for stream in streams.values()
+        for spec in stream.score(e, best[e.name])
+    ]
+    assert scored == expected  # one set is best in both ways, and is run once
+    assert upcoming([*runs, *(over(s, 0.6) for s in scored)], entrants, streams.values()) == []
+    planned = forecast_specs(entrants, streams.values())
+    assert set(expected) < set(planned)
+    found = evidences.gather(runs, "smoke", entrants, streams)
+    assert found.choices["sgd"] == Choice(dict.fromkeys(streams, 1), 1)
+    assert found.search["sgd", "label-permuted-digits", 1] == [0.6]
+    assert found.score["sgd", "label-permuted-digits", 1] == [None, None, None]
+
+
+def test_failed_runs_are_over_and_have_no_result() -> None:
+    streams = choose_streams(SCALES["smoke"], ["label-permuted-digits"])
+    entrant = Entrant.named("sgd", 2)
+    specs = search_specs([entrant], streams.values())
+    runs = [over(specs[0], 0.0, "failed"), over(specs[1], 0.3)]
+    assert {spec.hyper["lr"] for spec in upcoming(runs, [entrant], streams.values())} == {
+        entrant.sets[1]["lr"]
+    }
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'quick'"):
+        choose_scale("quik")
+    with pytest.raises(ValueError, match="no classes"):
+        choose_streams(SCALES["smoke"], ["toy-changing-sign"])
+    with pytest.raises(ValueError, match="did you mean 'both-permuted-mnist'"):
+        choose_streams(SCALES["smoke"], ["both-permuted-mnst"])
+
+
+# ----------------------------------------------------------------------------------- scores
+def test_known_winners_are_found() -> None:
+    made = fabricated(
+        first={"east": spread(0.8, 0.01), "west": spread(0.4, 0.02)},
+        second={"east": spread(0.6, 0.01), "west": spread(0.5, 0.02)},
+        third={"east": spread(0.4, 0.01), "west": spread(0.1, 0.02)},
+    )
+    table = judge(made, "tuned")
+    assert table.best == {"east": "first", "west": "second"}
+    assert [row.entrant for row in table.rows] == ["first", "second", "third"]
+    assert [row.rank for row in table.rows] == [1, 2, 3]
+    first = table.row("first")
+    ratios = np.array(spread(0.4, 0.02)) / np.array(spread(0.5, 0.02))
+    assert first.worst is not None
+    assert first.mean is not None
+    assert first.worst_stream == "west"
+    assert first.worst.estimate == pytest.approx(ratios.mean(), abs=1e-12)
+    half = 2.776 * ratios.std(ddof=1) / math.sqrt(5)
+    assert first.entries["west"].relative.low == pytest.approx(ratios.mean() - half, abs=1e-9)
+    assert first.mean.estimate == pytest.approx((1 + ratios.mean()) / 2)
+    assert first.entries["east"].relative == (1.0, 1.0, 1.0)
+    third = table.row("third")
+    assert third.worst_stream == "west"
+    assert third.worst is not None
+    lows = [entry.relative.low for entry in third.entries.values()]
+    assert third.worst.low == min(lows)
+
+
+def test_pairs_cancel_what_makes_seeds_differ() -> None:
+    hard: list[Cell] = [0.3, 0.5, 0.7, 0.4, 0.6]
+    less: list[Cell] = [0.9 * float(x) for x in hard if isinstance(x, float)]
+    made = fabricated(a={"east": hard, "west": hard}, b={"east": less, "west": less})
+    entry = judge(made, "one").row("b").entries["east"]
+    assert entry.relative == pytest.approx((0.9, 0.9, 0.9))
+    assert entry.accuracy.high - entry.accuracy.low > 0.3
+
+
+def test_a_diverged_run_counts_as_chance() -> None:
+    good: list[Cell] = [0.5] * 5
+    bad: list[Cell] = ["diverged", 0.5, 0.5, 0.5, 0.5]
+    table = judge(fabricated(a={"east": good, "west": good}, b={"east": bad, "west": good}), "one")
+    row = table.row("b")
+    assert row.diverged == 1
+    assert row.entries["east"].accuracy.estimate == pytest.approx((0.1 + 4 * 0.5) / 5)
+    assert row.entries["east"].relative.estimate == pytest.approx((0.2 + 4) / 5)
+    assert row.rank == 2
+
+
+def test_an_entrant_that_lacks_a_run_is_not_ranked() -> None:
+    good: list[Cell] = [0.5] * 5
+    lacking: list[Cell] = [0.9, 0.9, None, 0.9, 0.9]
+    made = fabricated(a={"east": good, "west": good}, b={"east": lacking, "west": good})
+    table = judge(made, "tuned")
+    assert table.best["east"] == "a"  # what is incomplete is nobody's yardstick
+    row = table.row("b")
+    assert (row.rank, row.mean, row.worst) == (None, None, None)
+    assert list(row.entries) == ["west"]
+    assert table.rows[-1] is row
+    none = judge(fabricated(a={"east": good, "west": good}, b={}), "tuned").row("b")
+    assert none.rank is None
+
+
+def test_equal_entrants_share_a_rank() -> None:
+    good: list[Cell] = [0.5, 0.6, 0.5, 0.6, 0.5]
+    low = [0.9 * float(x) for x in good if isinstance(x, float)]
+    both = {"east": good, "west": good}
+    table = judge(fabricated(a=both, b=dict(both), c={"east": low, "west": low}), "tuned")
+    assert {row.entrant: row.rank for row in table.rows} == {"a": 1, "b": 1, "c": 3}
+
+
+def test_one_seed_has_no_interval() -> None:
+    streams = {name: replace(stream, seeds=(0,)) for name, stream in STREAMS.items()}
+    made = replace(fabricated(a={"east": [0.5], "west": [0.4]}), streams=streams)
+    row = judge(made, "tuned").row("a")
+    assert row.worst is not None
+    assert row.worst.estimate == 1.0
+    assert math.isnan(row.worst.low)
+
+
+def test_intervals_hold_for_five_seeds() -> None:
+    """Of 95% intervals from five noisy seeds about 95% contain the truth."""
+    generator = np.random.default_rng(0)
+    inside = 0
+    for _ in range(1_000):
+        best = generator.normal(0.8, 0.02, 5)
+        ratios = generator.normal(0.9, 0.03, 5)
+        made = fabricated(
+            a={"east": list(best), "west": list(best)},
+            b={"east": list(best * ratios), "west": list(best * ratios)},
+        )
+        interval = judge(made, "one").row("b").entries["east"].relative
+        inside += interval.low <= 0.9 <= interval.high
+    assert 0.93 < inside / 1_000 < 0.97
+
+
+def test_modes_have_their_own_sets() -> None:
+    made = fabricated(a={"east": [0.5] * 5, "west": [0.5] * 5})
+    more = {("a", "east", 1): [0.7] * 5, **made.score}
+    made = replace(made, score=more, choices={"a": Choice({"east": 1, "west": 0}, 0)})
+    tuned, one = (accuracies(made, "a", "east", mode) for mode in ("tuned", "one"))
+    assert tuned is not None
+    assert one is not None
+    assert (tuned.mean(), one.mean()) == pytest.approx((0.7, 0.5))
+    assert searched(made, "a", "east") == [0.5]
+
+
+# ---------------------------------------------------------------------------------- evidence
+def test_evidence_survives_its_files(tmp_path: Path) -> None:
+    cells: list[Cell] = [0.123456, "diverged", None, 0.5, 1.0]
+    made = fabricated(a={"east": cells, "west": [0.5] * 5}).with_costs({"a": Cost(2.0, 1e-6, "x")})
+    evidences.write(made, tmp_path)
+    found = evidences.read(tmp_path)
+    assert found == replace(made, parts=[], data={})
+    for name in (evidences.SEARCH, evidences.FACTS):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match="no results of the arena"):
+            evidences.read(tmp_path)
+
+
+def test_rows_are_added_where_the_protocol_is_the_same() -> None:
+    others = fabricated(a={"east": [0.5] * 5, "west": [0.5] * 5}, b={"east": [0.1] * 5})
+    mine = fabricated(b={"east": [0.9] * 5, "west": [0.4] * 5})
+    both, left = joined(mine, others)
+    assert list(both.entrants) == ["a", "b"]
+    assert both.score["b", "east", 0] == [0.9] * 5
+    assert left == []
+    longer = {**STREAMS, "west": replace(STREAMS["west"], steps=200)}
+    both, left = joined(replace(mine, streams=longer), others)
+    assert (list(both.streams), left) == (["east"], ["west"])
+    assert all(stream == "east" for _, stream, _ in (*both.score, *both.search))
+    with pytest.raises(ValueError, match="no stream has the same protocol"):
+        joined(replace(mine, streams={"west": longer["west"]}), others)

@@ -1,0 +1,82 @@
+"""Figures of the arena: scores with intervals, and how much hyperparameters matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upgd.arena.evidence import Evidence
+from upgd.arena.scores import MODES, Table, searched
+from upgd.pages.colours import LIGHT
+from upgd.report.figures import canvas, plain, pyplot, save
+
+COLUMNS = 3
+
+
+def draw_scores(tables: Sequence[Table], *paths: Path) -> list[Path]:
+    """A panel per table: worst case and mean of each entrant with their intervals."""
+    most = max(len(table.rows) for table in tables)
+    size = (5.2 * len(tables), 1.5 + 0.26 * most)
+    figure, [panels] = canvas(1, len(tables), size, sharex=True)
+    for axes, table in zip(panels, tables, strict=True):
+        rows = [row for row in table.rows if row.worst is not None and row.mean is not None]
+        for place, row in enumerate(rows):
+            for shift, interval, filled in ((-0.13, row.worst, True), (0.13, row.mean, False)):
+                assert interval is not None
+                _interval(axes, place + shift, interval, LIGHT[0] if filled else LIGHT[1], filled)
+        axes.set_yticks(range(len(rows)), [plain(row.entrant) for row in rows])
+        axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+        axes.set(xlabel="Accuracy relative to the best, per cent", title=MODES[table.mode])
+        axes.axvline(100, color="#9aa0a8", linewidth=0.8, zorder=0)
+        _tidy(axes)
+    marks = {"worst case over streams": (LIGHT[0], LIGHT[0]), "mean": (LIGHT[1], "white")}
+    handles = [
+        pyplot().Line2D([], [], color=c, marker="o", markerfacecolor=face, markersize=5, label=name)
+        for name, (c, face) in marks.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return save(figure, *paths)
+
+
+def _interval(axes: Any, place: float, interval: Any, colour: str, filled: bool) -> None:
+    face = colour if filled else "white"
+    if math.isfinite(interval.low):
+        axes.plot([100 * interval.low, 100 * interval.high], [place] * 2, color=colour, linewidth=1)
+    axes.plot(100 * interval.estimate, place, "o", color=colour, markerfacecolor=face, markersize=5)
+
+
+def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
+    """A panel per stream, a strip per entrant: a dot for every set of the search."""
+    streams, names = list(evidence.streams), list(evidence.entrants)
+    columns = min(COLUMNS, max(1, len(streams)))
+    rows = max(1, -(-len(streams) // columns))
+    size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
+    figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
+    for axes, stream in zip(grid.flat, streams, strict=False):
+        values = {name: searched(evidence, name, stream) for name in names}
+        finite = [v for some in values.values() for v in some if math.isfinite(v)]
+        best = max(finite, default=1.0) or 1.0
+        for place, name in enumerate(names):
+            mine = 100 * np.array([v for v in values[name] if math.isfinite(v)]) / best
+            axes.plot(mine, [place] * len(mine), "|", color=LIGHT[0], markersize=9, alpha=0.7)
+            if len(mine):
+                axes.plot(mine.max(), place, "o", color=LIGHT[1], markersize=4)
+        axes.set_title(plain(stream), fontsize=9)
+        axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        _tidy(axes)
+    for axes in grid.flat[len(streams) :]:
+        axes.set_visible(False)
+    for axes in grid[-1]:
+        axes.set_xlabel("Accuracy in the search, per cent of the best", fontsize=8)
+    return save(figure, *paths)
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#e4e6ea", linewidth=0.6)
+    axes.set_axisbelow(True)

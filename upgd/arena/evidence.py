@@ -1,0 +1,228 @@
+"""What the arena's runs gave, as three small files that are committed.
+
+===============  ==============================================================================
+``arena.json``   streams, entrants with their sets, which of them are scored, provenance
+``search.csv``   an entrant, a stream and a set per row; mean accuracies, a column per seed
+``score.csv``    the same of the sets that are scored
+===============  ==============================================================================
+
+A cell is a mean accuracy over a whole run, ``diverged``, or empty where there is no result. Pages
+are made from these files alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from upgd.arena.protocol import Cell, Choice, Entrant, Stream, cell_of, choose, read_search
+from upgd.ledger import Run, write_atomically
+from upgd.paper.provenance import Portion, by_age, portions
+
+FACTS, SEARCH, SCORE = "arena.json", "search.csv", "score.csv"
+COLUMNS = ["entrant", "stream", "set"]
+FORMAT = 1
+Cells = Mapping[tuple[str, str, int], Sequence[Cell]]
+"""By entrant, stream and number of the set, in the order of seeds."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an entrant takes.
+
+    Attributes:
+        floats: Numbers kept per weight, the weight among them, its gradient not.
+        seconds: Of one step of one learner, in a stack of its own kind; None if not measured.
+        how: Engine and device.
+    """
+
+    floats: float
+    seconds: float | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that scores and pages are made of."""
+
+    scale: str
+    streams: Mapping[str, Stream]
+    entrants: Mapping[str, Entrant]
+    choices: Mapping[str, Choice]
+    search: Cells
+    score: Cells
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    parts: Sequence[Portion] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)  # by dataset: samples and checksums
+
+    def with_costs(self, costs: Mapping[str, Cost]) -> Evidence:
+        """The same with some costs in place of others."""
+        return replace(self, costs={**self.costs, **costs})
+
+
+def gather(
+    runs: Iterable[Run],
+    scale: str,
+    entrants: Iterable[Entrant],
+    streams: Mapping[str, Stream],
+    data: Mapping[str, Any] | None = None,
+) -> Evidence:
+    """What a ledger has of entrants on streams."""
+    known = {run.key: run for run in runs}
+    search: dict[tuple[str, str, int], Sequence[Cell]] = {}
+    score: dict[tuple[str, str, int], Sequence[Cell]] = {}
+    choices: dict[str, Choice] = {}
+    used: dict[str, Run] = {}
+    entered = {entrant.name: entrant for entrant in entrants}
+    for name, entrant in entered.items():
+        found = read_search(known, entrant, streams.values())
+        choices[name] = choose(found, streams.values())
+        search |= {(name, *key): cells for key, cells in found.items()}
+        for stream in streams.values():
+            for number in choices[name].numbers(stream.name):
+                specs = stream.score(entrant, number)
+                score[name, stream.name, number] = [cell_of(known.get(s.key)) for s in specs]
+                used |= {s.key: known[s.key] for s in specs if s.key in known}
+            for number in range(len(entrant.sets)):
+                specs = stream.search(entrant, number)
+                used |= {s.key: known[s.key] for s in specs if s.key in known}
+    parts = portions(run for run in used.values() if run.result is not None)
+    return Evidence(scale, streams, entered, choices, search, score, {}, parts, data or {})
+
+
+def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
+    """Both on the streams whose protocol is the same; and the names of the other streams.
+
+    An entrant that is in both is taken from `mine`.
+
+    Raises:
+        ValueError: There is no such stream.
+    """
+    alike = [
+        name
+        for name, stream in mine.streams.items()
+        if name in others.streams and others.streams[name].facts() == stream.facts()
+    ]
+    if not alike:
+        raise ValueError("no stream has the same protocol in both: other steps, seeds or options")
+    rivals = [name for name in others.entrants if name not in mine.entrants]
+    names = [*rivals, *mine.entrants]
+    origin = dict.fromkeys(rivals, others) | dict.fromkeys(mine.entrants, mine)
+
+    def cells(of: str) -> dict[tuple[str, str, int], Sequence[Cell]]:
+        return {
+            key: found
+            for name in names
+            for key, found in getattr(origin[name], of).items()
+            if key[0] == name and key[1] in alike
+        }
+
+    both = Evidence(
+        mine.scale,
+        {name: mine.streams[name] for name in alike},
+        {name: origin[name].entrants[name] for name in names},
+        {name: origin[name].choices[name] for name in names},
+        cells("search"),
+        cells("score"),
+        {name: origin[name].costs[name] for name in names if name in origin[name].costs},
+        by_age([*others.parts, *mine.parts]),
+        {**others.data, **mine.data},
+    )
+    return both, [name for name in mine.streams if name not in alike]
+
+
+# ----------------------------------------------------------------------------------- files
+def write(evidence: Evidence, folder: Path) -> list[Path]:
+    """Write the three files; returns their paths."""
+    facts = {
+        "format": FORMAT,
+        "scale": evidence.scale,
+        "streams": [stream.facts() for stream in evidence.streams.values()],
+        "entrants": [_entrant_facts(evidence, name) for name in evidence.entrants],
+        "ran": [asdict(part) for part in evidence.parts],
+        "data": evidence.data,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        FACTS: json.dumps(facts, indent=1, ensure_ascii=False) + "\n",
+        SEARCH: _table(evidence.search),
+        SCORE: _table(evidence.score),
+    }
+    for name, content in contents.items():
+        write_atomically(folder / name, content.encode())
+    return [folder / name for name in contents]
+
+
+def _entrant_facts(evidence: Evidence, name: str) -> dict[str, Any]:
+    facts = asdict(evidence.entrants[name])
+    chosen = {"tuned": dict(evidence.choices[name].tuned), "one": evidence.choices[name].one}
+    cost = evidence.costs.get(name)
+    return {**facts, "chosen": chosen, "cost": None if cost is None else asdict(cost)}
+
+
+def _table(cells: Cells) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    most = max((len(some) for some in cells.values()), default=0)
+    writer.writerow([*COLUMNS, *(f"seed {i}" for i in range(1, most + 1))])
+    for key, some in cells.items():
+        writer.writerow([*key, *map(_written, some)])
+    return text.getvalue()
+
+
+def _written(cell: Cell) -> str:
+    return f"{cell:.6f}" if isinstance(cell, float) else cell or ""
+
+
+def exists(folder: Path) -> bool:
+    """Whether a folder has the files of an arena."""
+    return (folder / FACTS).is_file()
+
+
+def read(folder: Path) -> Evidence:
+    """Read what :func:`write` wrote; ValueError if it is something else."""
+    path = folder / FACTS
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}, not {FORMAT}")
+        streams = [_stream(each) for each in facts["streams"]]
+        entrants, choices, costs = {}, {}, {}
+        for each in facts["entrants"]:
+            chosen, cost = each.pop("chosen"), each.pop("cost")
+            entrant = Entrant(**{**each, "sets": tuple(each["sets"])})
+            entrants[entrant.name] = entrant
+            choices[entrant.name] = Choice(chosen["tuned"], chosen["one"])
+            if cost is not None:
+                costs[entrant.name] = Cost(**cost)
+        parts = [Portion(**part) for part in facts["ran"]]
+        tables = [_read_table(folder / name) for name in (SEARCH, SCORE)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{folder} has no results of the arena: {error}") from None
+    by_name = {stream.name: stream for stream in streams}
+    whole = (facts["scale"], by_name, entrants, choices, *tables, costs, parts, facts["data"])
+    return Evidence(*whole)
+
+
+def _stream(facts: Mapping[str, Any]) -> Stream:
+    seeds = {name: tuple(facts[name]) for name in ("seeds", "search_seeds")}
+    return Stream(**{**facts, **seeds})
+
+
+def _read_table(path: Path) -> dict[tuple[str, str, int], list[Cell]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    if header[:3] != COLUMNS:
+        raise ValueError(f"{path.name} has columns {', '.join(header[:3])}")
+    return {(row[0], row[1], int(row[2])): [_cell(text) for text in row[3:]] for row in rows}
+
+
+def _cell(text: str) -> Cell:
+    if text == "diverged":
+        return "diverged"
+    return float(text) if text else None

@@ -1,0 +1,251 @@
+"""The arena on a study: which entrants, what is left to run, what they cost, where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import upgd
+from upgd.arena import board, evidence, grids
+from upgd.arena.evidence import Cost, Evidence, gather, joined
+from upgd.arena.protocol import (
+    Entrant,
+    Stream,
+    choose_scale,
+    choose_streams,
+    forecast_specs,
+    upcoming,
+)
+from upgd.lab.study import Study
+from upgd.ledger import Ledger, Run, RunSpec
+from upgd.ledger.ledger import NAME
+from upgd.optim.registry import METHODS
+from upgd.paper.provenance import known_data
+from upgd.study.execution import Tally
+from upgd.study.forecast import forecast_lines
+from upgd.study.kinds import kind_of
+from upgd.study.learners import EAGER, at_a_time, device_name
+from upgd.study.options import Options, check_device
+from upgd.study.prepare import prepare
+from upgd.text import count
+
+AT_MOST = 64
+"""Learners of the stack in which a step is timed."""
+
+
+def committed(scale: str) -> Path | None:
+    """The folder of the results that come with a clone of the package, if there is one."""
+    found = Path(upgd.__file__).parents[1] / "docs" / "results" / "arena" / scale
+    return found if evidence.exists(found) else None
+
+
+@dataclass
+class Contest:
+    """Entrants on the streams of a scale.
+
+    Args:
+        study: Where runs go.
+        names: Of entrants; by default methods of the user's that are registered, or else all that
+            have a grid.
+        scale: Of :data:`~upgd.arena.protocol.SCALES`.
+        streams: Of these problems instead of the scale's.
+        others: Further studies, which are only read.
+        against: A folder of results whose entrants are rivals.
+        results: Where tables and pages go; by default ``results`` in the study's folder.
+
+    Raises:
+        ValueError: There is no such scale, problem or method, or results would be lost.
+    """
+
+    study: Study
+    names: Sequence[str] = ()
+    scale: str = "quick"
+    streams: Sequence[str] = ()
+    others: Sequence[Path] = ()
+    against: Path | None = None
+    results: Path | None = None
+    found: Evidence | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        size = choose_scale(self.scale)
+        self.chosen: dict[str, Stream] = choose_streams(size, self.streams)
+        own = [name for name, row in METHODS.items() if row.source]
+        names = self.names or own or list(grids.GRIDS)
+        self.entrants = {e.name: e for e in (Entrant.named(name, size.sets) for name in names)}
+        for folder in self.others:
+            if not (folder / NAME).exists():
+                raise ValueError(f"there is no study in {folder}")
+        self.folder = self.results or self.study.folder / "results"
+        self.rivals = [evidence.read(self.against)] if self.against is not None else []
+        if evidence.exists(self.folder):
+            before = evidence.read(self.folder)
+            self._check_kept(before)
+            self.rivals.append(before)
+
+    def _check_kept(self, before: Evidence) -> None:
+        """Raise if writing would drop streams of earlier results."""
+        for name, stream in before.streams.items():
+            mine = self.chosen.get(name)
+            if mine is None or mine.facts() != stream.facts():
+                raise ValueError(
+                    f"{self.folder} has results on {name} that these would replace; name the same "
+                    "streams and scale, or another folder with --results"
+                )
+
+    # ------------------------------------------------------------------------------ running
+    def check(self) -> None:
+        """Find mistakes, missing data and outputs that cannot be written before anything runs."""
+        check_device(self.study.options.here)
+        first = [stream.search(e, 0)[0] for e in self.entrants.values() for stream in self._each()]
+        self.study.check(first)
+        board.check(self.folder)
+
+    def _each(self) -> Iterable[Stream]:
+        return self.chosen.values()
+
+    def runs(self) -> list[Run]:
+        """All runs of the studies."""
+        with ExitStack() as stack:
+            there = [self.study.folder, *self.others]
+            folders = [folder for folder in there if (folder / NAME).exists()]
+            opened = [Ledger.open(each, create=False, read_only=True) for each in folders]
+            return [run for ledger in opened for run in stack.enter_context(ledger).runs()]
+
+    def upcoming(self) -> list[RunSpec]:
+        """The next runs: the search's, then the score's."""
+        return upcoming(self.runs(), list(self.entrants.values()), self._each())
+
+    def outlook(self) -> list[str]:
+        """How much there is to do and how long it takes, as lines."""
+        known = self.runs()
+        over = {run.key for run in known if run.state in ("done", "diverged", "failed")}
+        every = forecast_specs(self.entrants.values(), self._each())
+        left = [spec for spec in every if spec.key not in over] if self.upcoming() else []
+        sets = max(len(entrant.sets) for entrant in self.entrants.values())
+        lines = [
+            f"{count(len(self.entrants), 'method')}, {count(len(self.chosen), 'stream')}, up to "
+            f"{count(sets, 'set')} each; at most {len(left)} of {count(len(every), 'run')} to do "
+            f"in {self.study.folder}"
+        ]
+        return lines + forecast_lines(left, known, self.study.options)
+
+    def run(self) -> None:
+        """The search, then the score; the study's tally counts all runs."""
+        tally = Tally()
+        if not self.study.quiet:
+            for line in self.outlook():
+                self.study.note(line)
+        while specs := self.upcoming():
+            if not self.study.quiet:
+                steps = " and ".join(map(str, sorted({spec.steps for spec in specs})))
+                self.study.note(f"{count(len(specs), 'run')} of {steps} steps")
+            self.study.run_specs(specs, wait=True)
+            tally = tally + self.study.tally
+            if self.study.tally.refused or self.study.tally.lost:
+                break  # they would be tried again and again
+        self.study.tally = tally
+
+    # ------------------------------------------------------------------------------ results
+    def gather(self, measure: bool = True) -> Evidence:
+        """What the studies have of the entrants, among their rivals.
+
+        Args:
+            measure: Whether to time steps that no earlier results have.
+        """
+        data_dir = self.study.options.data_dir
+        datasets = {kind_of(each.problem).dataset(each.problem): each for each in self._each()}
+        data = {
+            name: known_data(stream.problem, data_dir, None)
+            for name, stream in datasets.items()
+            if name is not None
+        }
+        mine = gather(self.runs(), self.scale, self.entrants.values(), self.chosen, data)
+        mine = mine.with_costs(self._costs(mine, measure))
+        for rivals in self.rivals:
+            mine, left = joined(mine, rivals)
+            if left:
+                self.study.note(f"rivals have another protocol on {', '.join(left)}: left out")
+        self.found = mine
+        return mine
+
+    def _costs(self, mine: Evidence, measure: bool) -> dict[str, Cost]:
+        known = {
+            name: cost
+            for rivals in self.rivals
+            for name, cost in rivals.costs.items()
+            if name in mine.entrants and rivals.entrants[name] == mine.entrants[name]
+        }
+        options = Options(
+            self.study.options.here, self.study.options.engine, self.study.options.data_dir
+        )
+        found = {}
+        for name, entrant in mine.entrants.items():
+            number = mine.choices[name].one or 0
+            if name in known and known[name].seconds is not None:
+                found[name] = known[name]
+            elif measure:
+                found[name] = step_cost(entrant, number, next(iter(self._each())), options)
+            else:
+                found[name] = Cost(numbers_per_weight(entrant))
+        return found
+
+    def write(self) -> list[Path]:
+        """Write tables, pages and figures; returns their paths."""
+        found = self.found or self.gather()
+        return [*evidence.write(found, self.folder), *board.write(found, self.folder)]
+
+
+# ------------------------------------------------------------------------------------ costs
+def step_cost(entrant: Entrant, number: int, stream: Stream, options: Options) -> Cost:
+    """The time of one step of one learner, with others of its kind where stacks run it."""
+    kind, hyper = kind_of(stream.problem), entrant.sets[number]
+    settings = {**stream.options, **entrant.options}
+    many = min(AT_MOST, at_a_time(options.device))
+    specs = [
+        RunSpec(stream.problem, entrant.method, hyper, seed, stream.steps, settings)
+        for seed in range(many)
+    ]
+    group = kind.group(specs[0], options)
+    engine = EAGER if group is None else group[0]
+    pace = kind.measure_pace(specs, options)
+    together = 1 if engine == EAGER else many
+    where = f"{kind.engine_name(specs[0], engine, options.device)}, {device_name(options.device)}"
+    how = f"{where}, {count(together, 'learner')} at a time on {stream.name}"
+    return Cost(numbers_per_weight(entrant), 1 / pace.rate, how)
+
+
+def numbers_per_weight(entrant: Entrant) -> float:
+    """Numbers that are kept per weight: itself, and what the optimizer keeps of it.
+
+    Counted on a small network after two steps; scalars are left out.
+    """
+    options = {"hidden": "64-32", **entrant.options}
+    spec = RunSpec("label-permuted-digits", entrant.method, entrant.sets[0], 0, 2, options)
+    run = prepare(spec)
+    run.advance(2)
+    weights = sum(p.numel() for p in run.model.parameters())
+    return 1 + sum(_sizes(run.optimizer.state_dict()["state"])) / weights
+
+
+def _sizes(kept: Any) -> Iterable[int]:
+    """The sizes of tensors in nested containers."""
+    if isinstance(kept, Tensor):
+        yield kept.numel() if kept.numel() > 1 else 0
+    elif isinstance(kept, Mapping):
+        for value in kept.values():
+            yield from _sizes(value)
+    elif isinstance(kept, list | tuple):
+        for value in kept:
+            yield from _sizes(value)
+
+
+def page(folder: Path) -> list[Path]:
+    """Make the page and the figures of committed results again; returns their paths."""
+    found = evidence.read(folder)
+    board.check(folder)
+    return board.write(found, folder)
