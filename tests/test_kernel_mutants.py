@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,16 +35,30 @@ from upgd.kernels import cpu_rows, rules
 from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim import fused
+from upgd.optim.custom import rule_row
 from upgd.optim.noise import PhiloxNoise
-from upgd.optim.registry import METHODS
+from upgd.optim.registry import METHODS, register
 
 SIZES = (16, 11, 9, 10)
 TWO_LAYERS = (16, 5, 10)
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 HYPER = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1, "kappa": 2.0, "beta_utility": 0.9}
+HEAD = {"head.weight_decay": 0.7}  # in stacks
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
 )
+
+
+def skipping(w: Any, g: Any, lr: Any, due: Any) -> Any:
+    """Gradient descent, but for every second step."""
+    return w - lr * (1 - due) * g
+
+
+@pytest.fixture(autouse=True)
+def with_a_period() -> Iterator[None]:
+    register(rule_row("skipping", skipping, period="every", lr=0.1, every=2))
+    yield
+    del METHODS["skipping"]
 
 
 class Mutant(NamedTuple):
@@ -65,7 +79,9 @@ def as_it_is(text: str) -> str:
 
 # ------------------------------------------------------------------------ against eager
 def learner(name: str) -> Learner:
-    return Learner(name, {k: v for k, v in HYPER.items() if k in METHODS[name].defaults}, 3)
+    given = {**HYPER, **HEAD}
+    own = {k: v for k, v in given.items() if k.split(".")[-1] in METHODS[name].defaults}
+    return Learner(name, own, 3)
 
 
 @cache
@@ -256,6 +272,11 @@ LOOPS = {
     "weights not squared": Mutant("row * row * q", "row * q", "upgd-2nd"),
     "a wrong correction": Mutant("+ (1.0 - decays[k])", "+ decays[k]", "adamw"),
     "plasticity of the next sample": Mutant("pre[0, unit] = out[0]", "pre[0, unit] = out[1]"),
+    "the first layer's numbers": Mutant(
+        "bias_etas[layer], address(hyper, layer * MOST_NUMBERS)",
+        "bias_etas[layer], address(hyper, 0)",
+    ),
+    "due a step later": Mutant("step - began[0] + 1", "step - began[0]", "skipping"),
     "another layer is spared": Mutant(
         "if spare_last and layer == len(layers) - 1:", "if spare_last and layer == 0:",
         "feature-upgd",
@@ -352,8 +373,15 @@ UPDATES = {
     "biases scaled by their row": Mutant(
         "eta = tl.where(bias, eta_bias, n)", "eta = n", "upgd-local"
     ),
+    "the first layer's numbers": Mutant(
+        "(run * LAYERS + layer) * NUMBERS\n    )\n    seed",
+        "run * LAYERS * NUMBERS\n    )\n    seed",
+    ),
 }  # fmt: skip
 SAMPLES = {
+    "due a step later": Mutant(
+        "age = step - tl.load(began + run) + 1", "age = step - tl.load(began + run)", "skipping"
+    ),
     "a dead unit passes gradients": Mutant(
         "d = tl.where(h > 0, d, h * 0.0)", "d = tl.where(h >= 0, d, h * 0.0)"
     ),
@@ -408,8 +436,10 @@ FLAT = {
     "two spans with one noise": Mutant("h1, z1, x10", "h1, z0, x10"),
     "another norm": Mutant("squares += t * t", "squares += tl.abs(t)", "upgd-local"),
     "no bias correction": Mutant("c = 1.0 - tl.exp(", "c = 1.0 + 0.0 * tl.exp(", "adamw"),
+    "due a step later": Mutant("age % every == 0", "(age - 1) % every == 0", "skipping"),
 }
 STORED = {
+    "the first layer's numbers": Mutant("run * TENSORS + tensor\n", "run * TENSORS\n"),
     "no bias in the maximum": Mutant(
         "largest = tl.maximum(largest, tl.where(mask, u,",
         "largest = tl.maximum(largest, tl.where(mask & (count > 10), u,",
