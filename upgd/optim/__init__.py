@@ -9,12 +9,14 @@ from upgd.optim.gated_upgd import GatedUPGD
 from upgd.optim.groups import layer_groups, param_groups
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.restrained import HareTortoise, L2Init, WeightClipping, WeightClippingAdam
+from upgd.optim.trac import TRAC
 from upgd.optim.upgd import UPGD
 
 __all__ = [
     "FADE",
     "PGD",
     "SGDW",
+    "TRAC",
     "UPGD",
     "AdaUPGD",
     "FeatureUPGD",

@@ -66,7 +66,8 @@ class Row:
         optimizer: The class that runs it.
         method: The rule.
         options: Constructor arguments that make it this method.
-        aliases: Other names; each may change defaults (UPGD-W is UPGD with decay).
+        aliases: Other names; each may change defaults (UPGD-W is UPGD with decay), also those of
+            one role's layers (``head.weight_decay``).
         unsupported: Features it lacks, each with the reason.
         source: 16 digits that change with the code of a user's method; empty for the package's.
     """
@@ -76,7 +77,7 @@ class Row:
     optimizer: type[RuleOptimizer]
     method: Method
     options: Mapping[str, Any] = field(default_factory=dict)
-    aliases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
@@ -185,6 +186,7 @@ def _differs(row: Row) -> str:
 _UNKNOWN_SCALE = (
     "gates see the scaled loss; scaler.step() hands the scale over, unscale_() does not"
 )
+_HEAD_DECAY = {"weight_decay": 0.0, "head.weight_decay": 0.1}
 _NO_KERNELS = "kernels update weight by weight, and gates belong to features"
 
 
@@ -211,11 +213,14 @@ def _rows() -> Iterator[Row]:
     yield Row("ada-upgd", "AdaUPGD", AdaUPGD, first, aliases={"adaupgd": {}})
     name, title, aliases = "ada-upgd-2nd", "AdaUPGD, 2nd order", {"adaupgd-2nd": {}}
     yield Row(name, title, AdaUPGD, second_order, {"order": 2}, aliases)
-    yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
+    aliases = {"sgd": {"weight_decay": 0.0}, "sgd-head-decay": _HEAD_DECAY}
+    yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases=aliases)
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
-    yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})
+    adam: dict[str, dict[str, Any]] = {"adam": {"weight_decay": 0.0}}
+    adam |= {"adam-head-decay": _HEAD_DECAY, "adam-equal-betas": {"betas": (0.99, 0.99)}}
+    yield Row("adamw", "AdamW", AdamW, ADAMW, aliases=adam)
     for title, cls in {
         "EWC": StreamingEWC, "MAS": StreamingMAS, "SI": StreamingSI, "RWalk": StreamingRWalk
     }.items():  # fmt: skip
@@ -225,16 +230,31 @@ def _rows() -> Iterator[Row]:
 
 
 def _rivals() -> Iterator[Row]:
-    """Methods of other papers."""
+    """Methods of other papers, and UPGD's gate taken apart."""
     yield Row("l2-init", "L2 Init", L2Init, L2_INIT)
     yield Row("hare-tortoise", "Hare and Tortoise", HareTortoise, HARE_TORTOISE)
     yield Row("weight-clipping", "Weight clipping", WeightClipping, CLIPPED_SGD)
     name, title = "weight-clipping-adam", "Adam, weight clipping"
     yield Row(name, title, WeightClippingAdam, CLIPPED_ADAM)
-    yield Row("fade", "FADE", FADE, fade_method(), {"order": 2})
-    yield Row("fade-1st", "FADE, 1st order", FADE, fade_method(order=1), {"order": 1})
-    halves = {"upgd-protecting-half": {"undoing": 0.0}, "upgd-harmful-half": {"protecting": 0.0}}
-    yield Row("gated-upgd", "UPGD, gate in halves", GatedUPGD, GATED_UPGD, aliases=halves)
+    for name, title, order in (("fade", "FADE", 2), ("fade-1st", "FADE, 1st order", 1)):
+        options, aliases = {"order": order}, {f"{name}-head": _HEAD_DECAY}
+        yield Row(name, title, FADE, fade_method(order), options, aliases)
+    yield Row("gated-upgd", "UPGD, gate in parts", GatedUPGD, GATED_UPGD, aliases=dict(_gates()))
+
+
+def _gates() -> Iterator[tuple[str, dict[str, float]]]:
+    """Parts of UPGD's gate: all layers, the head or those before it, by the gate's halves."""
+    halves = {"": (1.0, 1.0), "-protecting": (1.0, 0.0), "-harmful": (0.0, 1.0)}
+    for (half, on), where in itertools.product(halves.items(), ("", "-head", "-body")):
+        off, names = (0.0, 0.0), ("protecting", "undoing")
+        body, head = {"": (on, on), "-head": (off, on), "-body": (on, off)}[where]
+        changed = dict(zip(names, body, strict=True))
+        for name, value in zip(names, head, strict=True):
+            if value != changed[name]:
+                changed[f"head.{name}"] = value
+        if where or half:
+            yield f"upgd{where}{half}", changed
+    yield "upgd-ungated", {"protecting": 0.0, "undoing": 0.0}
 
 
 METHODS: dict[str, Row] = {row.name: row for row in _rows()}
@@ -327,6 +347,7 @@ def create(name: str, params: nn.Module | Params, **arguments: Any) -> RuleOptim
 
     Raises:
         KeyError: There is no such method; the message has the names.
+        ValueError: The alias is about a role's layers, and `params` is no model.
 
     Example:
         >>> import torch, upgd
@@ -337,9 +358,11 @@ def create(name: str, params: nn.Module | Params, **arguments: Any) -> RuleOptim
         0.001
     """
     row, defaults = get(name)
-    changed = {k: v for k, v in defaults.items() if v != row.defaults[k]}
+    changed = {k: v for k, v in defaults.items() if k not in row.defaults or v != row.defaults[k]}
     if isinstance(params, nn.Module):
         return row.make(params, **{**changed, **arguments})
+    if split_roles(changed)[1]:
+        raise ValueError(f"{name} has hyperparameters for layers by role; pass the model itself")
     return row.optimizer(params, **{**row.options, **changed, **arguments})
 
 

@@ -100,7 +100,8 @@ class TRAC(Optimizer):
 
     @property
     def _tuner(self) -> dict[str, Tensor]:
-        return self.state["tuner"]  # type: ignore[index]
+        tuner: dict[str, Tensor] = self.state["tuner"]  # type: ignore[index]
+        return tuner
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Perform one update; with `closure`, evaluate it first and return its loss.
