@@ -3,7 +3,7 @@
 ``python examples/my_lab.py`` runs the comparison. The command line does the same runs, and finds
 them done where the script has been:
 
-    upgd run rotating upgd-w sgd l2-init sign-sgd --seeds 3 --use examples/my_lab.py
+    upgd run rotating upgd-w sgd l2-start sign-sgd --seeds 3 --use examples/my_lab.py
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 from upgd import lab
 
 
-def l2_init(w, g, start, lr, kappa):
+def l2_start(w, g, start, lr, kappa):
     """A rule is a plain function of scalars; here weights are pulled to where they started."""
     return w - lr * (g + kappa * (w - start))
 
@@ -45,12 +45,12 @@ def rotating(seed):
         yield x, int(x[0] * np.cos(step / 300) > x[1] * np.sin(step / 300))
 
 
-lab.method("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01)
+lab.method("l2-start", l2_start, states={"start": "weight"}, lr=0.01, kappa=0.01)
 lab.optimizer("sign-sgd", SignSGD)
 lab.network("normed", normed)
 lab.problem("rotating", rotating, network="normed", outputs=2, steps=600, window=60)
 
 if __name__ == "__main__":
     study = lab.Study("studies/rotating")
-    print(study.run("rotating", ["upgd-w", "sgd", "l2-init", "sign-sgd"], seeds=3))
+    print(study.run("rotating", ["upgd-w", "sgd", "l2-start", "sign-sgd"], seeds=3))
     print(study.plot())

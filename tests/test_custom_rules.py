@@ -109,7 +109,7 @@ class Plain:
                 new = -g * w if "guarded" in self.name else np.maximum(abs(g) * abs(w), 0.001)
                 a[...] = 0.9 * a + 0.1 * new
         for i, (w, g) in enumerate(zip(self.weights, gradients, strict=True)):
-            if self.name == "l2-init":
+            if self.name == "l2-start":
                 w -= 0.01 * (g + 0.01 * (w - self.start[i]))
             elif self.name == "clipped":
                 w[...] = np.clip(w - 0.05 * g, -0.2, 0.2)
@@ -424,13 +424,13 @@ def test_what_kernels_assume_is_true_of_our_methods_alone() -> None:
         assert traces_utility(METHODS[name].method)
         assert gates_by_share(METHODS[name].method)
     kept = {name for name, row in ROWS.items() if not fills_padding(row.method)}
-    assert kept == {"l2-init", "guarded-max", "guarded-row-norm"}
+    assert kept == {"l2-start", "guarded-max", "guarded-row-norm"}
 
 
 # ------------------------------------------------------------------------------------- rows
 def test_a_row_is_like_ours() -> None:
-    row = ROWS["l2-init"]
-    assert row.optimizer.__name__ == "L2Init"
+    row = ROWS["l2-start"]
+    assert row.optimizer.__name__ == "L2Start"
     assert list(inspect.signature(row.optimizer.__init__).parameters) == [
         *("self", "params", "lr", "kappa", "common"),
     ]
@@ -446,7 +446,7 @@ def test_a_row_is_like_ours() -> None:
     assert torch.equal(other.state[model.weight]["start"], opt.state[model.weight]["start"])
     with pytest.raises(TypeError, match="unknown argument 'kapa'; there are lr, kappa, seed"):
         row.make(model, kapa=1.0)
-    with pytest.raises(ValueError, match="L2Init: kappa must be a finite number >= 0, got -1"):
+    with pytest.raises(ValueError, match="L2Start: kappa must be a finite number >= 0, got -1"):
         row.make(model, kappa=-1.0)
     with pytest.raises(ValueError, match=r"memory must be in \[0, 1\), got 1"):
         ROWS["guarded-max"].make(model, memory=1.0)

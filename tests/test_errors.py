@@ -36,7 +36,12 @@ BAD: dict[str, list[Any]] = {
     "replacement_rate": [1.5, -0.1],
     "maturity": [-1, math.inf],
     "threshold": [-0.1, math.nan],
-    "period": [0, -3],
+    "meta_lr": [-0.1, math.inf],
+    "clip": [-1.0, math.nan],
+    "period": [0, 0.5, math.inf],
+    "sharpness": [0.0, -1.0, math.inf],
+    "protecting": [-0.1, 1.5],
+    "undoing": [-0.1, 1.5],
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import PATIENCE
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_lab.py"
-METHODS = ("upgd-w", "sgd", "l2-init", "sign-sgd")
+METHODS = ("upgd-w", "sgd", "l2-start", "sign-sgd")
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import pytest
 import upgd
 from tests.cases import every_method, network
 from upgd.optim.registry import METHODS, Row, get
-from upgd.rules.vocabulary import HYPERPARAMETERS, Place
+from upgd.rules.vocabulary import HYPERPARAMETERS, Place, split_roles
 
 
 def test_the_papers_methods_are_there() -> None:
@@ -86,11 +86,16 @@ def test_documented_and_public(row: Row) -> None:
 def test_create_makes_what_the_name_says(name: str) -> None:
     row, defaults = get(name)
     model = network()
-    for given in (model, model.named_parameters()):
+    plain, own = split_roles(defaults)
+    if own:
+        with pytest.raises(ValueError, match="pass the model itself"):
+            upgd.create(name, model.parameters())
+    for given in (model,) if own else (model, model.named_parameters()):
         opt = upgd.create(name.upper(), given, lr=0.5)
         assert type(opt) is row.optimizer
         assert opt.method == row.method
-        group = opt.param_groups[0]
-        assert {k: group[k] for k in defaults} == {**defaults, "lr": 0.5}
+        first, last = opt.param_groups[0], opt.param_groups[-1]
+        assert {k: first[k] for k in plain} == {**plain, "lr": 0.5}
+        assert {k: last[k] for k in plain} == {**plain, **own.get("head", {}), "lr": 0.5}
     with pytest.raises(KeyError, match=r"unknown method 'ada-upgdd'; did you mean 'ada-upgd'"):
         upgd.create("ada-upgdd", model)

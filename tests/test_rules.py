@@ -56,6 +56,12 @@ def hyper_strategy(row: Row) -> Any:
         "kappa": st.floats(0, 10),
         "beta_importance": beta,
         "beta_weight": beta,
+        "meta_lr": st.one_of(st.just(0.0), st.floats(1e-4, 1.0)),
+        "clip": st.floats(0.1, 5.0),
+        "period": st.integers(1, 4),
+        "sharpness": st.sampled_from([0.5, 1.0, 10.0]),
+        "protecting": st.sampled_from([0.0, 0.3, 1.0]),
+        "undoing": st.sampled_from([0.0, 0.3, 1.0]),
     }
     chosen = {name: choices[name] for name in row.method.hyper}
     if "protect" in row.options:

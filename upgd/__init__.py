@@ -9,14 +9,19 @@ from types import ModuleType
 from upgd import curvature, utility
 from upgd.monitor import Monitor
 from upgd.optim import (
+    FADE,
     PGD,
     SGDW,
+    TRAC,
     UPGD,
     AdaUPGD,
     CentredSGD,
     ContinualBackprop,
     Features,
     FeatureUPGD,
+    GatedUPGD,
+    HareTortoise,
+    L2Init,
     Layers,
     ReDo,
     SelfTunedSGD,
@@ -25,6 +30,8 @@ from upgd.optim import (
     StreamingMAS,
     StreamingRWalk,
     StreamingSI,
+    WeightClipping,
+    WeightClippingAdam,
     layer_groups,
     param_groups,
 )
@@ -33,14 +40,19 @@ from upgd.optim.registry import create
 __version__ = "0.1.0"
 
 __all__ = [
+    "FADE",
     "PGD",
     "SGDW",
+    "TRAC",
     "UPGD",
     "AdaUPGD",
     "CentredSGD",
     "ContinualBackprop",
     "FeatureUPGD",
     "Features",
+    "GatedUPGD",
+    "HareTortoise",
+    "L2Init",
     "Layers",
     "Monitor",
     "ReDo",
@@ -50,6 +62,8 @@ __all__ = [
     "StreamingMAS",
     "StreamingRWalk",
     "StreamingSI",
+    "WeightClipping",
+    "WeightClippingAdam",
     "__version__",
     "create",
     "curvature",

@@ -4,7 +4,7 @@ from upgd.optim.custom import rule_row
 from upgd.rules.ops import absolute, clip, exp, log, maximum, minimum, sigmoid, sign, sqrt
 
 
-def l2_init(w, g, start, lr, kappa):
+def l2_start(w, g, start, lr, kappa):
     """Regularise towards the initial weights."""
     return w - lr * (g + kappa * (w - start))
 
@@ -50,7 +50,7 @@ def everything(w, g, speed, energy, last, c_speed, c_energy, lr, drag, rest, low
 
 
 ROWS = [
-    rule_row("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01),
+    rule_row("l2-start", l2_start, states={"start": "weight"}, lr=0.01, kappa=0.01),
     rule_row("clipped", clipped, lr=0.05, bound=0.2),
     *(
         rule_row(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from upgd.engine.feed import has_table
 from upgd.engine.general import forward
 from upgd.kernels.layered import KeptLayout
 from upgd.kernels.layout import Layout
-from upgd.kernels.rules import source
+from upgd.kernels.rules import CORRECTIONS, NUMBERS, source
 from upgd.monitor.measures import AT_A_TIME
 from upgd.networks import build_for
 from upgd.optim.registry import Row
@@ -161,8 +162,14 @@ def _general(setting: Setting, on_cuda: bool) -> int:
         return 3 + 2 * (1 + len(learner.row.states))
     # The rule's lines each leave a tensor until it returns; Philox has wide words.
     lines = source(learner.row.method, "update", "torch").splitlines()
-    tensors = sum(" = " in line and ".to(" not in line for line in lines)
-    return tensors + (7 if learner.is_perturbed else 5)
+    scalars = {*NUMBERS, *CORRECTIONS, "due"}
+    tensors = 0
+    for name, value in (line.split(" = ") for line in lines if " = " in line):
+        if ".to(" in value or scalars.issuperset(re.findall(r"\b[a-z]\w*\b", value)):
+            scalars.add(name.strip())
+        else:
+            tensors += 1
+    return tensors + (8 if learner.is_perturbed else 6)
 
 
 def _general_size(problem: Problem, shape: Sequence[int]) -> tuple[int, int]:

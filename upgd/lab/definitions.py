@@ -67,10 +67,10 @@ def method(
 
     Example:
         >>> from upgd import lab
-        >>> def l2_init(w, g, start, lr, kappa):
+        >>> def l2_start(w, g, start, lr, kappa):
         ...     return w - lr * (g + kappa * (w - start))
-        >>> lab.method("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01).name
-        'l2-init'
+        >>> lab.method("l2-start", l2_start, states={"start": "weight"}, lr=0.01, kappa=0.01).name
+        'l2-start'
     """
     row = rule_row(
         name,

@@ -134,22 +134,28 @@ def display_name(method: str, hyper: Mapping[str, float]) -> str:
     """What people call a method with these hyperparameters: the alias that means them, if any.
 
     An alias that sets a hyperparameter to 0 means all sets in which it is 0; one that sets it to
-    something larger, all in which it is larger; in all layers.
+    something larger, all in which it is larger; in all layers, or in those that it names.
 
     Example:
         >>> display_name("sgdw", {"weight_decay": 0.0}), display_name("upgd", {"weight_decay": 0.1})
         ('sgd', 'upgd-w')
         >>> display_name("sgdw", {"weight_decay": 0.1}), display_name("theirs", {})
         ('sgdw', 'theirs')
+        >>> display_name("sgdw", {"weight_decay": 0.0, "head.weight_decay": 0.1})
+        'sgd-head-decay'
     """
     row = METHODS.get(method)
     for alias, changed in row.aliases.items() if row is not None else ():
-        if changed and all(_means(hyper, name, value) for name, value in changed.items()):
+        if changed and all(_means(hyper, name, changed) for name in changed):
             return alias
     return method
 
 
-def _means(hyper: Mapping[str, float], name: str, value: float) -> bool:
-    """Whether a hyperparameter is 0 in all layers if `value` is, and larger if that is."""
-    found = [setting(hyper, key) for key in (name, *(f"{role}.{name}" for role in ROLES))]
-    return name in hyper and all((one > 0) == (value > 0) for one in found)
+def _means(hyper: Mapping[str, float], name: str, changed: Mapping[str, Any]) -> bool:
+    """Whether a hyperparameter is 0 where an alias makes it 0, and larger where that is larger."""
+    if "." in name:
+        return bool((setting(hyper, name) > 0) == (changed[name] > 0))
+    others = (f"{role}.{name}" for role in ROLES if f"{role}.{name}" not in changed)
+    return name in hyper and all(
+        (setting(hyper, key) > 0) == (changed[name] > 0) for key in (name, *others)
+    )

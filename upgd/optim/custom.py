@@ -74,16 +74,16 @@ def rule_row(
         TypeError, ValueError: In one line, what is wrong with the rule.
 
     Example:
-        >>> def l2_init(w, g, start, lr, kappa):
+        >>> def l2_start(w, g, start, lr, kappa):
         ...     return w - lr * (g + kappa * (w - start))
-        >>> row = rule_row("l2-init", l2_init, states={"start": "weight"}, lr=0.01, kappa=0.01)
+        >>> row = rule_row("l2-start", l2_start, states={"start": "weight"}, lr=0.01, kappa=0.01)
         >>> row.optimizer.__name__, row.defaults
-        ('L2Init', {'lr': 0.01, 'kappa': 0.01})
+        ('L2Start', {'lr': 0.01, 'kappa': 0.01})
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)*", name):
         raise ValueError(
             f"a method's name must be lower-case letters and digits, with '-' between words, such "
-            f"as 'l2-init'; got {name!r}"
+            f"as 'l2-start'; got {name!r}"
         )
     try:
         given = _Given(rule, states, decays or {}, reduce, defaults, period)

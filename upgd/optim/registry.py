@@ -23,8 +23,10 @@ from upgd.optim.ada_upgd import ADAMW, AdamW, AdaUPGD, ada_upgd_method
 from upgd.optim.base import Params, RuleOptimizer
 from upgd.optim.centred import CENTRED_SGD, CentredSGD
 from upgd.optim.consolidation import StreamingEWC, StreamingMAS, StreamingRWalk, StreamingSI
+from upgd.optim.fade import FADE, fade_method
 from upgd.optim.feature_upgd import FeatureUPGD, feature_upgd_method
 from upgd.optim.features import Features
+from upgd.optim.gated_upgd import GATED_UPGD, GatedUPGD
 from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.layers import Layers
 from upgd.optim.perturbed import (
@@ -36,6 +38,16 @@ from upgd.optim.perturbed import (
     ShrinkAndPerturb,
 )
 from upgd.optim.recycling import ContinualBackprop, ReDo, continual_backprop_method, redo_method
+from upgd.optim.restrained import (
+    CLIPPED_ADAM,
+    CLIPPED_SGD,
+    HARE_TORTOISE,
+    L2_INIT,
+    HareTortoise,
+    L2Init,
+    WeightClipping,
+    WeightClippingAdam,
+)
 from upgd.optim.roles import ordered_groups
 from upgd.optim.self_tuned import SELF_TUNED_SGD, SelfTunedSGD
 from upgd.optim.upgd import UPGD, upgd_method
@@ -59,7 +71,8 @@ class Row:
         optimizer: The class that runs it.
         method: The rule.
         options: Constructor arguments that make it this method.
-        aliases: Other names; each may change defaults (UPGD-W is UPGD with decay).
+        aliases: Other names; each may change defaults (UPGD-W is UPGD with decay), also those of
+            one role's layers (``head.weight_decay``).
         unsupported: Features it lacks, each with the reason.
         source: 16 digits that change with the code of a user's method; empty for the package's.
     """
@@ -69,7 +82,7 @@ class Row:
     optimizer: type[RuleOptimizer] | type[LayerOptimizer]
     method: Method
     options: Mapping[str, Any] = field(default_factory=dict)
-    aliases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
@@ -181,6 +194,7 @@ def _differs(row: Row) -> str:
 _UNKNOWN_SCALE = (
     "gates see the scaled loss; scaler.step() hands the scale over, unscale_() does not"
 )
+_HEAD_DECAY = {"weight_decay": 0.0, "head.weight_decay": 0.1}
 _NO_KERNELS = "kernels update weight by weight, and gates belong to features"
 
 
@@ -207,7 +221,8 @@ def _rows() -> Iterator[Row]:
     yield Row("ada-upgd", "AdaUPGD", AdaUPGD, first, aliases={"adaupgd": {}})
     name, title, aliases = "ada-upgd-2nd", "AdaUPGD, 2nd order", {"adaupgd-2nd": {}}
     yield Row(name, title, AdaUPGD, second_order, {"order": 2}, aliases)
-    yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases={"sgd": {"weight_decay": 0.0}})
+    aliases = {"sgd": {"weight_decay": 0.0}, "sgd-head-decay": _HEAD_DECAY}
+    yield Row("sgdw", "SGDW", SGDW, SGDW_METHOD, aliases=aliases)
     yield Row("pgd", "PGD", PGD, PGD_METHOD)
     title = "Self-tuned SGD"
     yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD, unsupported=LACKS)
@@ -220,12 +235,43 @@ def _rows() -> Iterator[Row]:
         yield Row(name, title, ReDo, method, options, unsupported=LACKS)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
-    yield Row("adamw", "AdamW", AdamW, ADAMW, aliases={"adam": {"weight_decay": 0.0}})
+    adam: dict[str, dict[str, Any]] = {"adam": {"weight_decay": 0.0}}
+    adam |= {"adam-head-decay": _HEAD_DECAY, "adam-equal-betas": {"betas": (0.99, 0.99)}}
+    yield Row("adamw", "AdamW", AdamW, ADAMW, aliases=adam)
     for title, cls in {
         "EWC": StreamingEWC, "MAS": StreamingMAS, "SI": StreamingSI, "RWalk": StreamingRWalk
     }.items():  # fmt: skip
         aliases = {f"streaming-{title.lower()}": {}}
         yield Row(f"s-{title.lower()}", f"S-{title}", cls, cls.consolidation, aliases=aliases)
+    yield from _rivals()
+
+
+def _rivals() -> Iterator[Row]:
+    """Methods of other papers, and UPGD's gate taken apart."""
+    yield Row("l2-init", "L2 Init", L2Init, L2_INIT)
+    yield Row("hare-tortoise", "Hare and Tortoise", HareTortoise, HARE_TORTOISE)
+    yield Row("weight-clipping", "Weight clipping", WeightClipping, CLIPPED_SGD)
+    name, title = "weight-clipping-adam", "Adam, weight clipping"
+    yield Row(name, title, WeightClippingAdam, CLIPPED_ADAM)
+    for name, title, order in (("fade", "FADE", 2), ("fade-1st", "FADE, 1st order", 1)):
+        options, aliases = {"order": order}, {f"{name}-head": _HEAD_DECAY}
+        yield Row(name, title, FADE, fade_method(order), options, aliases)
+    yield Row("gated-upgd", "UPGD, gate in parts", GatedUPGD, GATED_UPGD, aliases=dict(_gates()))
+
+
+def _gates() -> Iterator[tuple[str, dict[str, float]]]:
+    """Parts of UPGD's gate: all layers, the head or those before it, by the gate's halves."""
+    halves = {"": (1.0, 1.0), "-protecting": (1.0, 0.0), "-harmful": (0.0, 1.0)}
+    for (half, on), where in itertools.product(halves.items(), ("", "-head", "-body")):
+        off, names = (0.0, 0.0), ("protecting", "undoing")
+        body, head = {"": (on, on), "-head": (off, on), "-body": (on, off)}[where]
+        changed = dict(zip(names, body, strict=True))
+        for name, value in zip(names, head, strict=True):
+            if value != changed[name]:
+                changed[f"head.{name}"] = value
+        if where or half:
+            yield f"upgd{where}{half}", changed
+    yield "upgd-ungated", {"protecting": 0.0, "undoing": 0.0}
 
 
 METHODS: dict[str, Row] = {row.name: row for row in _rows()}
@@ -323,6 +369,7 @@ def create(name: str, params: nn.Module | Params, **arguments: Any) -> Any:
 
     Raises:
         KeyError: There is no such method; the message has the names.
+        ValueError: The alias is about a role's layers, and `params` is no model.
 
     Example:
         >>> import torch, upgd
@@ -333,9 +380,11 @@ def create(name: str, params: nn.Module | Params, **arguments: Any) -> Any:
         0.001
     """
     row, defaults = get(name)
-    changed = {k: v for k, v in defaults.items() if v != row.defaults[k]}
+    changed = {k: v for k, v in defaults.items() if k not in row.defaults or v != row.defaults[k]}
     if isinstance(params, nn.Module):
         return row.make(params, **{**changed, **arguments})
+    if split_roles(changed)[1]:
+        raise ValueError(f"{name} has hyperparameters for layers by role; pass the model itself")
     return row.optimizer(params, **{**row.options, **changed, **arguments})
 
 

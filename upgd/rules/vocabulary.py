@@ -161,7 +161,22 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         ),
         Hyperparameter("maturity", "m", "steps before a unit may be renewed"),
         Hyperparameter("threshold", "τ", "share of the mean activity that renewed units have"),
-        Hyperparameter("period", "F", "steps from one look at the units to the next", low=1.0),
+        Hyperparameter("meta_lr", "θ", "step size of a learned weight decay"),
+        Hyperparameter("clip", "c", "largest weight, in units of the layer's first bound"),
+        Hyperparameter(
+            "period", "k", "steps from one reset, or look at the units, to the next", low=1.0
+        ),
+        Hyperparameter("sharpness", "k", "factor of the scaled utility in a gate", low=1e-3),
+        Hyperparameter(
+            *("protecting", "p", "strength of the gate's half for useful weights"),
+            high=1.0,
+            reaches_high=True,
+        ),
+        Hyperparameter(
+            *("undoing", "r", "strength of the gate's half for harmful weights"),
+            high=1.0,
+            reaches_high=True,
+        ),
     )
 }
 """The project's own words, by name; a rule may bring others (:func:`hyperparameter`)."""
