@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from upgd.engine.dense import DenseStack, Learner, tables
+from upgd.engine.dense import DenseStack, Learner
 from upgd.kernels.layered import KeptLayout
 from upgd.kernels.layout import Layout
 
@@ -24,6 +21,8 @@ def unsupported(learner: Learner) -> str:
     row = learner.row
     if row.eager_only:
         return row.eager_only
+    if row.method.period is not None:
+        return "stacks with layered methods, layer_norm or input_norm have no periods"
     if "curvature" in row.needs:
         return "stacks with layered methods, layer_norm or input_norm compute no curvature"
     if "gates" in row.needs:
@@ -40,7 +39,7 @@ class LayeredStack(DenseStack):
     [count, numbers], the states at places other than weights (`layouts` say where), and
     `statistics` [R, 2, inputs], the running means and variances of inputs; `began` [R] is the step
     at which each learner was made or restarted. Hyperparameters [R, L, 16], `decays` and
-    `corrections` [R, L, 5] are those of each layer.
+    `corrections` [R, L, 8] are those of each layer.
 
     Args:
         layout: Of the networks.
@@ -73,12 +72,6 @@ class LayeredStack(DenseStack):
 
     def _unsupported(self, learner: Learner) -> str | None:
         return unsupported(learner) or None
-
-    def _tables(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Numbers [R, L, 16] and decays [R, L, 5]."""
-        count = len(self.layout.layers)
-        hyper, decays = (np.repeat(t[:, None], count, 1) for t in tables(self.learners))
-        return hyper, decays
 
     def _kept_shapes(self) -> list[tuple[int, int]]:
         """Those of each group's `kept`; kernels need an array even where nothing is kept."""

@@ -43,7 +43,7 @@ from upgd.kernels.cpu_dense import (
 from upgd.kernels.cpu_functions import COEFFICIENTS
 from upgd.kernels.cpu_recycle import products
 from upgd.kernels.layered import INPUT_DECAY, INPUT_FLOOR, LAYER_NORM_EPSILON
-from upgd.kernels.rules import fingerprint, load_module
+from upgd.kernels.rules import MOST_STATES, fingerprint, load_module
 from upgd.kernels.subnormals import flush_subnormals, give_back
 from upgd.kernels.vectors import LANES, address, call, load, store
 
@@ -256,7 +256,7 @@ def learn(
         if right:
             sums[ACCURACY] += 1.0
         for layer in range(count):
-            for k in range(corrections.shape[1]):
+            for k in range(MOST_STATES):
                 decay = decays[layer, k]
                 corrections[layer, k] = corrections[layer, k] * decay + (1.0 - decay)
         for i in range(last[OUTPUTS]):

@@ -16,7 +16,7 @@ from numba import types
 
 from upgd.kernels import cpu_functions, cpu_recycle, philox, vectors
 from upgd.kernels.layered import kept_names, phase_function
-from upgd.kernels.rules import MOST_NUMBERS, MOST_STATES, fingerprint, load_module
+from upgd.kernels.rules import MOST_NUMBERS, TIMES, fingerprint, load_module
 
 _HELPERS = (cpu_functions, cpu_recycle, philox, vectors)
 VERSION = fingerprint(__file__, *(module.__file__ for module in _HELPERS))
@@ -160,7 +160,7 @@ class _Writer:
         reads = [name for phase in phases for name in phase.reads]
         values = {name: f"hyper[{MOST_NUMBERS} * layer + {k}]" for k, name in self._numbers()}
         values |= {
-            f"c_{name}": f"c[{MOST_STATES} * layer + {k}]" for k, name in enumerate(method.states)
+            f"c_{name}": f"c[{TIMES} * layer + {k}]" for k, name in enumerate(method.states)
         }
         for place in ("network", "layers"):
             states = method.states_of(place)

@@ -179,7 +179,7 @@ class LayerStep:
 
     def _run_weights(self, phase: Phase, layer: Layer) -> None:
         shared = {**layer.constants, **self._network_states(), **self._kept(layer, "layers")}
-        units = self._kept(layer, "units")
+        units, sums = self._kept(layer, "units"), list[Tensor]()
         d = self._gradient(layer.bias) if layer.bias is not None else None
         if d is None:
             assert layer.d is not None
@@ -188,15 +188,18 @@ class LayerStep:
             assert layer.x is not None
             env = {name: value.unsqueeze(1) for name, value in units.items()}
             env |= {**self._kept(layer, "inputs"), "x": layer.x.mean(0), "d": d.unsqueeze(1)}
-            self._run_tensor(phase, layer, layer.weight, {**shared, **env})
+            sums = self._run_tensor(phase, layer.weight, {**shared, **env})
         has_own = any(other.over == "biases" for other in self.method.phases)
         if layer.bias is not None and (phase.over == "biases" or not has_own):
             env = {name: value.view_as(layer.bias) for name, value in units.items()}
             one = torch.ones((), dtype=d.dtype, device=d.device)
-            self._run_tensor(phase, layer, layer.bias, {**shared, **env, "x": one, "d": d})
+            more = self._run_tensor(phase, layer.bias, {**shared, **env, "x": one, "d": d})
+            sums = [a + b for a, b in zip(sums, more, strict=True)] if sums else more
+        for name, value in zip(phase.sums, sums, strict=False):
+            self._write(layer, "layers", name, value)
 
-    def _run_tensor(self, phase: Phase, layer: Layer, p: Tensor, env: dict[str, Any]) -> None:
-        """Run a phase over a weight or bias tensor."""
+    def _run_tensor(self, phase: Phase, p: Tensor, env: dict[str, Any]) -> list[Tensor]:
+        """Run a phase over a weight or bias tensor; returns its sums."""
         w, state = p.detach().to(compute_dtype(p.dtype)), self.opt.state[p]
         numbers = self._numbers(p, self.counts[p])
         for name, decay in self.method.decays.items():
@@ -208,8 +211,7 @@ class LayerStep:
         results = _results(phase, env)
         for name, value in zip(phase.writes, results, strict=False):
             (p if name == "w" else state[name]).copy_(value)
-        for name, value in zip(phase.sums, results[len(phase.writes) :], strict=True):
-            self._write(layer, "layers", name, value.expand(w.shape).sum())
+        return [value.expand(w.shape).sum() for value in results[len(phase.writes) :]]
 
     def _gradient(self, p: Tensor) -> Tensor:
         assert p.grad is not None

@@ -164,7 +164,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("meta_lr", "θ", "step size of a learned weight decay"),
         Hyperparameter("clip", "c", "largest weight, in units of the layer's first bound"),
         Hyperparameter(
-            "period", "k", "steps from one reset, or look at the units, to the next", low=1.0
+            "period", "k", "steps from one reset or look to the next", low=1.0
         ),
         Hyperparameter("sharpness", "k", "factor of the scaled utility in a gate", low=1e-3),
         Hyperparameter(
