@@ -104,6 +104,11 @@ class Contest:
         first = [stream.search(e, 0)[0] for e in self.entrants.values() for stream in self._each()]
         self.study.check(first)
         board.check(self.folder)
+        if not self.rivals and len(self.entrants) == 1:
+            self.study.note(
+                f"there are no results of rivals at scale {self.scale}: name some methods, too, "
+                "or a folder with --against"
+            )
 
     def _each(self) -> Iterable[Stream]:
         return self.chosen.values()
