@@ -200,9 +200,9 @@ class Contest:
         return found
 
     def write(self) -> list[Path]:
-        """Write tables, pages and figures; returns their paths."""
-        found = self.found or self.gather()
-        return [*evidence.write(found, self.folder), *board.write(found, self.folder)]
+        """Write tables, then pages and figures from them; returns their paths."""
+        tables = evidence.write(self.found or self.gather(), self.folder)
+        return [*tables, *board.write(evidence.read(self.folder), self.folder)]
 
 
 # ------------------------------------------------------------------------------------ costs
