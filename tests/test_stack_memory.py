@@ -78,6 +78,7 @@ CASES = {
     "mixed": ("label-permuted-digits", "sgd upgd s-rwalk adamw feature-upgd ", 2_500, 100),
     "many windows": ("label-permuted-digits", "sgd " * 10, 1, 30_000),
     "made": ("toy-changing-sign", "upgd " * 10, 200, 2_000),
+    "layered": ("label-permuted-digits", "centred-sgd " * 10, 2_500, 100),
 }
 
 
