@@ -29,7 +29,7 @@ from upgd.engine.general import GeneralStack
 from upgd.engine.roofline import bandwidth, passes, share
 from upgd.kernels.layout import Layout
 from upgd.networks import build, mlp
-from upgd.optim.registry import METHODS
+from upgd.optim.registry import rules
 from upgd.paper.sets import METHODS as PAPER
 
 QUICK = os.environ.get("TRITON_INTERPRET") == "1"
@@ -208,7 +208,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    every = [*PAPER, *(name for name in METHODS if name not in PAPER)]
+    every = [*PAPER, *(name for name in rules() if name not in PAPER)]
     parser.add_argument("--methods", default=",".join(PAPER if QUICK else every))
     arguments = parser.parse_args()
     one_weight_initialisation()

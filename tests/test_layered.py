@@ -14,8 +14,14 @@ from torch import Tensor, nn
 import upgd
 from tests import plain_layers
 from tests.cases import CounterNoise, assert_close, assert_equal, batches, loss_of, network, weights
+from upgd import lab
+from upgd.engine.dense import Learner
+from upgd.engine.general import unsupported
 from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.registry import METHODS, Row
+from upgd.rl import ppo
+from upgd.rl.ppo import RLError
+from upgd.stream.members import chosen
 
 LAYERED = {name: row for name, row in METHODS.items() if "layers" in row.needs}
 every_layered_method = pytest.mark.parametrize("row", LAYERED.values(), ids=LAYERED.keys())
@@ -456,6 +462,24 @@ def test_a_compiled_step_is_the_step(row: Row) -> None:
         compiled()
         step(reference, eager, batch)
     assert_equal(weights(model), weights(eager))
+
+
+# ------------------------------------------------------------------------- the laboratory
+@every_layered_method
+def test_the_laboratory_checks_it(row: Row) -> None:
+    found = lab.check(row.name)
+    assert found.ok, str(found)
+    assert {"state_dict", "NaN gradient", "run resumed"} <= {each.check for each in found}
+
+
+@every_layered_method
+def test_what_cannot_run_it_says_why(row: Row) -> None:
+    needs = f"{row.name} needs layers"
+    assert unsupported(Learner(row.name, {}, 0)) == needs
+    with pytest.raises(RLError, match=f"only gradients, and {needs}"):
+        ppo.learner(row.name, 0)
+    with pytest.raises(ValueError, match=f"'{row.name}' cannot train networks that grow.*size"):
+        chosen((8,), row.name, None, squared=False)
 
 
 def test_rows_are_run_by_the_layers_optimizer() -> None:

@@ -22,6 +22,7 @@ from upgd.networks import build
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import get
+from upgd.optim.state import StatefulOptimizer
 from upgd.streams import get as get_problem
 
 SIZES = (64, 7, 6, 10)
@@ -63,8 +64,7 @@ class Battery:
 
     def checks(self) -> dict[str, Callable[[], str]]:
         """Those that apply, by name: more to a rule than to an optimizer of PyTorch's kind."""
-        optimizer = self.row.optimizer
-        is_rule = isinstance(optimizer, type) and issubclass(optimizer, RuleOptimizer)
+        bases = getattr(self.row.optimizer, "__mro__", ())
         of_rules: dict[str, Callable[[], str]] = {
             "foreach = plain": partial(self.path, foreach=True),
             "fused on CPU = plain": partial(self.path, "cpu", "numba", fused=True),
@@ -73,10 +73,12 @@ class Battery:
             "general stack = eager": self.general_stack,
             "stack on CUDA = eager": self.cuda_stack,
             "neighbours in a stack": self.neighbours,
+            "sigma=0 is no noise": self.no_noise,
+        }
+        of_states: dict[str, Callable[[], str]] = {
             "state_dict": self.state_dict,
             "bfloat16": self.bfloat16,
             "NaN gradient": self.nan_gradient,
-            "sigma=0 is no noise": self.no_noise,
         }
         of_all: dict[str, Callable[[], str]] = {
             "same seed, same bits": self.determinism,
@@ -84,7 +86,8 @@ class Battery:
             "finite on digits": self.finite,
             "loss falls": self.loss_falls,
         }
-        return {**of_rules, **of_all} if is_rule else of_all
+        found = of_rules if RuleOptimizer in bases else {}
+        return {**found, **(of_states if StatefulOptimizer in bases else {}), **of_all}
 
     # ------------------------------------------------------------------------ optimizers
     def make(

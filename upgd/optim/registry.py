@@ -329,7 +329,9 @@ def table() -> str:
         options = ", ".join(f"{k}={v!r}" for k, v in row.options.items())
         hyper = ", ".join(f"{k}={v}" for k, v in row.defaults.items())
         names = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
-        keeps = ", ".join(row.states) or "-"
+        places = row.method.kept.items()
+        kept = [f"{', '.join(each)} per {place.removesuffix('s')}" for place, each in places]
+        keeps = ", ".join([*row.states, *kept]) or "-"
         needs = ", ".join(sorted(row.needs)) or "-"
         make = f"`{getattr(row.optimizer, '__name__', row.title)}({options})`"
         lines.append(f"| {names} | {row.title} | {make} | {hyper} | {keeps} | {needs} |")

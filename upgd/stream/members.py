@@ -102,9 +102,15 @@ def chosen(
         raise ValueError(f"network cannot be {network!r}; give a size, hidden units or a module")
     member = Member(network, optimizer or OPTIMIZER, dict(hyper or {}), activation=activation)
     try:
-        Learner(member.optimizer, member.hyper, 0).values()
+        learner = Learner(member.optimizer, member.hyper, 0)
+        learner.values()
     except KeyError as error:
         raise ValueError(error.args[0]) from None
+    if reason := learner.row.unsupported.get("growing"):
+        raise ValueError(
+            f"optimizer={member.optimizer!r} cannot train networks that grow with the inputs and "
+            f"classes of a stream: {reason}"
+        )
     return [member]
 
 
