@@ -33,6 +33,15 @@ _UPGD: Sequence[Set] = [
     {"sigma": 0.1, "weight_decay": 0.01, "beta_utility": 0.9999},
     {"sigma": 0.1, "weight_decay": 0.02, "beta_utility": 0.9999},
 ]
+_FADE: Grid = {
+    "lr": [0.003, 0.01], "head.weight_decay": [0.03, 0.1, 0.3], "meta_lr": [0.01, 0.1],
+}  # fmt: skip
+_GATE: Grid = {"lr": [0.003, 0.01], "beta_utility": [0.9, 0.99], "sharpness": [1.0, 3.0, 10.0]}
+_EQUAL = [
+    {"lr": lr, "beta1": beta, "beta2": beta}
+    for lr in (3e-5, 1e-4, 3e-4)
+    for beta in (0.9, 0.99, 0.999, 0.9999)
+]
 
 GRIDS: dict[str, Grid] = {
     "sgd": {"lr": [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.02, 0.03, 0.05, 0.1]},
@@ -72,6 +81,29 @@ GRIDS: dict[str, Grid] = {
         "lr": [1e-4, 3e-4, 1e-3], "sigma": [0.01, 1.0], "weight_decay": [0.01, 0.1],
         "beta1": [0.0], "beta_utility": [0.999],
     },
+    # Methods of other papers, around their authors' values. A decay of 0.1 at a step size of 0.01
+    # takes a thousandth of a weight; Adam's step sizes need larger ones for that.
+    "sgd-head-decay": {"lr": [0.003, 0.01, 0.03], "head.weight_decay": [0.01, 0.03, 0.1, 0.3]},
+    "adam-head-decay": {"lr": [1e-4, 3e-4, 1e-3], "head.weight_decay": [0.1, 1.0, 3.0, 10.0]},
+    "adam-equal-betas": _EQUAL,
+    "l2-init": {"lr": [0.001, 0.003, 0.01], "weight_decay": [0.001, 0.003, 0.01, 0.03]},
+    "weight-clipping": {"lr": [0.001, 0.003, 0.01], "clip": [1.0, 2.0, 3.0, 5.0]},
+    "weight-clipping-adam": {"lr": [3e-5, 1e-4, 3e-4], "clip": [1.0, 2.0, 3.0, 5.0]},
+    "hare-tortoise": {
+        "lr": [0.003, 0.01], "beta_weight": [0.99, 0.999], "period": [100, 1_000, 10_000],
+    },
+    "fade-head": _FADE,
+    "fade-1st-head": _FADE,
+    # UPGD's gate in all layers, in the last one, in those before; whole and by halves.
+    "gated-upgd": _GATE,
+    "upgd-protecting": _GATE,
+    "upgd-harmful": _GATE,
+    "upgd-head": _GATE,
+    "upgd-head-protecting": _GATE,
+    "upgd-head-harmful": _GATE,
+    "upgd-body": _GATE,
+    "upgd-body-protecting": _GATE,
+    "upgd-body-harmful": _GATE,
 }  # fmt: skip
 """By entrant; the order is that of tables."""
 
