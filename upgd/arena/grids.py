@@ -94,6 +94,19 @@ GRIDS: dict[str, Grid] = {
     },
     "fade-head": _FADE,
     "fade-1st-head": _FADE,
+    "continual-backprop": {
+        "lr": [0.003, 0.01], "weight_decay": [0.0, 0.001], "replacement_rate": [1e-5, 1e-4, 1e-3],
+    },
+    "continual-backprop-adam": {
+        "lr": [1e-4, 3e-4], "weight_decay": [0.0, 0.1], "replacement_rate": [1e-5, 1e-4, 1e-3],
+    },
+    "redo": {"lr": [0.003, 0.01], "threshold": [0.01, 0.025, 0.1], "period": [1_000, 10_000]},
+    "redo-adam": {"lr": [1e-4, 3e-4], "threshold": [0.01, 0.025, 0.1], "period": [1_000, 10_000]},
+    # Methods of this package that no paper has.
+    "centred-sgd": {
+        "lr": [0.003, 0.01], "weight_decay": [0.001, 0.01], "head.weight_decay": [0.001, 0.03, 0.1],
+    },
+    "self-tuned-sgd": [{}],  # has nothing to tune
     # UPGD's gate in all layers, in the last one, in those before; whole and by halves.
     "gated-upgd": _GATE,
     "upgd-protecting": _GATE,

@@ -159,9 +159,7 @@ class _Writer:
         method, lines, known = self.method, [], {"t": "real(t)", "eta": "eta"}
         reads = [name for phase in phases for name in phase.reads]
         values = {name: f"hyper[{MOST_NUMBERS} * layer + {k}]" for k, name in self._numbers()}
-        values |= {
-            f"c_{name}": f"c[{TIMES} * layer + {k}]" for k, name in enumerate(method.states)
-        }
+        values |= {f"c_{name}": f"c[{TIMES} * layer + {k}]" for k, name in enumerate(method.states)}
         for place in ("network", "layers"):
             states = method.states_of(place)
             values |= {name: f"kept[{self._at(place, name)}]" for name in states}

@@ -163,9 +163,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("threshold", "τ", "share of the mean activity that renewed units have"),
         Hyperparameter("meta_lr", "θ", "step size of a learned weight decay"),
         Hyperparameter("clip", "c", "largest weight, in units of the layer's first bound"),
-        Hyperparameter(
-            "period", "k", "steps from one reset or look to the next", low=1.0
-        ),
+        Hyperparameter("period", "k", "steps from one reset or look to the next", low=1.0),
         Hyperparameter("sharpness", "k", "factor of the scaled utility in a gate", low=1e-3),
         Hyperparameter(
             *("protecting", "p", "strength of the gate's half for useful weights"),
