@@ -1,4 +1,4 @@
-"""Layered methods that together use all that a method may use, and how stacks of them are compared."""
+"""Layered methods that together use all that a method may use; how stacks are compared."""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ class Battery:
             "foreach = plain": partial(self.path, foreach=True),
             "fused on CPU = plain": partial(self.path, "cpu", "numba", fused=True),
             "fused on CUDA = plain": partial(self.path, "cuda", "triton", fused=True),
-            "stack on CPU = eager": self.cpu_stack,
             "general stack = eager": self.general_stack,
             "stack on CUDA = eager": self.cuda_stack,
-            "neighbours in a stack": self.neighbours,
             "sigma=0 is no noise": self.no_noise,
         }
         of_states: dict[str, Callable[[], str]] = {
+            "stack on CPU = eager": self.cpu_stack,
+            "neighbours in a stack": self.neighbours,
             "state_dict": self.state_dict,
             "bfloat16": self.bfloat16,
             "NaN gradient": self.nan_gradient,
@@ -197,8 +197,10 @@ class Battery:
     def _cpu(self) -> Callable[..., Any]:
         _skip(self.row.eager_only or _without("numba"))
         from upgd.engine.dense_cpu import CpuStack
+        from upgd.engine.layered_cpu import LayeredCpuStack
 
-        return partial(CpuStack, Layout(SIZES), activation="relu")
+        stack: Callable[..., Any] = LayeredCpuStack if self.row.method.layered else CpuStack
+        return partial(stack, Layout(SIZES), activation="relu")
 
     def determinism(self) -> str:
         runs = [self.eager() for _ in range(2)]
