@@ -39,6 +39,7 @@ from torch import nn
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cpu import CpuStack
 from upgd.engine.feed import Chunk
+from upgd.engine.layered_cpu import LayeredCpuStack
 from upgd.kernels.layout import Layout
 from upgd.networks import build
 
@@ -112,7 +113,8 @@ def fused(
 ) -> Callable[[int], None]:
     hyper = {**HYPER, **changes} if method.startswith("upgd") else changes
     learners = [Learner(method, hyper, seed) for seed in range(runs)]
-    stack = CpuStack(
+    layered = learners[0].row.method.layered
+    stack = (LayeredCpuStack if layered else CpuStack)(
         Layout(SIZES),
         learners,
         activation="relu",
@@ -255,6 +257,11 @@ def main() -> None:
         "one learner, faded traces (β_u 0.9), one thread": (faded(inputs, labels), 40, 1),
         "one learner without noise (SGDW), one thread": (
             fused(inputs, labels, 1, 1, "sgdw"),
+            40,
+            1,
+        ),
+        "one layered learner without noise (centred SGD), one thread": (
+            fused(inputs, labels, 1, 1, "centred-sgd"),
             40,
             1,
         ),

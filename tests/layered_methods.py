@@ -1,9 +1,15 @@
-"""Layered methods that exist to be compared: together they use all that a method may use."""
+"""Layered methods that together use all that a method may use; how stacks are compared."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
+from tests.stacks import Trace, numbers
+from upgd.engine.layered import LayeredStack
+from upgd.kernels.layered import kept_names
 from upgd.optim.layered import LayerOptimizer
 from upgd.optim.registry import Row, register
 from upgd.rules.ops import absolute, maximum, sqrt
@@ -177,3 +183,29 @@ def add() -> None:
                 super().__init__(params, self.rule, hyper, **common)
 
         register(Row(name, name, Own, method))
+
+
+# ----------------------------------------------------------------------------- comparing
+def compare(stack: LayeredStack, trace: Trace, optimizer: Any) -> None:
+    """Weights, metrics, and all that the optimizer keeps."""
+    close(stack.weights[0][stack.layout.places], trace.weights)
+    for column, values in enumerate((trace.losses, trace.plasticity, trace.right)):
+        close(stack.series[0, :, column], values)
+    params = optimizer.param_groups[0]["params"]
+    method = stack.groups[0].row.method
+    for k, name in enumerate(method.states):
+        states = torch.cat([optimizer.state[p][name].flatten() for p in params])
+        close(stack.states[0][k, 0][stack.layout.places], states)
+    for place, name in kept_names(method):
+        for layer in stack.layout.layers:
+            at = stack.layouts[0].at(place, name, layer.number)
+            owner = params[2 * layer.number + (2 if place == "features" else 0) :][:1]
+            if place == "network":
+                owner = params[:1]
+            if owner:
+                expected = optimizer.state[owner[0]][f"{place}.{name}"].reshape(-1)
+                close(numbers(stack.kept[0][0])[at : at + len(expected)], expected)
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(numbers(found), numbers(expected), atol=1e-9)

@@ -63,6 +63,9 @@ def _module(name: str, **content: Any) -> ModuleType:
 _TYPES = SimpleNamespace(
     float32=np.dtype("float32"),
     float64=np.dtype("float64"),
+    int64=np.dtype("int64"),
+    uint32=np.dtype("uint32"),
+    uint64=np.dtype("uint64"),
     intp=int,
     CPointer=lambda kind: kind,
     void=lambda *kinds: kinds,
@@ -107,6 +110,7 @@ _VECTORS = _module(
     equal=np.equal,
     fused=lambda a, b, c: a * b + c,
     exp=np.exp,
+    full=lambda value: np.full(LANES, value),
     log=np.log,
     sign=np.sign,
     lanes=lambda: np.arange(LANES, dtype=np.uint32),
@@ -124,6 +128,7 @@ _VECTORS = _module(
     store=_store,
     total=np.sum,
     widened=lambda x: x.astype(np.float64),
+    zeros=lambda where: np.zeros(LANES, where.dtype),
 )
 
 
@@ -154,6 +159,9 @@ _MATH = {
 PARTS = {
     "cpu_dense": ("cpu_functions", "cpu_rows", "cpu_dense"),
     "cpu_flat": ("cpu_functions", "cpu_flat"),
+    "cpu_layered": (
+        *("cpu_functions", "cpu_recycle", "cpu_phases", "cpu_rows", "cpu_dense", "cpu_layered"),
+    ),
 }
 """The modules that make up some kernels, in the order in which they need each other."""
 _BORDER = "\n# ----- the next module\n"
@@ -166,7 +174,7 @@ def execute(
 
     Args:
         patch: Puts everything back.
-        name: ``"cpu_dense"`` or ``"cpu_flat"``.
+        name: ``"cpu_dense"``, ``"cpu_flat"`` or ``"cpu_layered"``.
         change: Of the source.
         scratch: A folder for generated modules.
         replaced: Other names of the last module.

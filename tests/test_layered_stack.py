@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("numba")
 
 from tests import layered_methods
-from tests.stacks import Trace, feed, numbers, plain, regress, small
+from tests.layered_methods import compare
+from tests.stacks import feed, plain, regress, small
 from upgd.engine import EagerRun, Setting
 from upgd.engine.batched import BatchedRun, kind_of, why_eager
 from upgd.engine.dense import Learner
 from upgd.engine.layered import LayeredStack
 from upgd.engine.layered_cpu import LayeredCpuStack
-from upgd.kernels.layered import kept_names
 from upgd.kernels.layout import Layout
 from upgd.networks import build, build_for
 from upgd.streams import get
@@ -83,31 +82,6 @@ def test_equals_the_plain_optimizer(case: str) -> None:
     kept: list[Any] = []
     trace = plain(learner, stream(3), steps, sizes, model=model, kept=kept)
     compare(stack, trace, kept[0])
-
-
-def compare(stack: LayeredStack, trace: Trace, optimizer: Any) -> None:
-    """Weights, metrics, and all that the optimizer keeps."""
-    close(stack.weights[0][stack.layout.places], trace.weights)
-    for column, values in enumerate((trace.losses, trace.plasticity, trace.right)):
-        close(stack.series[0, :, column], values)
-    params = optimizer.param_groups[0]["params"]
-    method = stack.groups[0].row.method
-    for k, name in enumerate(method.states):
-        states = torch.cat([optimizer.state[p][name].flatten() for p in params])
-        close(stack.states[0][k, 0][stack.layout.places], states)
-    for place, name in kept_names(method):
-        for layer in stack.layout.layers:
-            at = stack.layouts[0].at(place, name, layer.number)
-            owner = params[2 * layer.number + (2 if place == "features" else 0) :][:1]
-            if place == "network":
-                owner = params[:1]
-            if owner:
-                expected = optimizer.state[owner[0]][f"{place}.{name}"].reshape(-1)
-                close(numbers(stack.kept[0][0])[at : at + len(expected)], expected)
-
-
-def close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(numbers(found), numbers(expected), atol=1e-9)
 
 
 def test_units_are_recycled() -> None:

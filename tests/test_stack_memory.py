@@ -78,6 +78,7 @@ CASES = {
     "mixed": ("label-permuted-digits", "sgd upgd s-rwalk adamw feature-upgd ", 2_500, 100),
     "many windows": ("label-permuted-digits", "sgd " * 10, 1, 30_000),
     "made": ("toy-changing-sign", "upgd " * 10, 200, 2_000),
+    "layered": ("label-permuted-digits", "centred-sgd " * 10, 2_500, 100),
 }
 
 
@@ -99,7 +100,9 @@ def test_dense_stacks_take_what_is_planned(case: str) -> None:
     assert peak <= planned <= 2 * peak
 
 
-FIRST_ORDER = [name for name, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+FIRST_ORDER = [
+    name for name, row in METHODS.items() if not row.needs & {"curvature", "gates", "layers"}
+]
 
 
 @pytest.mark.parametrize("methods", [*FIRST_ORDER, "sgd s-si"])

@@ -62,8 +62,6 @@ def why_eager(problem: Problem, setting: Setting, device: str) -> str:
         return layered.unsupported(learner)
     if kind == "dense":
         return learner.row.eager_only
-    if learner.row.method.layered:
-        return f"no stack on {device} runs methods that see layers of such a network"
     return unsupported(learner) or why_not_stacked(problem, device)
 
 

@@ -38,7 +38,7 @@ def unsupported(learner: Learner) -> str | None:
     """Why this engine cannot run a learner, if it cannot."""
     if learner.row.eager_only:
         return learner.row.eager_only
-    needs = learner.row.needs & {"curvature", "gates"}
+    needs = learner.row.needs & {"curvature", "gates", "layers"}
     return f"{learner.row.name} needs {', '.join(sorted(needs))}" if needs else None
 
 

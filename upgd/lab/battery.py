@@ -20,6 +20,7 @@ from upgd.engine.general import GeneralStack, unsupported
 from upgd.kernels.layout import Layout
 from upgd.networks import build
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.layered import LayerOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import get
 from upgd.streams import get as get_problem
@@ -64,15 +65,18 @@ class Battery:
     def checks(self) -> dict[str, Callable[[], str]]:
         """Those that apply, by name: more to a rule than to an optimizer of PyTorch's kind."""
         optimizer = self.row.optimizer
-        is_rule = isinstance(optimizer, type) and issubclass(optimizer, RuleOptimizer)
+        is_class = isinstance(optimizer, type)
+        of_stacks: dict[str, Callable[[], str]] = {
+            "stack on CPU = eager": self.cpu_stack,
+            "neighbours in a stack": self.neighbours,
+        }
         of_rules: dict[str, Callable[[], str]] = {
             "foreach = plain": partial(self.path, foreach=True),
             "fused on CPU = plain": partial(self.path, "cpu", "numba", fused=True),
             "fused on CUDA = plain": partial(self.path, "cuda", "triton", fused=True),
-            "stack on CPU = eager": self.cpu_stack,
+            **of_stacks,
             "general stack = eager": self.general_stack,
             "stack on CUDA = eager": self.cuda_stack,
-            "neighbours in a stack": self.neighbours,
             "state_dict": self.state_dict,
             "bfloat16": self.bfloat16,
             "NaN gradient": self.nan_gradient,
@@ -84,7 +88,13 @@ class Battery:
             "finite on digits": self.finite,
             "loss falls": self.loss_falls,
         }
-        return {**of_rules, **of_all} if is_rule else of_all
+        if is_class and issubclass(optimizer, RuleOptimizer):
+            return {**of_rules, **of_all}
+        return (
+            {**of_stacks, **of_all}
+            if is_class and issubclass(optimizer, LayerOptimizer)
+            else of_all
+        )
 
     # ------------------------------------------------------------------------ optimizers
     def make(
@@ -194,8 +204,10 @@ class Battery:
     def _cpu(self) -> Callable[..., Any]:
         _skip(self.row.eager_only or _without("numba"))
         from upgd.engine.dense_cpu import CpuStack
+        from upgd.engine.layered_cpu import LayeredCpuStack
 
-        return partial(CpuStack, Layout(SIZES), activation="relu")
+        stack: Callable[..., Any] = LayeredCpuStack if self.row.method.layered else CpuStack
+        return partial(stack, Layout(SIZES), activation="relu")
 
     def determinism(self) -> str:
         runs = [self.eager() for _ in range(2)]
