@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid|overflow):RuntimeWarnin
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS, TASK = (200, 100) if DEVICE == "cuda" else (4, 3)
 SIZES = (16, 7, 6, 10)
-SMALL = Tiles(rows=4, columns=8, back_rows=2, back_columns=4, warps=1)
+SMALL = Tiles(rows=4, columns=16, back_rows=8, back_columns=4, warps=1)
 """Smaller than the layers, so that there are several tiles."""
 
 
@@ -195,8 +195,8 @@ MUTANTS = {
     "the last sample twice": ("centred-sgd, one layer", "tl.fma(w0, y[", "tl.fma(w0, x["),
     "biases move twice": ("centred-sgd, one layer", "owned = (cols < 16)", "owned = (cols <= 16)"),
     "the next one counts twice": ("adamw, input norm", "here + 1 < steps", "here + 1 <= steps"),
-    "no way back through LayerNorm": ("upgd, layer norm", "unsettle(delta + 0", "unsettle(delta + 7"),
-    "eta of one layer": ("upgd, layer norm", "tl.maximum(eta0, top1", "tl.maximum(eta0, top0"),
+    "not back through LayerNorm": ("upgd, layer norm", "unsettle(delta + 0", "unsettle(delta + 7"),
+    "eta of one layer": ("upgd, layer norm", "tl.maximum(eta0, top2", "tl.maximum(eta0, top0"),
     "too few units go": ("dormant", "for _ in range(count)", "for _ in range(count - 1)"),
     "old products": ("dormant", "if renewed > 0", "if renewed > 99"),
 }  # fmt: skip
