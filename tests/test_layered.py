@@ -87,7 +87,11 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("sizes", "count", "activation"),
-    [((5, 7, 6, 3), 1, "relu"), ((4, 9, 2), 3, "tanh"), ((6, 2), 1, "relu")],
+    [
+        ((5, 7, 6, 3), 1, "relu"),
+        ((4, 9, 2), 3, "tanh"),
+        pytest.param((6, 2), 1, "relu", marks=pytest.mark.slow),
+    ],
 )
 @every_layered_method
 def test_equals_a_plain_loop(row: Row, sizes: tuple[int, ...], count: int, activation: str) -> None:
@@ -465,9 +469,15 @@ def test_a_compiled_step_is_the_step(row: Row) -> None:
 
 
 # ------------------------------------------------------------------------- the laboratory
-@every_layered_method
-def test_the_laboratory_checks_it(row: Row) -> None:
-    found = lab.check(row.name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "continual-backprop-adam" else pytest.mark.slow)
+        for name in LAYERED
+    ],
+)
+def test_the_laboratory_checks_it(name: str) -> None:
+    found = lab.check(name)
     assert found.ok, str(found)
     assert {"state_dict", "NaN gradient", "run resumed"} <= {each.check for each in found}
 

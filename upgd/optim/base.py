@@ -19,7 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,6 +30,7 @@ from upgd.optim import checks
 from upgd.optim.batch import Batch, Member, compute_dtype, tiny, wide_dtype
 from upgd.optim.checks import CLOCK, MASTER, parameter_name
 from upgd.optim.collective import CollectiveOptimizer
+from upgd.optim.configured import Nonfinite
 from upgd.optim.features import OUTSIDE
 from upgd.optim.fused import FusedStep, refuse
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise, generator_seed
@@ -40,7 +41,6 @@ from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method, Phase, as_numbers
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
-Nonfinite: TypeAlias = Literal["raise", "skip"]
 _SIGNS = 0x51695  # separates the random signs of Hutchinson's estimate from the perturbations
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch.optim import Optimizer
 
 from upgd.optim import checks
 from upgd.rules.vocabulary import Method
 
+Nonfinite: TypeAlias = Literal["raise", "skip"]
+
 
 class ConfiguredOptimizer(Optimizer):
     """An optimizer whose groups hold a method's hyperparameters, checked."""
 
     method: Method
-    nonfinite: str | None
+    nonfinite: Nonfinite | None
     _warned = False  # of hyperparameters in groups that are not the method's
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from upgd.optim import checks
-from upgd.optim.base import Nonfinite
 from upgd.optim.batch import compute_dtype
 from upgd.optim.checks import parameter_name
+from upgd.optim.configured import Nonfinite
 from upgd.optim.layer_step import Layer, LayerStep, place_shape
 from upgd.optim.layers import Layers, WatchedLayer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise
@@ -108,7 +108,7 @@ class LayerOptimizer(StatefulOptimizer):
         defaults |= {"seed": checks.checked_seed(owner, seed), "noise_step": 0}
         model = params if isinstance(params, nn.Module) else None
         self.layers = layers if layers is not None else Layers.nothing()
-        super().__init__(params if model is None else model.parameters(), defaults)
+        super().__init__(params.parameters() if isinstance(params, nn.Module) else params, defaults)
         if layers is not None:
             self._refuse_others(layers)
         elif model is not None:
@@ -307,10 +307,11 @@ class LayerOptimizer(StatefulOptimizer):
 
     def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
         place = name.rpartition(".")[0]
-        if name in self.method.states:
+        if not place:
             return p.shape
-        known = self.layers.all or place in ("layers", "network")
-        return torch.Size(place_shape(p, self.layers.of(p), place)) if known else None
+        if place in ("layers", "network"):
+            return torch.Size(())
+        return torch.Size(place_shape(p, self.layers.of(p), place)) if self.layers.all else None
 
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):

@@ -84,8 +84,12 @@ class WatchedLayer:
             self._passes[task] = bool(is_reset(self.own)), []
             if task != OUTSIDE:
                 engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(partial(self._passes.pop, task, None))
+                engine.queue_callback(partial(self._end_of_pass, task))
         self._passes[task][1].append((x, d))
+
+    def _end_of_pass(self, task: int) -> None:
+        """Drop a pass that did not reach ``.grad``."""
+        self._passes.pop(task, None)
 
     def count(self) -> None:
         """Count the current backward pass: it has reached the layer's ``.grad``."""

@@ -118,9 +118,9 @@ class ContinualBackprop(LayerOptimizer):
         base: Base = "sgd",
         **common: Any,
     ) -> None:
-        hyper = {"lr": lr, "weight_decay": weight_decay, "beta_utility": beta_utility}
-        hyper |= {"replacement_rate": replacement_rate, "maturity": maturity}
-        given = {**hyper, "betas": betas, "eps": eps}
+        given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        given |= {"beta_utility": beta_utility, "replacement_rate": replacement_rate}
+        given["maturity"] = maturity
         method = continual_backprop_method(_checked(base))
         super().__init__(params, method, {n: given[n] for n in method.hyper}, **common)
 
@@ -171,10 +171,10 @@ class ReDo(LayerOptimizer):
         base: Base = "sgd",
         **common: Any,
     ) -> None:
-        hyper = {"lr": lr, "weight_decay": weight_decay, "beta_utility": beta_utility}
-        hyper |= {"threshold": threshold, "period": period, "betas": betas, "eps": eps}
+        given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        given |= {"beta_utility": beta_utility, "threshold": threshold, "period": period}
         method = redo_method(_checked(base))
-        super().__init__(params, method, {n: hyper[n] for n in method.hyper}, **common)
+        super().__init__(params, method, {n: given[n] for n in method.hyper}, **common)
 
 
 def _checked(base: Base) -> Base:

@@ -55,7 +55,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -394,6 +394,13 @@ class Method:
 
     def states_of(self, place: Place) -> tuple[str, ...]:
         """All that a layered method keeps for each element of a place, sums included."""
+        return self._states_of[place]
+
+    @cached_property
+    def _states_of(self) -> dict[Place, tuple[str, ...]]:
+        return {place: self._found_states(place) for place in get_args(Place)}
+
+    def _found_states(self, place: Place) -> tuple[str, ...]:
         if place in ("weights", "biases"):
             return self.states
         over: tuple[str, ...] = {
