@@ -22,11 +22,11 @@ from upgd.optim.registry import get
 INTEGERS = {
     *("offset", "first", "first_group", "mine", "runs", "P", "A", "UNITS", "LENGTH", "window"),
     *("windows", "stride", "ROWS", "inputs", "units", "outputs", "pitch", "base", "begin"),
-    *("wide", "first_pitch", "first_begin", "row_at", "n"),
+    *("wide", "first_pitch", "first_begin", "row_at", "n", "decay_at", "decay_pitch", "TENSORS"),
 }
 LONG_INTEGERS = {"seed"}
 DOUBLES = {"hyper", "corrections", "series", "decays", "squares"}
-LONGS = {"seeds", "clock", "diverged"}
+LONGS = {"seeds", "clock", "diverged", "began"}
 WORDS = {
     *("layer_table", "group_table", "iota", "index", "labels", "permutations", "slots"),
     *("items", "rows", "kinds"),
@@ -75,7 +75,7 @@ def main() -> None:
         build(
             triton_sample.head_kernel,
             **{"LAYERS": 3, "BC": 128, "PART": 32, "OUT": 16, "IN": 1024, "SQUARED": second},
-            **{"INPUTS": 0, "FORWARD": True},
+            **{"INPUTS": 0, "FORWARD": True, "DUES": second, "APART": second, "SLOTS": 32},
             **shape,
             **both,
         )
@@ -86,13 +86,13 @@ def main() -> None:
         _, [group] = in_groups([Learner(name, {}, 0)])
         rules = compile_rules(group.row.method, "float32")
         local = group.reduce == "row_norm"
-        common: dict[str, Any] = {"LOCAL": local}
+        common: dict[str, Any] = {"LOCAL": local, "APART": False}
         if group.reduce:
             build(
                 triton_update.reduce_kernel,
                 1,
                 **{"RULE": rules.reduce, "SECOND": group.second, "BLOCK": 128, "STAGES": 2},
-                **{"EARLY": 0 if local else early},
+                **{"EARLY": 0 if local else early, "LAYERS": 3},
                 **common,
             )
         for hidden in (False, True):
@@ -116,7 +116,7 @@ def main() -> None:
             stored["STATES"] = len(group.states)
             build(triton_stored.update_kernel, RULE=rules.update, **stored, **common)
             if group.reduce == "max":
-                build(triton_stored.reduce_kernel, RULE=rules.reduce, BLOCK=256)
+                build(triton_stored.reduce_kernel, RULE=rules.reduce, APART=True, BLOCK=256)
     _, [local_group] = in_groups([Learner("upgd-local", {}, 0)])
     build(
         triton_stored.norm_kernel,
