@@ -52,7 +52,7 @@ def _interval(axes: Any, place: float, interval: Any, colour: str, filled: bool)
 def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
     """A panel per stream, a strip per entrant: a dot for every set of the search."""
     streams, names = list(evidence.streams), list(evidence.entrants)
-    columns = min(COLUMNS, max(1, len(streams)))
+    columns = 2 if len(streams) in (2, 4) else min(COLUMNS, max(1, len(streams)))
     rows = max(1, -(-len(streams) // columns))
     size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
     figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
@@ -71,8 +71,9 @@ def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
         _tidy(axes)
     for axes in grid.flat[len(streams) :]:
         axes.set_visible(False)
-    for axes in grid[-1]:
+    for axes in grid.flat[len(streams) - columns : len(streams)]:  # the lowest of each column
         axes.set_xlabel("Accuracy in the search, per cent of the best", fontsize=8)
+        axes.tick_params(labelbottom=True, labelsize=8)
     return save(figure, *paths)
 
 

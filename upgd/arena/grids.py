@@ -35,6 +35,13 @@ _EQUAL = [
     for lr in (3e-5, 1e-4, 3e-4)
     for beta in (0.9, 0.99, 0.999, 0.9999)
 ]
+# Around the paper's best sets, which all have the step size 0.005.
+_UPGD: Sequence[Set] = [
+    {"sigma": 0.001, "weight_decay": 0.0, "beta_utility": 0.9},
+    {"sigma": 0.001, "weight_decay": 0.0002, "beta_utility": 0.999},
+    {"sigma": 0.1, "weight_decay": 0.01, "beta_utility": 0.9999},
+    {"sigma": 0.1, "weight_decay": 0.02, "beta_utility": 0.9999},
+]
 
 GRIDS: dict[str, Grid] = {
     "sgd": {"lr": [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.02, 0.03, 0.05, 0.1]},
@@ -65,11 +72,7 @@ GRIDS: dict[str, Grid] = {
         "lr": [0.001, 0.01], "kappa": [0.1, 1.0, 10.0], "beta_importance": [0.9, 0.99],
         "beta_weight": [0.9999],
     },
-    # The paper's best sets have one step size; decays and noise are around its best.
-    "upgd-w": {
-        "lr": [0.005], "sigma": [0.001, 0.1], "weight_decay": [0.0, 0.002, 0.02],
-        "beta_utility": [0.9, 0.9999],
-    },
+    "upgd-w": [{"lr": lr, **rest} for lr in (0.003, 0.005, 0.01) for rest in _UPGD],
     "n-upgd-w": {
         "lr": [0.001, 0.01], "sigma": [0.005, 0.05], "weight_decay": [0.0001, 0.001, 0.01],
         "beta_utility": [0.999],

@@ -104,6 +104,11 @@ class Contest:
         first = [stream.search(e, 0)[0] for e in self.entrants.values() for stream in self._each()]
         self.study.check(first)
         board.check(self.folder)
+        if not self.rivals and len(self.entrants) == 1:
+            self.study.note(
+                f"there are no results of rivals at scale {self.scale}: name some methods, too, "
+                "or a folder with --against"
+            )
 
     def _each(self) -> Iterable[Stream]:
         return self.chosen.values()
@@ -195,9 +200,9 @@ class Contest:
         return found
 
     def write(self) -> list[Path]:
-        """Write tables, pages and figures; returns their paths."""
-        found = self.found or self.gather()
-        return [*evidence.write(found, self.folder), *board.write(found, self.folder)]
+        """Write tables, then pages and figures from them; returns their paths."""
+        tables = evidence.write(self.found or self.gather(), self.folder)
+        return [*tables, *board.write(evidence.read(self.folder), self.folder)]
 
 
 # ------------------------------------------------------------------------------------ costs

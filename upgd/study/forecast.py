@@ -22,6 +22,7 @@ from upgd.study.options import Options
 from upgd.study.prepare import plan
 from upgd.text import clock, count, short
 
+NETWORK = ("hidden", "layer_norm", "input_norm")  # options that change how fast runs are
 SAMPLE = 64  # runs that are written to a ledger to see how much room they take
 
 
@@ -49,16 +50,19 @@ def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pac
 def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Options) -> list[str]:
     """Lines that say how long runs will take here; `known` are runs of ledgers."""
     lines, seconds, known = [], 0.0, list(known)
-    alike: dict[tuple[str, Scalar], list[RunSpec]] = {}
+    alike: dict[tuple[str, tuple[Scalar, ...]], list[RunSpec]] = {}
     for spec in left:
-        alike.setdefault((spec.problem, spec.options.get("hidden")), []).append(spec)
-    for (problem, _), some in alike.items():
+        network = tuple(spec.options.get(name) for name in NETWORK)
+        alike.setdefault((spec.problem, network), []).append(spec)
+    for (problem, network), some in alike.items():
+        norms = [name for name, given in zip(NETWORK, network, strict=True) if given is True]
         found = pace(some, known, options)
         steps = sum(spec.steps for spec in some)
         seconds += steps / found.rate
         runs = count(len(some), kind_of(problem).noun)
         work = f"{short(steps)} learner-steps at {short(found.rate)} per second"
-        lines.append(f"  {problem}: {runs}, {work} ({found.source})")
+        named = " + ".join([problem, *norms])
+        lines.append(f"  {named}: {runs}, {work} ({found.source})")
     if left:
         alone = "" if any(kind_of(p).local_only for p, _ in alike) else " in one process"
         lines.append(f"time: about {clock(seconds)}{alone}")
