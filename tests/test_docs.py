@@ -24,7 +24,17 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
 PAGES += [
     ROOT / "docs" / f"{name}.md"
-    for name in ("arena", "choosing", "data", "laboratory", "monitor", "paper", "stream", "sweeps")
+    for name in (
+        "arena",
+        "choosing",
+        "data",
+        "laboratory",
+        "monitor",
+        "paper",
+        "rivals",
+        "stream",
+        "sweeps",
+    )
 ]
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
