@@ -19,12 +19,21 @@ SWITCHES = {"feature", "n", "2nd", "local"}
 """UPGD's sixteen variants are named by those that are on."""
 
 
-def is_repetition(name: str) -> bool:
-    """Whether a variant of UPGD is one of the half that has an odd number of switches.
+ALIKE = {
+    *("l2-init", "weight-clipping-adam", "fade", "fade-1st", "gated-upgd"),
+    *("continual-backprop", "redo", "redo-adam"),
+}
+"""Methods that take the same paths through the package as others that are tested."""
 
-    In the other half, any three switches have all combinations of on and off; without "feature",
-    any two.
+
+def is_repetition(name: str) -> bool:
+    """Whether a method is one of :data:`ALIKE`, or a variant of UPGD with an odd number of switches.
+
+    In the other half of these, any three switches have all combinations of on and off; without
+    "feature", any two.
     """
+    if name in ALIKE:
+        return True
     words = name.split("-")
     switches = set(words) - {"upgd"}
     return "upgd" in words and switches <= SWITCHES and len(switches) % 2 == 1

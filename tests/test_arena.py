@@ -71,7 +71,7 @@ def test_every_grid_has_twelve_sets_that_can_be_run(name: str) -> None:
 @pytest.mark.parametrize("name", grids.GRIDS)
 def test_fewer_sets_differ_in_every_hyperparameter(name: str) -> None:
     every, some = grids.sets(name), grids.sets(name, 4)
-    assert len(some) == 4
+    assert len(some) == min(4, len(every))
     assert all(one in every for one in some)
     for hyper in every[0]:
         if len({one[hyper] for one in every}) > 1:
