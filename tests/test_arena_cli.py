@@ -65,14 +65,14 @@ def contest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "SCALES", {**SCALES, "tiny": TINY})
         patch.setattr(learners, "SECONDS", 0.01)
-        done = call("sgd", "upgd-w", "--study", folder, "--alone", "--quiet")
+        done = call("sgd", "pgd", "--study", folder, "--alone", "--quiet")
     assert done.exit_code == 0, done.output
     return folder
 
 
 def test_the_arena_runs_and_writes_its_tables(contest: Path) -> None:
     found = evidence.read(contest / "results")
-    assert list(found.entrants) == ["sgd", "upgd-w"]
+    assert list(found.entrants) == ["sgd", "pgd"]
     assert list(found.streams) == list(TINY.streams)
     for mode in ("tuned", "one"):
         table = judge(found, mode)
@@ -81,7 +81,7 @@ def test_the_arena_runs_and_writes_its_tables(contest: Path) -> None:
         assert best == [1.0, 1.0]
     assert sum(part.runs for part in found.parts) == len(Study(contest).runs())
     assert found.data["digits"]["samples"]["train"] == 1438
-    assert {name: cost.floats for name, cost in found.costs.items()} == {"sgd": 1, "upgd-w": 2}
+    assert {name: cost.floats for name, cost in found.costs.items()} == {"sgd": 1, "pgd": 1}
     assert all((cost.seconds or 0) > 0 for cost in found.costs.values())
     for path in board.outputs(contest / "results"):
         assert path.stat().st_size > 1000, path
@@ -103,22 +103,21 @@ def check_choices(found: evidence.Evidence) -> None:
 
 def test_the_same_command_runs_nothing_again(contest: Path) -> None:
     before = {run.key for run in Study(contest).runs()}
-    done = call("sgd", "upgd-w", "--study", contest, "--alone", "--json")
+    done = call("sgd", "pgd", "--study", contest, "--alone", "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    assert {row["method"] for row in facts["one"]} == {"sgd", "upgd-w"}
+    assert {row["method"] for row in facts["one"]} == {"sgd", "pgd"}
     assert set(facts["tuned"][0]["accuracy"]) == set(TINY.streams)
     assert {run.key for run in Study(contest).runs()} == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_arena_continues(contest: Path, tmp_path: Path) -> None:
     """With half of the runs in another study, the other half is run, and the table is the same."""
     streams = choose_streams(TINY)
-    first = Contest(
-        Study(tmp_path / "new", quiet=True), ["sgd", "upgd-w"], "tiny", others=[contest]
-    )
+    first = Contest(Study(tmp_path / "new", quiet=True), ["sgd", "pgd"], "tiny", others=[contest])
     assert first.upcoming() == []
-    alone = Contest(Study(tmp_path / "new", quiet=True), ["sgd", "upgd-w"], "tiny")
+    alone = Contest(Study(tmp_path / "new", quiet=True), ["sgd", "pgd"], "tiny")
     every = alone.upcoming()
     alone.study.run_specs(every[::2])
     assert alone.upcoming() == every[1::2]
@@ -142,7 +141,7 @@ def test_a_method_of_ones_own_joins_the_committed_rivals(contest: Path, tmp_path
     done = call("--use", mine, "--study", tmp_path / "s", "--against", contest / "results")
     assert done.exit_code == 0, done.output
     found = evidence.read(tmp_path / "s" / "results")
-    assert list(found.entrants) == ["sgd", "upgd-w", "halved"]
+    assert list(found.entrants) == ["sgd", "pgd", "halved"]
     assert found.entrants["halved"].source == METHODS["halved"].source
     assert found.entrants["halved"].sets == ({"lr": 0.1}, {"lr": 1.0})
     assert len([run for run in Study(tmp_path / "s").runs() if run.spec.method != "halved"]) == 0
@@ -150,14 +149,15 @@ def test_a_method_of_ones_own_joins_the_committed_rivals(contest: Path, tmp_path
     assert "halved" in (tmp_path / "s" / "results" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_earlier_rows_stay_and_other_streams_are_refused(contest: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     shutil.copytree(contest / "results", results)
     words = ("--study", tmp_path / "s", "--results", results, "--alone", "--quiet")
-    done = call("pgd", *words)
+    done = call("sgdw", *words)
     assert done.exit_code == 0, done.output
-    assert list(evidence.read(results).entrants) == ["sgd", "upgd-w", "pgd"]
-    done = call("pgd", *words, "--streams", "both-permuted-digits")
+    assert list(evidence.read(results).entrants) == ["sgd", "pgd", "sgdw"]
+    done = call("sgdw", *words, "--streams", "both-permuted-digits")
     assert done.exit_code == 2
     assert "would replace" in done.output
 

@@ -187,7 +187,7 @@ def sets(name: str, count: int = SETS) -> list[dict[str, float]]:
 
     Example:
         >>> [one["lr"] for one in sets("sgdw", 4)], [one["weight_decay"] for one in sets("sgdw", 4)]
-        ([0.001, 0.03, 0.003, 0.01], [0.0001, 0.01, 0.001, 0.0001])
+        ([0.001, 0.03, 0.01, 0.003], [0.0001, 0.01, 0.001, 0.01])
     """
     wanted = parse(name)
     own = GRIDS.get(str(wanted)) or GRIDS.get(wanted.method)
