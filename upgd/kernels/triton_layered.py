@@ -15,7 +15,7 @@ moves 1.16 times the floor of a method without states. A method that divides by 
 Inputs of the next sample are asked for when a step begins and stored before the update.
 
 At 4.8 TB/s the floor allows some 2 000 000 learner-steps/s without states. What keeps a program
-from it is waiting: for a tile of weights (8 KB, of which a learner has 150) about a microsecond,
+from it is waiting: for a tile of weights (8 KB, of which a learner has 165) about a microsecond,
 unless others fill the time. So as many programs as fit should share a multiprocessor, and a tile's
 loads are issued before the one before it is stored (`stages`).
 """
