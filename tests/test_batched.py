@@ -336,7 +336,7 @@ def test_runs_that_cannot_share_a_stack_are_refused() -> None:
 
 # ------------------------------------------------------------------------- general stacks
 def test_every_first_order_method_equals_the_plain_loop() -> None:
-    names = [n for n, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+    names = [n for n, row in METHODS.items() if not row.needs & {"curvature", "gates", "layers"}]
     learners = [Learner(name, {}, 3) for name in names]
     stack = GeneralStack(
         lambda seed, task: build(SIZES, seed, "relu", task),

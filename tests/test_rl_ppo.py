@@ -165,7 +165,9 @@ def test_four_agents_are_four_agents_alone_on_any_number_of_workers() -> None:
             assert alike(records[0], more[i])
 
 
-FIRST_ORDER = [name for name, row in METHODS.items() if not row.needs & {"curvature", "gates"}]
+FIRST_ORDER = [
+    name for name, row in METHODS.items() if not row.needs & {"curvature", "gates", "layers"}
+]
 
 
 def test_a_stack_learns_what_compiled_agents_learn() -> None:
