@@ -27,7 +27,7 @@ ALIKE = {
 
 
 def is_repetition(name: str) -> bool:
-    """Whether a method is one of :data:`ALIKE`, or a variant of UPGD with an odd number of switches.
+    """Whether a method is in :data:`ALIKE`, or a variant of UPGD with an odd number of switches.
 
     In the other half of these, any three switches have all combinations of on and off; without
     "feature", any two.
