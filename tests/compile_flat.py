@@ -74,6 +74,7 @@ def build_method(method: Method, half: bool = False) -> dict[str, str]:
         **{"RULE": rules.update, "STATES": len(method.states), "NOISE": "noise" in method.needs},
         **{"CUT": False, "GLOBAL": reduction == "max", "LOCAL": reduction == "row_norm"},
         DECAY=-1,
+        PERIOD=-1 if method.period is None else method.numbers.index(method.period),
         ROUND=half,
         **trace,
         **common,
