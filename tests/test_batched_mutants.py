@@ -63,13 +63,13 @@ def columns(change: Callable[[Any, Any], tuple[Any, Any]]) -> Patch:
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         original = general.tables
-        patch.setattr(general, "tables", lambda runs: change(*original(runs)))
+        patch.setattr(general, "tables", lambda *given: change(*original(*given)))
 
     return apply
 
 
 def swapped(hyper: Any, decays: Any) -> tuple[Any, Any]:
-    hyper[:, [0, 1]] = hyper[:, [1, 0]]
+    hyper[..., [0, 1]] = hyper[..., [1, 0]]
     return hyper, decays
 
 
@@ -78,7 +78,7 @@ def uncorrected(hyper: Any, decays: Any) -> tuple[Any, Any]:
 
 
 def first_decay_for_all(hyper: Any, decays: Any) -> tuple[Any, Any]:
-    return hyper, np.repeat(decays[:, :1], decays.shape[1], 1)
+    return hyper, np.repeat(decays[..., :1], decays.shape[-1], -1)
 
 
 def another_runs(hyper: Any, decays: Any) -> tuple[Any, Any]:
