@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "watch --json": ("watch", "{study}", "--json"),
     "sweep": ("sweep", TOY, "sgdw", "--set=lr=0.1,0.2", *SHORT, "--study={study}", "--best"),
     "sweep --dry-run": ("sweep", TOY, "sgdw", *SHORT, "--study={study}", "--dry-run"),
+    "arena list": ("arena", "list"),
     "search list": ("search", "list"),
     "search --save": ("search", TOY, "--no-run", "--study={study}", "--save={study}.json"),
     "reproduce list": ("reproduce", "list"),
