@@ -94,7 +94,7 @@ def test_a_method_without_a_grid_is_searched_around_its_defaults() -> None:
 def test_users_bring_a_grid_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "GRIDS", dict(grids.GRIDS))
     row = METHODS["sgdw"]
-    monkeypatch.setitem(METHODS, "mine", register(Row("mine", "Mine", row.optimizer, row.method)))
+    register(Row("mine", "Mine", row.optimizer, row.method))
     assert len(Entrant.named("mine").sets) == grids.SETS
     grids.register("Mine", [{"lr": 0.1}, {"lr": 0.2, "weight_decay": 0.1}])
     assert Entrant.named("mine").sets == ({"lr": 0.1}, {"lr": 0.2, "weight_decay": 0.1})

@@ -106,7 +106,7 @@ def test_restarts_and_regression(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_some_of_a_stack_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dense: bool
 ) -> None:

@@ -159,6 +159,7 @@ def _fields(spec: RunSpec) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- one at a time
+@pytest.mark.slow
 def test_runs_that_cannot_be_in_a_stack_say_why(tmp_path: Path) -> None:
     lab.optimizer("their-sgd", torch.optim.SGD, lr=0.01)
     lab.network(

@@ -171,6 +171,7 @@ def test_how_a_worker_ended_is_told_on_a_busy_machine() -> None:
 CHUNKS = {**OPTIONS, "restart": True}
 
 
+@pytest.mark.slow
 def test_two_drivers_share_a_study(
     tmp_path: Path, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,12 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+SOME = {"centred-sgd", "everywhere", "recycled", "dormant", "upgd, both norms"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in SOME)) for c in CASES]
+)
 def test_equals_the_plain_optimizer(case: str) -> None:
     options = {"steps": STEPS, **CASES[case]}
     steps, sizes = options["steps"], options.pop("sizes", SIZES)

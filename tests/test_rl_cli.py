@@ -169,6 +169,7 @@ class Stop:
 
 
 @pytest.mark.usefixtures("in_this_process")
+@pytest.mark.slow
 def test_interrupted_agents_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with Ledger.open(whole) as ledger:

@@ -45,8 +45,8 @@ def test_a_copy_of_the_plain_value_is_dropped() -> None:
 
 
 def test_names_are_of_all_layers() -> None:
-    assert spec({"head.weight_decay": 0.2}).name == "sgdw"
-    assert spec({"head.weight_decay": 0.1}).name == "sgd-head-decay"  # has these defaults
+    assert spec({"head.weight_decay": 0.2}).name == "sgd-head-decay"
+    assert spec({"weight_decay": 0.1, "head.weight_decay": 0.2}).name == "sgdw"
     assert spec({"head.lr": 0.1}).name == "sgd"
     assert spec({"weight_decay": 0.1, "head.weight_decay": 0.2}, "upgd").name == "upgd-w"
 

@@ -84,10 +84,14 @@ def study(tmp_path: Path) -> Path:
 
 
 def assert_same(found: dict[str, Any], then: dict[str, Any], exact: bool) -> None:
-    """Series by metric are equal; where roundings differ, losses are close."""
+    """Series by metric are equal; where roundings differ, losses are close.
+
+    In a plasticity, the quotient of two losses, a last digit of the platform's exp may show.
+    """
     assert found.keys() == then.keys()
     for metric in found if exact else ():
-        np.testing.assert_array_equal(found[metric], then[metric], metric)
+        last = 1e-6 if metric == "plasticity" else 0.0
+        np.testing.assert_allclose(found[metric], then[metric], rtol=last, atol=0, err_msg=metric)
     np.testing.assert_allclose(found["loss"], then["loss"], rtol=1e-3)
 
 
@@ -165,7 +169,10 @@ def series_of(ledger: Ledger, key: str) -> dict[str, Any]:
     return {metric: ledger.series(key, metric) for metric in ledger.metrics(key)}
 
 
-@pytest.mark.parametrize(("engine", "done", "left"), [("eager", 0, 7), ("batched", 1, 8)])
+@pytest.mark.parametrize(
+    ("engine", "done", "left"),
+    [pytest.param("eager", 0, 7, marks=pytest.mark.slow), ("batched", 1, 8)],
+)
 def test_runs_go_on_to_the_same_end(
     study: Path, tmp_path: Path, engine: str, done: int, left: int
 ) -> None:
@@ -200,6 +207,7 @@ def test_runs_go_on_to_the_same_end(
 
 
 @forking
+@pytest.mark.slow
 def test_killed_in_the_middle_of_it(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

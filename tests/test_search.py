@@ -326,6 +326,7 @@ def test_committed_sets_are_on_the_grids_of_the_searches() -> None:
             assert one.printed is not None or arm not in BEST.get(problem, {})
 
 
+@pytest.mark.slow
 def test_tables_tell_of_every_set() -> None:
     some = searched.made_up()
     text = "\n".join(found_table(some))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import upgd.engine.batched as batched
-from tests.cases import RULES
+from tests.cases import RULES, is_repetition
 from tests.running import work_stacks
 from tests.waiting import states
 from upgd.engine import Setting, memory
@@ -103,7 +103,11 @@ def test_dense_stacks_take_what_is_planned(case: str) -> None:
 FIRST_ORDER = [name for name, row in RULES.items() if not row.needs & {"curvature", "gates"}]
 
 
-@pytest.mark.parametrize("methods", [*FIRST_ORDER, "sgd s-si"])
+@pytest.mark.parametrize(
+    "methods",
+    [pytest.param(n, marks=[pytest.mark.slow] * is_repetition(n)) for n in FIRST_ORDER]
+    + ["sgd s-si"],
+)
 def test_general_stacks_take_what_is_planned(methods: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched, "has_dense_path", lambda device: False)
     problem, settings = get(PROBLEM), settings_of(f"{methods} " * 4, 1_000)
@@ -252,7 +256,7 @@ def full(monkeypatch: pytest.MonkeyPatch, error: Exception, most: int, first_ste
     monkeypatch.setattr(batched, "LONGEST_CHUNK", 50)
 
 
-@pytest.mark.parametrize("first_step", [0, 50])
+@pytest.mark.parametrize("first_step", [pytest.param(0, marks=pytest.mark.slow), 50])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
 def test_out_of_memory_halves_a_stack(
     tmp_path: Path,

@@ -17,6 +17,7 @@ SCRIPT = "stream"
 Program = Callable[..., None]
 
 
+@pytest.mark.slow
 def test_compiled_loops_are_the_peers_own(program: Program) -> None:
     program("check")
 

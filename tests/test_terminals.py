@@ -66,6 +66,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "learn --json": (*LEARN, "--json"),
     "learn files": (*LEARN, "{study}.tsv", "--predict=-"),
 }
+FAST = {"arena list", "reproduce list", "data list", "rl --list", "list --json"}
 MISTAKES: dict[str, tuple[str, ...]] = {
     "command": ("{odd}",),
     "option": ("list", "--{odd}"),
@@ -157,7 +158,14 @@ def call(terminal: str, arguments: tuple[str, ...], study: Path) -> Any:
 
 
 @terminals
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Variants of a command print by the same code.
+        pytest.param(name, marks=[pytest.mark.slow] * (" " in name and name not in FAST))
+        for name in COMMANDS
+    ],
+)
 def test_commands_on_odd_terminals(name: str, terminal: str, study: Path) -> None:
     if name == "rl --list":
         pytest.importorskip("gymnasium")

@@ -777,8 +777,13 @@ def exemption(name: str, cls: str) -> str | None:
     return None
 
 
+FAST = {"UPGD", "AdaUPGD", "FeatureUPGD", "StreamingRWalk", "CentredSGD", "ContinualBackprop"}
+
+
 @pytest.mark.parametrize("name", PROPERTIES)
-@pytest.mark.parametrize("cls", _CLASSES)
+@pytest.mark.parametrize(
+    "cls", [pytest.param(c, marks=[pytest.mark.slow] * (c not in FAST)) for c in _CLASSES]
+)
 def test_property(cls: str, name: str, batteries: dict[str, Battery]) -> None:
     if exemption(name, cls) is None:
         PROPERTIES[name](batteries[cls])

@@ -44,9 +44,13 @@ def fail_all(folder: Path, specs: list[RunSpec]) -> None:
 
 
 # ---- runs that failed earlier
+HALVING = "sweep --halving 2"
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "sweep", "sweep --halving 2"])
+@pytest.mark.parametrize(
+    "command",
+    ["run", *(pytest.param(c, marks=pytest.mark.slow) for c in ("resume", "sweep", HALVING))],
+)
 def test_runs_that_failed_earlier_are_told_each_time(tmp_path: Path, command: str) -> None:
     fail_all(tmp_path, [toy(0), toy(1)])
     name, *more = command.split()
