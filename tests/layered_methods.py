@@ -191,7 +191,7 @@ def compare(stack: LayeredStack, trace: Trace, optimizer: Any) -> None:
     close(stack.weights[0][stack.layout.places], trace.weights)
     for column, values in enumerate((trace.losses, trace.plasticity, trace.right)):
         close(stack.series[0, :, column], values)
-    params = optimizer.param_groups[0]["params"]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     method = stack.groups[0].row.method
     for k, name in enumerate(method.states):
         states = torch.cat([optimizer.state[p][name].flatten() for p in params])
