@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "biases-after, regression": {"loss": "squared_error", "sizes": (16, 6, 5, 1)},
     "anchored": {"activation": "tanh"},
     "recycled": {"hyper": RECYCLING, "tiles": SMALL},
-    "dormant": {"hyper": {"period": 2.0}},
+    "dormant": {"hyper": {"period": 2.5}},
     "upgd, layer norm": {"layer_norm": True},
     "adamw, input norm": {"input_norm": True},
 }  # fmt: skip

@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "biases-after": {"activation": "tanh", "steps": 60},
     "anchored": {},
     "recycled": {},
-    "dormant": {"activation": "tanh"},
+    "dormant": {"activation": "tanh", "hyper": {"period": 6.5}},
     "centred-sgd, one layer": {"sizes": (16, 10), "steps": 60},
     "everywhere, one layer": {"sizes": (16, 10), "steps": 60},
     "everywhere, two layers, both norms": {

@@ -37,8 +37,8 @@ from upgd.kernels.triton_rules import helpers
 
 _HEADER = """
 from upgd.kernels.triton_network import (
-    backward, column_sizes, fetch, gradient_norms, lowest, nearest, normalised, normals_of,
-    products, renew, row_sizes, settle, sums_of, unsettle,
+    backward, column_sizes, fetch, gradient_norms, lowest, normalised, normals_of, products, renew,
+    row_sizes, settle, sums_of, unsettle,
 )
 from upgd.kernels.triton_random import four_normals
 from upgd.kernels.triton_sample import losses
