@@ -80,7 +80,10 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
         plain_layers.continual_backprop,
         {"lr": 0.003, "replacement_rate": 0.02, "maturity": 10, "beta_utility": 0.9},
     ),
-    "redo": (plain_layers.redo, {"lr": 0.01, "threshold": 0.8, "period": 30.5, "beta_utility": 0.9}),
+    "redo": (
+        plain_layers.redo,
+        {"lr": 0.01, "threshold": 0.8, "period": 30.5, "beta_utility": 0.9},
+    ),
     "redo-adam": (plain_layers.redo, {"lr": 0.003, "threshold": 0.8, "period": 25}),
 }
 

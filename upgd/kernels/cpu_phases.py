@@ -260,8 +260,6 @@ class _Writer:
     def _block(self, phase, known, products, tail):
         """Lines that run a phase over LANES weights of a row."""
         method = self.method
-        if not self.own_biases and set(method.states_of("inputs")) & set(phase.reads):
-            raise ValueError("a phase over weights that reads inputs' states needs one over biases")
         states = {name: f"load(s, {k} * gap + row + j)" for k, name in enumerate(method.states)}
         inputs = {name: f"load(kept, at_{name} + j)" for name in method.states_of("inputs")}
         known = {**known, **states, **inputs, "w": "w_j", "g": "d * x_j", "d": "d", "x": "x_j"}
