@@ -26,6 +26,13 @@ def test_names_and_aliases_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
+def test_adams_steps_are_small_by_default() -> None:
+    """They do not shrink with the gradient: 0.01 is right for SGD and too much for them."""
+    found = {row.name: row.defaults["lr"] for row in METHODS.values() if "betas" in row.hyper}
+    assert {"adamw", "continual-backprop-adam", "redo-adam"} <= found.keys()
+    assert max(found.values()) <= 1e-3
+
+
 @pytest.mark.parametrize(
     ("alias", "name", "decay"),
     [

@@ -108,7 +108,7 @@ class Row:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads besides gradients: ``noise``, ``curvature``, ``gates``."""
+        """What it reads besides gradients: ``noise``, ``curvature``, ``gates``, ``layers``."""
         return self.method.needs
 
     def make(self, model: nn.Module, **arguments: Any) -> Any:
@@ -227,9 +227,12 @@ def _rows() -> Iterator[Row]:
     title = "Self-tuned SGD"
     yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD, unsupported=LACKS)
     yield Row("self-tuned-sgd", title, SelfTunedSGD, SELF_TUNED_SGD, unsupported=LACKS)
-    for base, tail, kind in (("sgd", "", "SGD"), ("adam", "-adam", "Adam")):
+    recycling: dict[str, dict[str, Any]] = {"SGD": {"base": "sgd"}}
+    recycling["Adam"] = {"base": "adam", "lr": 1e-3}
+    for kind, options in recycling.items():
+        base, tail = options["base"], "-adam" if kind == "Adam" else ""
         name, title = f"continual-backprop{tail}", f"Continual backprop ({kind})"
-        method, options = continual_backprop_method(base), {"base": base}
+        method = continual_backprop_method(base)
         yield Row(name, title, ContinualBackprop, method, options, unsupported=LACKS)
         name, title, method = f"redo{tail}", f"ReDo ({kind})", redo_method(base)
         yield Row(name, title, ReDo, method, options, unsupported=LACKS)
