@@ -157,7 +157,22 @@ DORMANT = Method(
     recycle=Recycle("worth", threshold="tau", every="period"),
 )
 
+# ------------------------------------------------------------ a first phase that writes nothing
+def square(x: Any) -> Any:
+    return x**2
+
+
+def normalised(w: Any, g: Any, power: Any, lr: Any) -> Any:
+    return w - lr * g / (1 + power)
+
+
+NORMALISED = Method(
+    hyper=("lr",),
+    phases=(Phase(square, over="inputs", sums=("power",)), Phase(normalised, writes=("w",))),
+)
+
 METHODS = {
+    "normalised": NORMALISED,
     "everywhere": everywhere(weights, biases, "sigma"),
     "biases-after": everywhere(quiet_weights, biases_after),
     "anchored": ANCHORED,

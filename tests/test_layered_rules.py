@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests import layered_methods
 from upgd.optim.custom_layered import layered_row
@@ -65,6 +68,11 @@ REFUSED = {
         Phase(measured, ("w",), sums=("size",)),
         Phase(measured, ("w",), over="biases", sums=("size",)),
     ),
+    "decays: 'mean' is no state of weights": of(MEAN, MOVE, kept=MEANS, decays={"mean": "lr"}),
+    "decays: 'beta' is no hyperparameter": of(
+        POWER, MOVE, states=("trace",), decays={"trace": "beta"}
+    ),
+    "power is 2 at least": of(POWER, MOVE, power=1),
     "no phase writes w": of(POWER),
     "descend runs over inputs and reads 'w'": of(Phase(descend, ("w",), over="inputs"), MOVE),
     "descend writes 'v'; over weights there are": of(Phase(descend, ("v",)), MOVE, MOVE_BIAS),
@@ -108,6 +116,28 @@ def test_own_methods_keep_to_it(name: str) -> None:
 @pytest.mark.parametrize("name", layered_methods.METHODS)
 def test_methods_that_stacks_are_tested_with_keep_to_it(name: str) -> None:
     check(layered_methods.METHODS[name])
+
+
+def averaged(w: Any, g: Any, power: Any, trace: Any, c_trace: Any, lr: Any, beta: Any) -> Any:
+    trace = beta * trace + (1 - beta) * g
+    return w - lr * trace / c_trace / (1 + power), trace
+
+
+def test_a_users_method_corrects_its_traces() -> None:
+    """Two steps with the same sample: the corrected trace is the gradient's weighted mean."""
+    phases = [POWER, Phase(averaged, ("w", "trace"))]
+    given: dict[str, Any] = {"states": ["trace"], "decays": {"trace": "beta"}}
+    row = layered_row("averaged", phases, **given, lr=0.5, beta=0.75)
+    assert layered_row("averaged", phases, **given, power=3, lr=0.5, beta=0.75).source != row.source
+    model, x = nn.Linear(2, 1, dtype=torch.float64), torch.tensor([[1.0, -2.0]]).double()
+    weights, opt = [model.weight.detach().clone()], row.make(model)
+    for _ in range(2):
+        opt.zero_grad()
+        model(x).sum().backward()  # whose gradient is x
+        opt.step()
+        weights.append(model.weight.detach().clone())
+    for before, after in pairwise(weights):
+        torch.testing.assert_close(before - after, 0.5 * x / (1 + 5))
 
 
 def test_a_method_that_sees_no_layers_is_no_layered_one() -> None:

@@ -62,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
         "sizes": (16, 5, 10), "activation": "tanh", "layer_norm": True, "input_norm": True,
         "steps": 60,
     },
+    "normalised": {"steps": 60},
     "recycled, layer norm": {"layer_norm": True, "steps": 60},
     "everywhere, regression": {"sizes": (16, 9, 1), "loss": "squared_error", "steps": 60},
     "sgdw, layer norm": {"layer_norm": True, "activation": "leaky_relu"},

@@ -56,6 +56,13 @@ def check(method: Method) -> None:
     for name in sums:
         if sums.count(name) > 1:
             raise ValueError(f"two phases sum up {name!r}; give each sum a name of its own")
+    for state, decay in method.decays.items():
+        if state not in method.states:
+            raise ValueError(f"decays: {state!r} is no state of weights")
+        if decay not in as_numbers(dict.fromkeys(method.hyper, (0, 0))):
+            raise ValueError(f"decays: {decay!r} is no hyperparameter")
+    if method.power < 2:
+        raise ValueError(f"power is 2 at least, got {method.power}")
     if not any("w" in phase.writes for phase in method.phases):
         raise ValueError("no phase writes w")
     for phase in method.phases:
