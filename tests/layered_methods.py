@@ -157,6 +157,7 @@ DORMANT = Method(
     recycle=Recycle("worth", threshold="tau", every="period"),
 )
 
+
 # ------------------------------------------------------------ a first phase that writes nothing
 def square(x: Any) -> Any:
     return x**2
