@@ -106,3 +106,19 @@ def test_create_makes_what_the_name_says(name: str) -> None:
         assert {k: last[k] for k in plain} == {**plain, **own.get("head", {}), "lr": 0.5}
     with pytest.raises(KeyError, match=r"unknown method 'ada-upgdd'; did you mean 'ada-upgd'"):
         upgd.create("ada-upgdd", model)
+
+
+@pytest.mark.parametrize("name", ["centred-sgd", "feature-upgd"])
+def test_create_leaves_no_hooks_behind(name: str) -> None:
+    model = network()
+
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) for module in model.modules())
+
+    with pytest.raises(ValueError, match="lr must be"):
+        upgd.create(name, model, lr=-1.0)
+    assert hooks() == 0
+    seen = upgd.Layers(model) if name == "centred-sgd" else upgd.Features(model)
+    once = hooks()
+    upgd.create(name, model, **{"layers" if name == "centred-sgd" else "features": seen})
+    assert once == hooks() > 0

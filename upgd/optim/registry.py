@@ -113,13 +113,19 @@ class Row:
 
     def make(self, model: nn.Module, **arguments: Any) -> Any:
         """An optimizer for all parameters of `model`; ``head.lr`` is that of its last layer."""
-        if "layers" in self.needs:
-            arguments.setdefault("layers", Layers(model))
-        if "gates" in self.needs:
-            arguments.setdefault("features", Features(model))
-        plain, own = split_roles(arguments)
-        params = ordered_groups(model, own) if own else model.parameters()
-        return self.optimizer(params, **{**self.options, **plain})
+        watching: dict[str, Layers | Features] = {}
+        if "layers" in self.needs and "layers" not in arguments:
+            watching["layers"] = Layers(model)
+        if "gates" in self.needs and "features" not in arguments:
+            watching["features"] = Features(model)
+        try:
+            plain, own = split_roles(arguments)
+            params = ordered_groups(model, own) if own else model.parameters()
+            return self.optimizer(params, **{**self.options, **watching, **plain})
+        except Exception:
+            for each in watching.values():
+                each.remove()  # its hooks
+            raise
 
     @functools.cached_property
     def eager_only(self) -> str:
