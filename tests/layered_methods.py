@@ -157,7 +157,23 @@ DORMANT = Method(
     recycle=Recycle("worth", threshold="tau", every="period"),
 )
 
+
+# ------------------------------------------------------------ a first phase that writes nothing
+def square(x: Any) -> Any:
+    return x**2
+
+
+def normalised(w: Any, g: Any, power: Any, lr: Any) -> Any:
+    return w - lr * g / (1 + power)
+
+
+NORMALISED = Method(
+    hyper=("lr",),
+    phases=(Phase(square, over="inputs", sums=("power",)), Phase(normalised, writes=("w",))),
+)
+
 METHODS = {
+    "normalised": NORMALISED,
     "everywhere": everywhere(weights, biases, "sigma"),
     "biases-after": everywhere(quiet_weights, biases_after),
     "anchored": ANCHORED,
@@ -191,7 +207,7 @@ def compare(stack: LayeredStack, trace: Trace, optimizer: Any) -> None:
     close(stack.weights[0][stack.layout.places], trace.weights)
     for column, values in enumerate((trace.losses, trace.plasticity, trace.right)):
         close(stack.series[0, :, column], values)
-    params = optimizer.param_groups[0]["params"]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     method = stack.groups[0].row.method
     for k, name in enumerate(method.states):
         states = torch.cat([optimizer.state[p][name].flatten() for p in params])

@@ -203,7 +203,7 @@ def redo(net: PlainNetwork, x: Array, y: Array, t: int, fresh: Fresh, **hyper: A
         kept = net.memory.setdefault(("units", layer), empty)
         kept["age"] += 1
         kept["size"] = beta * kept["size"] + (1 - beta) * np.abs(h).mean(0)
-        if t % hyper["period"] == 0:
+        if t % int(hyper["period"] + 0.5) == 0:
             scores = kept["size"] / (1 - beta ** kept["age"])
             units = np.flatnonzero(scores <= hyper["threshold"] * scores.mean()).tolist()
             _renew(net, layer, units, fresh(t - 1, layer))

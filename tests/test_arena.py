@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from upgd.arena import evidence as evidences
 from upgd.arena import grids
@@ -29,6 +30,7 @@ from upgd.arena.protocol import (
 from upgd.arena.scores import accuracies, judge, searched
 from upgd.ledger import RunSpec
 from upgd.ledger.records import Result, Run
+from upgd.optim.custom import rule_row
 from upgd.optim.registry import METHODS, Row, register, scalars
 from upgd.study.kinds import kind_of
 from upgd.study.options import Options
@@ -80,6 +82,20 @@ def test_fewer_sets_differ_in_every_hyperparameter(name: str) -> None:
     for hyper in every[0]:
         if len({one[hyper] for one in every}) > 1:
             assert len({one[hyper] for one in some}) > 1, hyper
+
+
+def test_no_value_around_the_defaults_is_out_of_its_range() -> None:
+    def heavy(w: Any, g: Any, velocity: Any, lr: Any, momentum: Any) -> Any:
+        velocity = momentum * velocity + g
+        return w - lr * velocity, velocity
+
+    register(rule_row("heavy", heavy, states=["velocity"], lr=0.1, momentum=0.9))
+    try:
+        assert len(grids.sets("heavy")) == 12
+        for one in grids.sets("heavy"):
+            METHODS["heavy"].make(nn.Linear(2, 1), **one)  # ten times 0.9 would be refused
+    finally:
+        del METHODS["heavy"]
 
 
 def test_a_method_without_a_grid_is_searched_around_its_defaults() -> None:

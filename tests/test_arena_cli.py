@@ -129,6 +129,18 @@ def test_an_interrupted_arena_continues(contest: Path, tmp_path: Path) -> None:
     assert [s.facts() for s in streams.values()] == [s.facts() for s in again.streams.values()]
 
 
+def test_rivals_on_other_streams_are_left_out_before_anything_runs(
+    contest: Path, tmp_path: Path
+) -> None:
+    arguments = ("--against", contest / "results", "--streams", "stationary-digits")
+    done = call("sgd", *arguments, "--study", tmp_path / "study")
+    assert done.exit_code == 0, done.output
+    assert "none of these streams and protocols" in done.output
+    found = evidence.read(tmp_path / "study" / "results")
+    assert list(found.entrants) == ["sgd"]
+    assert list(found.streams) == ["stationary-digits"]
+
+
 def test_a_method_of_ones_own_joins_the_committed_rivals(contest: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(

@@ -19,6 +19,7 @@ from upgd.engine.dense import Learner
 from upgd.engine.general import unsupported
 from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.registry import METHODS, Row
+from upgd.optim.roles import roles
 from upgd.rl import ppo
 from upgd.rl.ppo import RLError
 from upgd.stream.members import chosen
@@ -80,7 +81,10 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
         plain_layers.continual_backprop,
         {"lr": 0.003, "replacement_rate": 0.02, "maturity": 10, "beta_utility": 0.9},
     ),
-    "redo": (plain_layers.redo, {"lr": 0.01, "threshold": 0.8, "period": 30, "beta_utility": 0.9}),
+    "redo": (
+        plain_layers.redo,
+        {"lr": 0.01, "threshold": 0.8, "period": 30.5, "beta_utility": 0.9},
+    ),
     "redo-adam": (plain_layers.redo, {"lr": 0.003, "threshold": 0.8, "period": 25}),
 }
 
@@ -452,6 +456,13 @@ def test_states_of_another_size_are_refused() -> None:
     saved["state"][2][key] = saved["state"][2][key][:3]
     with pytest.raises(ValueError, match=r"of shape \(3,\) for a parameter where \(6,\) is kept"):
         upgd.ContinualBackprop(other).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("output", [None, "0", "2", "4", ["0", "4"]])
+def test_layers_have_the_roles_that_groups_have(output: str | list[str] | None) -> None:
+    model = network()
+    watched = [layer.role for layer in upgd.Layers(model, output).all for _ in layer.own]
+    assert watched == roles(model, output)
 
 
 @every_layered_method

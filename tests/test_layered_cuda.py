@@ -67,15 +67,15 @@ RECYCLING = {"rate": 0.2, "maturity": 1.0}
 CASES: dict[str, dict[str, Any]] = {
     "centred-sgd, small tiles": {"tiles": SMALL, "sizes": (16, 5, 10)},
     "centred-sgd": {},
-    "centred-sgd, one layer": {"sizes": (16, 10)},
+    "biases-after, one layer": {"sizes": (16, 10)},
     "everywhere, both norms": {
         "activation": "tanh", "layer_norm": True, "input_norm": True, "sizes": (16, 5, 10),
     },
     "biases-after, regression": {"loss": "squared_error", "sizes": (16, 6, 5, 1)},
     "anchored": {"activation": "tanh"},
     "recycled": {"hyper": RECYCLING, "tiles": SMALL},
-    "dormant": {"hyper": {"period": 2.0}},
-    "upgd, layer norm": {"layer_norm": True},
+    "dormant": {"hyper": {"period": 2.5}},
+    "upgd, layer norm": {"layer_norm": True, "hyper": {"head.beta_utility": 0.5}},
     "adamw, input norm": {"input_norm": True},
 }  # fmt: skip
 SLOW = ("recycled", "everywhere, both norms")
@@ -106,7 +106,8 @@ def compare(case: str, steps: int = STEPS) -> Any:
 
 def compare_states(stack: Any, optimizer: Any) -> None:
     """All that the optimizer keeps, at weights and at other places."""
-    params, method = optimizer.param_groups[0]["params"], stack.groups[0].row.method
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    method = stack.groups[0].row.method
     for k, name in enumerate(method.states if method.layered else ()):
         states = torch.cat([optimizer.state[p][name].flatten() for p in params])
         close(stack.states[0][k, 0][stack.layout.places], states)

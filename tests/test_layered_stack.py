@@ -55,16 +55,19 @@ CASES: dict[str, dict[str, Any]] = {
     "biases-after": {"activation": "tanh", "steps": 60},
     "anchored": {},
     "recycled": {},
-    "dormant": {"activation": "tanh"},
+    "dormant": {"activation": "tanh", "hyper": {"period": 6.5}},
     "centred-sgd, one layer": {"sizes": (16, 10), "steps": 60},
+    "everywhere, one layer": {"sizes": (16, 10), "steps": 60},
     "everywhere, two layers, both norms": {
         "sizes": (16, 5, 10), "activation": "tanh", "layer_norm": True, "input_norm": True,
         "steps": 60,
     },
+    "normalised": {"steps": 60},
     "recycled, layer norm": {"layer_norm": True, "steps": 60},
     "everywhere, regression": {"sizes": (16, 9, 1), "loss": "squared_error", "steps": 60},
     "sgdw, layer norm": {"layer_norm": True, "activation": "leaky_relu"},
     "upgd, both norms": {"layer_norm": True, "input_norm": True},
+    "upgd, decays apart": {"layer_norm": True, "steps": 60, "hyper": {"head.beta_utility": 0.5}},
     "adamw, input norm": {"input_norm": True},
 }  # fmt: skip
 
@@ -79,7 +82,7 @@ def test_equals_the_plain_optimizer(case: str) -> None:
     options = {"steps": STEPS, **CASES[case]}
     steps, sizes = options["steps"], options.pop("sizes", SIZES)
     norms = {k: options.get(k, False) for k in ("layer_norm", "input_norm")}
-    learner = Learner(case.split(",")[0], {}, 3)
+    learner = Learner(case.split(",")[0], options.pop("hyper", {}), 3)
     stream = regress if "regression" in case else digits
     stack = make([learner], sizes, **options)
     run(stack, feed([learner], stream), (1, 33, 34, *range(TASK, steps, TASK), steps))

@@ -185,6 +185,14 @@ def test_stacks_know_layers(path: str) -> None:
         np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-9, err_msg=str(learner))
 
 
+@pytest.mark.parametrize("path", ["numba", "general"])
+def test_stacks_know_layers_of_aliases(path: str) -> None:
+    named = Learner("sgd-head-decay", {"lr": 0.1}, 1)
+    meant = Learner("sgdw", {"lr": 0.1, "weight_decay": 0.0, "head.weight_decay": 0.1}, 1)
+    one, other = (weights_of(advance(dense(path, [each]), [each]))[0] for each in (named, meant))
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("path", ["numba", pytest.param("Triton", marks=pytest.mark.slow)])
 def test_a_learner_does_not_depend_on_its_neighbours(path: str) -> None:
     steps = 2 if path == "Triton" else STEPS

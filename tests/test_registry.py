@@ -26,6 +26,13 @@ def test_names_and_aliases_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
+def test_adams_steps_are_small_by_default() -> None:
+    """They do not shrink with the gradient: 0.01 is right for SGD and too much for them."""
+    found = {row.name: row.defaults["lr"] for row in METHODS.values() if "betas" in row.hyper}
+    assert {"adamw", "continual-backprop-adam", "redo-adam"} <= found.keys()
+    assert max(found.values()) <= 1e-3
+
+
 @pytest.mark.parametrize(
     ("alias", "name", "decay"),
     [
@@ -99,3 +106,19 @@ def test_create_makes_what_the_name_says(name: str) -> None:
         assert {k: last[k] for k in plain} == {**plain, **own.get("head", {}), "lr": 0.5}
     with pytest.raises(KeyError, match=r"unknown method 'ada-upgdd'; did you mean 'ada-upgd'"):
         upgd.create("ada-upgdd", model)
+
+
+@pytest.mark.parametrize("name", ["centred-sgd", "feature-upgd"])
+def test_create_leaves_no_hooks_behind(name: str) -> None:
+    model = network()
+
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) for module in model.modules())
+
+    with pytest.raises(ValueError, match="lr must be"):
+        upgd.create(name, model, lr=-1.0)
+    assert hooks() == 0
+    seen = upgd.Layers(model) if name == "centred-sgd" else upgd.Features(model)
+    once = hooks()
+    upgd.create(name, model, **{"layers" if name == "centred-sgd" else "features": seen})
+    assert once == hooks() > 0

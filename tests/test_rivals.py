@@ -197,7 +197,10 @@ def test_each_part_of_the_gate_is_another_method() -> None:
     assert apart.min() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["sgd-head-decay", "fade-head", *METHODS["gated-upgd"].aliases])
+RENAMED = ["sgd-head-decay", "adam-head-decay", "adam-equal-betas", "fade-head"]
+
+
+@pytest.mark.parametrize("name", [*RENAMED, *METHODS["gated-upgd"].aliases])
 def test_names_are_found_again(name: str) -> None:
     """A run knows the alias under which it was asked for."""
     row = next(row for row in METHODS.values() if name in row.aliases)

@@ -338,6 +338,10 @@ def test_learners_that_will_not_do(arguments: Any, words: str) -> None:
     with pytest.raises(RLError) as caught:
         learner(*arguments)
     assert words in one_line(caught.value)
+    with pytest.raises(RLError, match=r"share one set.*; adam has head\.lr"):
+        learner("adam", 0, **{"head.lr": 0.1})
+    with pytest.raises(RLError, match=r"sgd-head-decay has head\.weight_decay"):
+        learner("sgd-head-decay", 0)
     with pytest.raises(RLError, match="adam has no hyperparameter momentum"):
         learner("adam", 0, momentum=0.9)
     with pytest.raises(RLError, match="lr must be"):

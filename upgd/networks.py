@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from upgd.kernels.layered import INPUT_DECAY, INPUT_FLOOR
 from upgd.sources import digest
 from upgd.streams import Problem, keyed
 from upgd.text import error_line
@@ -54,7 +55,10 @@ class OnlineNorm(nn.Module):
     variance: torch.Tensor
 
     def __init__(
-        self, shape: int | Sequence[int], decay: float = 0.99, floor: float = 1e-4
+        self,
+        shape: int | Sequence[int],
+        decay: float = INPUT_DECAY,
+        floor: float = INPUT_FLOOR,
     ) -> None:
         super().__init__()
         if not 0 <= decay < 1 or not floor > 0:

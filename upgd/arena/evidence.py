@@ -95,6 +95,12 @@ def gather(
     return Evidence(scale, streams, entered, choices, search, score, {}, parts, data or {})
 
 
+def shared(mine: Mapping[str, Stream], others: Mapping[str, Stream]) -> list[str]:
+    """The names of the streams whose protocol is the same in both."""
+    found = {name: stream for name, stream in mine.items() if name in others}
+    return [name for name, stream in found.items() if others[name].facts() == stream.facts()]
+
+
 def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
     """Both on the streams whose protocol is the same; and the names of the other streams.
 
@@ -103,11 +109,7 @@ def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
     Raises:
         ValueError: There is no such stream.
     """
-    alike = [
-        name
-        for name, stream in mine.streams.items()
-        if name in others.streams and others.streams[name].facts() == stream.facts()
-    ]
+    alike = shared(mine.streams, others.streams)
     if not alike:
         raise ValueError("no stream has the same protocol in both: other steps, seeds or options")
     rivals = [name for name in others.entrants if name not in mine.entrants]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from upgd.ledger.canonical import proper_name, row_name
 from upgd.optim.registry import METHODS, scalars
 from upgd.optim.registry import get as get_method
+from upgd.rules.vocabulary import Hyperparameter
 
 Set = Mapping[str, float]
 Grid = Mapping[str, Sequence[float]] | Sequence[Set]
@@ -222,7 +223,8 @@ def around(method: str) -> Grid:
     """Twelve sets on a logarithmic grid around a method's defaults.
 
     Four step sizes, from a tenth of the default on, by three values of the decay, or of the first
-    other positive hyperparameter that is no decay rate; twelve step sizes if there is neither.
+    other positive hyperparameter that is no decay rate and may be ten times as large; twelve step
+    sizes if there is neither.
 
     Example:
         >>> around("pgd")
@@ -232,17 +234,20 @@ def around(method: str) -> Grid:
     step = "lr" if "lr" in usual else next((n for n, v in usual.items() if v > 0), "")
     if not step:
         return [{}]
-    second = _second({name: value for name, value in usual.items() if name != step})
+    second = _second({n: v for n, v in usual.items() if n != step}, get_method(method)[0].hyper)
     if not second:
         return {step: [_tidy(usual[step] * 10 ** (k / 2)) for k in range(-7, 5)]}
     return {step: [_tidy(usual[step] * f) for f in (0.1, 0.3, 1, 3)], **second}
 
 
-def _second(usual: Mapping[str, float]) -> dict[str, list[float]]:
+def _second(
+    usual: Mapping[str, float], ranges: Mapping[str, Hyperparameter]
+) -> dict[str, list[float]]:
     """Three values of one more hyperparameter, if there is one to vary."""
     if usual.get("weight_decay") == 0:
         return {"weight_decay": [0.0, 0.001, 0.01]}
     free = {n: v for n, v in usual.items() if v > 0 and not n.startswith("beta") and n != "eps"}
+    free = {n: v for n, v in free.items() if n in ranges and ranges[n].admits(10 * v)}
     name = "weight_decay" if "weight_decay" in free else next(iter(free), "")
     return {name: [_tidy(free[name] * factor) for factor in (0.1, 1, 10)]} if name else {}
 

@@ -17,7 +17,7 @@ from upgd.cli.app import command, say, wrote
 from upgd.cli.arguments import all_methods
 from upgd.cli.options import end, load, open_study
 from upgd.lab.competing import Contest, committed, page
-from upgd.text import pairs
+from upgd.text import count, pairs
 
 
 @command(interrupted=o.CONTINUES)
@@ -107,7 +107,9 @@ def _list() -> None:
             say(f"  {stream}")
     say("methods with a grid:")
     for name in grids.GRIDS:
-        say(f"  {name}: {pairs(grids.sets(name)[0])} … ({len(grids.sets(name))} sets)")
+        found = grids.sets(name)
+        first = f"{pairs(found[0])} … " if found[0] else ""
+        say(f"  {name}: {first}({count(len(found), 'set')})")
 
 
 def _show(found: Evidence) -> None:

@@ -76,8 +76,9 @@ class Learner:
     def decays_apart(self) -> bool:
         """Whether the trace that makes η decays by another number in some layers than in others."""
         method = self.row.method
-        decay = method.decays.get(method.phases[0].writes[0]) if method.phases else None
-        if decay is None or method.phases[0].reduce != "max":
+        traces = [phase.writes[0] for phase in method.phases[:1] if phase.reduce == "max"]
+        decay = method.decays.get(traces[0]) if traces else None
+        if decay is None:
             return False
         return len({self.values(role)[decay] for role in ROLES}) > 1
 

@@ -89,7 +89,7 @@ class GeneralStack(Stack):
 
     def _allocate(self) -> None:
         runs, size = len(self.learners), sum(math.prod(s) for s in self.shapes)
-        named = any("." in name for learner in self.learners for name in learner.hyper)
+        named = any("." in name for learner in self.learners for name in learner.all_hyper())
         theirs = roles(self.model) if named else ["hidden"] * len(self.shapes)
         hyper, decays = tables(self.learners, theirs, bounds(self.shapes))
         self.hyper, self.decays = self._put(hyper), self._put(decays)

@@ -37,9 +37,8 @@ class LayeredStack(DenseStack):
 
     Besides what :class:`~upgd.engine.dense.Stack` lists, subclasses allocate `kept` of each group
     [count, numbers], the states at places other than weights (`layouts` say where), and
-    `statistics` [R, 2, inputs], the running means and variances of inputs; `began` [R] is the step
-    at which each learner was made or restarted. Hyperparameters [R, L, 16], `decays` and
-    `corrections` [R, L, 8] are those of each layer.
+    `statistics` [R, 2, inputs], the running means and variances of inputs. Hyperparameters
+    [R, L, 16], `decays` and `corrections` [R, L, 8] are those of each layer.
 
     Args:
         layout: Of the networks.
@@ -52,7 +51,6 @@ class LayeredStack(DenseStack):
 
     kept: list[Any]
     statistics: Any
-    began: Any
     hyper: Any
     decays: Any
 
@@ -89,7 +87,6 @@ class LayeredStack(DenseStack):
             kept = self.layouts[number]
             self.kept[number][mine, : kept.size] = self._put(kept.starts)
             self.statistics[run] = 0
-            self.began[run] = self.step
 
     def _views(self, run: int) -> dict[str, Any]:
         number, mine = self._group(run)

@@ -30,7 +30,6 @@ class LayeredCpuStack(OnCpu, LayeredStack):
         super()._allocate()
         self.kept = [self._zeros(*shape) for shape in self._kept_shapes()]
         self.statistics = self._zeros(*self._statistics_shape)
-        self.began = np.zeros(len(self.learners), np.int64)
 
     def _call(self, run: int, chunk: Chunk) -> tuple[Any, ...]:
         number, mine = self._group(run)

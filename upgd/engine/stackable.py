@@ -21,7 +21,7 @@ from upgd.text import error_line
 def why_not_stacked(problem: Problem, device: str) -> str:
     """Why the general stack cannot run the problem's network; empty if it can."""
     if problem.input_norm:
-        return "stacks do not normalise inputs online yet"
+        return "stacks of tensors do not normalise inputs online"
     if not isinstance(problem.network, str) or problem.network == "cnn":
         return ""
     return _why_not(get(problem.network), *problem.interface, device)

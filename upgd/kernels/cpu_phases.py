@@ -156,16 +156,17 @@ class _Writer:
 
     def _shared(self, phases):
         """Lines that load what all elements of a layer share; and what each name is called."""
-        method, lines, known = self.method, [], {"t": "real(t)", "eta": "eta"}
+        method, lines, known = self.method, [], {"t": "real(t)"}
         reads = [name for phase in phases for name in phase.reads]
         values = {name: f"hyper[{MOST_NUMBERS} * layer + {k}]" for k, name in self._numbers()}
         values |= {f"c_{name}": f"c[{TIMES} * layer + {k}]" for k, name in enumerate(method.states)}
+        values["eta"] = f"max(eta * {self._share()}, TINY)"
         for place in ("network", "layers"):
             states = method.states_of(place)
             values |= {name: f"kept[{self._at(place, name)}]" for name in states}
         if any(phase.over != "network" for phase in phases):
             values["head"] = "ONE if layer == count - 1 else ZERO"
-            values["first"] = "ONE if layer == 0 else ZERO"
+            values["first"] = "ONE if layer == 0 and count > 1 else ZERO"
             values["bound"] = "real(1.0 / np.sqrt(np.float64(inputs)))"
         for name in dict.fromkeys(reads):
             if name in values:
@@ -179,6 +180,14 @@ class _Writer:
 
     def _numbers(self):
         return enumerate(self.method.numbers)
+
+    def _share(self):
+        """The correction of the trace that makes η, as a share of the first layer's."""
+        traces = [phase.writes[0] for phase in self.method.phases if phase.reduce]
+        if not traces or traces[0] not in self.method.decays:
+            return "ONE"
+        k = self.method.states.index(traces[0])
+        return f"real(c[{TIMES} * layer + {k}] / c[{k}])"
 
     def _called(self, phase, known):
         """The call of a phase's function, and the names of its results."""
@@ -219,7 +228,8 @@ class _Writer:
         row += self._block(phase, known, products, tail=True)
         row += [f"all_{name} += np.float64(total(sum_{name}))\n" for name in phase.sums]
         if phase.reduce:
-            row += ["found = largest(top)\n", "if not found <= most:\n", "    most = found\n"]
+            row += [f"found = largest(top) / {self._share()}\n"]
+            row += ["if not found <= most:\n", "    most = found\n"]
         if products:
             row += ["if layer == 0:\n", "    pre[i] = total(was)\n"]
             row += ["    pre[outputs + i] = total(now)\n"]
@@ -232,7 +242,7 @@ class _Writer:
         for name in sums:
             body += f"        kept[{self._at('layers', name)}] = real(all_{name})\n"
         if phase.reduce:
-            body += "    eta = max(abs(most), TINY)\n"
+            body += "    eta = abs(most)\n"  # in units of the first layer's traces
         return body
 
     def _bias(self, phase, known):
@@ -250,8 +260,6 @@ class _Writer:
     def _block(self, phase, known, products, tail):
         """Lines that run a phase over LANES weights of a row."""
         method = self.method
-        if not self.own_biases and set(method.states_of("inputs")) & set(phase.reads):
-            raise ValueError("a phase over weights that reads inputs' states needs one over biases")
         states = {name: f"load(s, {k} * gap + row + j)" for k, name in enumerate(method.states)}
         inputs = {name: f"load(kept, at_{name} + j)" for name in method.states_of("inputs")}
         known = {**known, **states, **inputs, "w": "w_j", "g": "d * x_j", "d": "d", "x": "x_j"}

@@ -121,7 +121,7 @@ def recycle(
     """
     for layer in range(1, count):
         numbers = MOST_NUMBERS * layer
-        if every >= 0 and t % max(1, int(np.rint(hyper[numbers + every]))) != 0:
+        if every >= 0 and t % max(1, math.floor(hyper[numbers + every] + 0.5)) != 0:
             continue
         units = layers[6 * layer]
         first = layers[6 * layer + 5] - units

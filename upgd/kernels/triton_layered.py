@@ -30,15 +30,15 @@ from upgd.kernels.layered import (
     LAYER_NORM_EPSILON,
     phase_function,
 )
-from upgd.kernels.rules import load_module
+from upgd.kernels.rules import MOST_NUMBERS, load_module
 from upgd.kernels.triton_program import Program, block
 from upgd.kernels.triton_recycle import RecycleWriter
 from upgd.kernels.triton_rules import helpers
 
 _HEADER = """
 from upgd.kernels.triton_network import (
-    backward, column_sizes, fetch, gradient_norms, lowest, nearest, normalised, normals_of,
-    products, renew, row_sizes, settle, sums_of, unsettle,
+    backward, column_sizes, fetch, gradient_norms, lowest, normalised, normals_of, products, renew,
+    row_sizes, settle, sums_of, unsettle,
 )
 from upgd.kernels.triton_random import four_normals
 from upgd.kernels.triton_sample import losses
@@ -119,7 +119,7 @@ class _Kernel(RecycleWriter):
         self("own = tl.program_id(0).to(tl.int64)", "run = first + own")
         self(f"W += run * {p.layout.size}", f"S += own * {p.layout.size}")
         self(f"gap = (own * 0 + mine) * {p.layout.size}", f"kept += own * {max(1, p.kept.size)}")
-        self(f"hyper += run * {16 * count}")
+        self(f"hyper += run * {MOST_NUMBERS * count}")
         self(f"decays += run * {p.slots * count}", f"corrections += run * {p.slots * count}")
         self(f"statistics += run * {2 * inputs}", f"series += run * windows * {8}")
         self("index += run * LENGTH", "labels += run * LENGTH")

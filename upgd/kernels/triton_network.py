@@ -223,15 +223,6 @@ def normals_of(seed, row, quads, tensor, step, UNITS: tl.constexpr, real: tl.con
 
 
 @triton.jit
-def nearest(x):
-    """A float64 rounded to a whole number, halves to even ones."""
-    low = tl.floor(x)
-    odd = low - 2.0 * tl.floor(low * 0.5)
-    up = (x - low > 0.5) | ((x - low == 0.5) & (odd == 1.0))
-    return tl.where(up, low + 1.0, low)
-
-
-@triton.jit
 def lowest(score, left, BLOCK: tl.constexpr):
     """The first of those that are left with the lowest score, or `BLOCK`."""
     i = tl.arange(0, BLOCK)

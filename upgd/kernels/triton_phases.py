@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from upgd.kernels.layout import Layer
+from upgd.kernels.rules import MOST_NUMBERS
 from upgd.kernels.triton_program import Writer, block
 from upgd.rules.vocabulary import Phase, Place
 
@@ -64,7 +65,7 @@ class PhaseWriter(Writer):
         """Load a layer's hyperparameters among `names`."""
         for k, name in enumerate(self.method.numbers):
             if name in names:
-                self(f"n_{name} = tl.load(hyper + {16 * layer.number + k})")
+                self(f"n_{name} = tl.load(hyper + {MOST_NUMBERS * layer.number + k})")
 
     def shared(self, name: str, layer: Layer | None) -> str:
         """What a phase reads that is no vector's: of a layer, of the network, hyperparameters."""

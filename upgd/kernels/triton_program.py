@@ -11,6 +11,7 @@ import triton
 
 from upgd.kernels.layered import KeptLayout
 from upgd.kernels.layout import Layer, Layout, padded
+from upgd.kernels.rules import TIMES
 from upgd.rules.vocabulary import Method, Phase
 
 
@@ -64,7 +65,7 @@ class Program:
     noisy: bool = True
     permuted: bool = False
     diagnosed: bool = False
-    slots: int = 5
+    slots: int = TIMES
     tiles: Tiles = Tiles()
 
     @cached_property

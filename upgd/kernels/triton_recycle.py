@@ -39,7 +39,7 @@ class RecycleWriter(PhaseWriter):
             self(f"left = left & (age.to(tl.float64) > n_{rule.mature})")
         self("due = step == step")
         if rule.every is not None:
-            self(f"period = tl.maximum(nearest(n_{rule.every}), 1.0).to(tl.int64)")
+            self(f"period = tl.maximum(tl.floor(n_{rule.every} + 0.5), 1.0).to(tl.int64)")
             self("due = (step - born + 1) % period == 0")
         if rule.threshold is not None:
             mean = f"(tl.sum(score, 0) / {units})"

@@ -32,6 +32,7 @@ from upgd.study.kinds import kind_of
 from upgd.study.learners import EAGER, at_a_time, device_name
 from upgd.study.options import Options, check_device
 from upgd.study.prepare import prepare
+from upgd.study.sweeps import OVER
 from upgd.text import count
 
 AT_MOST = 64
@@ -81,11 +82,19 @@ class Contest:
             if not (folder / NAME).exists():
                 raise ValueError(f"there is no study in {folder}")
         self.folder = self.results or self.study.folder / "results"
-        self.rivals = [evidence.read(self.against)] if self.against is not None else []
+        self.rivals = [] if self.against is None else self._read_rivals(self.against)
         if evidence.exists(self.folder):
             before = evidence.read(self.folder)
             self._check_kept(before)
             self.rivals.append(before)
+
+    def _read_rivals(self, folder: Path) -> list[Evidence]:
+        """The results in a folder, if they can be compared with these at all."""
+        found = evidence.read(folder)
+        if evidence.shared(self.chosen, found.streams):
+            return [found]
+        self.study.note(f"{folder} has none of these streams and protocols: no rivals from there")
+        return []
 
     def _check_kept(self, before: Evidence) -> None:
         """Raise if writing would drop streams of earlier results."""
@@ -128,7 +137,7 @@ class Contest:
     def outlook(self) -> list[str]:
         """How much there is to do and how long it takes, as lines."""
         known = self.runs()
-        over = {run.key for run in known if run.state in ("done", "diverged", "failed")}
+        over = {run.key for run in known if run.state in OVER}
         every = forecast_specs(self.entrants.values(), self._each())
         left = [spec for spec in every if spec.key not in over] if self.upcoming() else []
         sets = max(len(entrant.sets) for entrant in self.entrants.values())

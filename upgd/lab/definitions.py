@@ -96,6 +96,8 @@ def layered_method(
     kept: Mapping[Place, Sequence[str]] | None = None,
     starts: Mapping[str, float] | None = None,
     recycle: Recycle | None = None,
+    decays: Mapping[str, str] | None = None,
+    power: int = 2,
     title: str | None = None,
     **defaults: float,
 ) -> Any:
@@ -121,6 +123,8 @@ def layered_method(
         kept=kept,
         starts=starts,
         recycle=recycle,
+        decays=decays,
+        power=power,
         title=title,
         **defaults,
     )

@@ -134,8 +134,8 @@ def display_name(method: str, hyper: Mapping[str, float]) -> str:
     """What people call a method with these hyperparameters: the alias that means them, if any.
 
     An alias that sets a hyperparameter to 0 means all sets in which it is 0; one that sets it to
-    something larger, all in which it is larger; in all layers, or in those that it names. One that
-    sets two betas to one number means all in which they are equal.
+    something larger, all in which it is larger; in all layers, or in those that it names. One whose
+    betas are equal means all sets with equal ones.
 
     Example:
         >>> display_name("sgdw", {"weight_decay": 0.0}), display_name("upgd", {"weight_decay": 0.1})
@@ -155,9 +155,9 @@ def display_name(method: str, hyper: Mapping[str, float]) -> str:
 def _means(hyper: Mapping[str, float], name: str, changed: Mapping[str, Any]) -> bool:
     """Whether a hyperparameter is 0 where an alias makes it 0, and larger where that is larger."""
     if name == "betas":
-        return not any("." in key and "beta" in key for key in hyper) and bool(
-            (hyper["beta1"] == hyper["beta2"]) == (changed[name][0] == changed[name][1])
-        )
+        first, second = changed[name]
+        here = hyper.get("beta1"), hyper.get("beta2")
+        return None not in here and (here[0] == here[1]) == (first == second)
     if "." in name:
         return bool((setting(hyper, name) > 0) == (changed[name] > 0))
     others = (f"{role}.{name}" for role in ROLES if f"{role}.{name}" not in changed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from upgd.kernels.layered import phase_function
 from upgd.optim.custom import check_sizes, optimizer_class
-from upgd.optim.layered import LayerOptimizer
+from upgd.optim.layered import LACKS, LayerOptimizer
 from upgd.optim.registry import Row
 from upgd.rules.layered import check
 from upgd.rules.vocabulary import Method, Phase, Place, Recycle
@@ -25,6 +25,8 @@ def layered_row(
     kept: Mapping[Place, Sequence[str]] | None = None,
     starts: Mapping[str, float] | None = None,
     recycle: Recycle | None = None,
+    decays: Mapping[str, str] | None = None,
+    power: int = 2,
     title: str | None = None,
     **defaults: Any,
 ) -> Row:
@@ -38,6 +40,9 @@ def layered_row(
         kept: States at other places, by place.
         starts: Values at which these begin, if not zero.
         recycle: Which hidden units are re-initialised, if any.
+        decays: For a state per weight, the hyperparameter by which it decays; phases over weights
+            and biases then read its bias correction as ``c_<state>``.
+        power: How many weights, inputs and derivatives are multiplied with each other at most.
         title: In tables and figures; by default `name`.
         defaults: Its hyperparameters; ``lr`` must be among them.
 
@@ -64,10 +69,12 @@ def layered_row(
         hyper=tuple(defaults),
         phases=tuple(phases),
         states=tuple(states),
+        decays=dict(decays or {}),
         starts_as_weight=frozenset(copies),
         kept={place: tuple(names) for place, names in (kept or {}).items()},
         starts=dict(starts or {}),
         recycle=recycle,
+        power=power,
     )
     try:
         check(method)
@@ -79,7 +86,7 @@ def layered_row(
     if not method.layered:
         raise ValueError(f"{name}: no phase sees layers; use lab.method")
     cls = optimizer_class(name, method, defaults, LayerOptimizer)
-    return Row(name, title or name, cls, method, source=_digest(method))
+    return Row(name, title or name, cls, method, unsupported=LACKS, source=_digest(method))
 
 
 def _digest(method: Method) -> str:
@@ -93,5 +100,7 @@ def _digest(method: Method) -> str:
         "kept": sorted((place, sorted(names)) for place, names in method.kept.items()),
         "recycle": method.recycle and asdict(method.recycle),
         "hyper": sorted(method.hyper),
+        "decays": sorted(method.decays.items()),
+        "power": method.power,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from upgd.optim.batch import compute_dtype
 from upgd.optim.layers import WatchedLayer
-from upgd.rules.vocabulary import Phase, Place, as_numbers
+from upgd.rules.vocabulary import Phase, Place, as_numbers, rounded_period
 
 if TYPE_CHECKING:
     from upgd.optim.layered import LayerOptimizer
@@ -244,7 +244,7 @@ class LayerStep:
         assert rule is not None
         kept = self._kept(layer, "features")
         score, age = kept[rule.score], kept["age"]
-        if rule.every is not None and numbers["t"] % max(1, round(numbers[rule.every])):
+        if rule.every is not None and numbers["t"] % rounded_period(numbers[rule.every]):
             return torch.empty(0, dtype=torch.long, device=score.device)
         mature = age > (numbers[rule.mature] if rule.mature is not None else -1)
         if rule.threshold is not None:

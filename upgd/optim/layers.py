@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from upgd.curvature.freshness import is_reset
 from upgd.optim.batch import compute_dtype
 from upgd.optim.features import OUTSIDE, has_features
+from upgd.optim.roles import bound
 from upgd.optim.uncompiled import uncompiled
 
 _Samples = tuple[Tensor, Tensor]
@@ -53,7 +54,7 @@ class WatchedLayer:
     @property
     def bound(self) -> float:
         """The largest initial weight."""
-        return float(max(1, self.module.in_features) ** -0.5)
+        return bound(self.weight.shape)
 
     def samples(self) -> _Samples | None:
         """Inputs [N, in] and derivatives of each sample's loss by the sums [N, out]; None for none.
@@ -143,8 +144,9 @@ class Layers:
                 )
         _refuse_shared(found)
         self.all: list[WatchedLayer] = []
-        for number, (name, module) in enumerate(found.items()):
-            role = "head" if name in outputs else "hidden" if number else "input"
+        others = [name for name in found if name not in outputs]
+        for name, module in found.items():
+            role = "head" if name in outputs else "input" if name == others[0] else "hidden"
             last = self.all[-1] if self.all else None
             chained = last is not None and last.module.out_features == module.in_features
             self.all.append(WatchedLayer(name, module, role, last if chained else None))

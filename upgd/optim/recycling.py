@@ -86,7 +86,7 @@ class ContinualBackprop(LayerOptimizer):
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
             be linear.
-        lr: Step size α of the base.
+        lr: Step size α of the base; 0.001 is usual for ``base="adam"``.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay β of the two traces.
         replacement_rate: Share ρ of a layer's mature units that is renewed each step.
@@ -139,7 +139,7 @@ class ReDo(LayerOptimizer):
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``; hidden layers must
             be linear.
-        lr: Step size α of the base.
+        lr: Step size α of the base; 0.001 is usual for ``base="adam"``.
         weight_decay: Decoupled weight decay λ of the base.
         beta_utility: Decay of the trace.
         threshold: τ.

@@ -108,18 +108,24 @@ class Row:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads besides gradients: ``noise``, ``curvature``, ``gates``."""
+        """What it reads besides gradients: ``noise``, ``curvature``, ``gates``, ``layers``."""
         return self.method.needs
 
     def make(self, model: nn.Module, **arguments: Any) -> Any:
         """An optimizer for all parameters of `model`; ``head.lr`` is that of its last layer."""
-        if "layers" in self.needs:
-            arguments.setdefault("layers", Layers(model))
-        if "gates" in self.needs:
-            arguments.setdefault("features", Features(model))
-        plain, own = split_roles(arguments)
-        params = ordered_groups(model, own) if own else model.parameters()
-        return self.optimizer(params, **{**self.options, **plain})
+        watching: dict[str, Layers | Features] = {}
+        if "layers" in self.needs and "layers" not in arguments:
+            watching["layers"] = Layers(model)
+        if "gates" in self.needs and "features" not in arguments:
+            watching["features"] = Features(model)
+        try:
+            plain, own = split_roles(arguments)
+            params = ordered_groups(model, own) if own else model.parameters()
+            return self.optimizer(params, **{**self.options, **watching, **plain})
+        except Exception:
+            for each in watching.values():
+                each.remove()  # its hooks
+            raise
 
     @functools.cached_property
     def eager_only(self) -> str:
@@ -227,9 +233,12 @@ def _rows() -> Iterator[Row]:
     title = "Self-tuned SGD"
     yield Row("centred-sgd", "Centred SGD", CentredSGD, CENTRED_SGD, unsupported=LACKS)
     yield Row("self-tuned-sgd", title, SelfTunedSGD, SELF_TUNED_SGD, unsupported=LACKS)
-    for base, tail, kind in (("sgd", "", "SGD"), ("adam", "-adam", "Adam")):
+    recycling: dict[str, dict[str, Any]] = {"SGD": {"base": "sgd"}}
+    recycling["Adam"] = {"base": "adam", "lr": 1e-3}
+    for kind, options in recycling.items():
+        base, tail = options["base"], "-adam" if kind == "Adam" else ""
         name, title = f"continual-backprop{tail}", f"Continual backprop ({kind})"
-        method, options = continual_backprop_method(base), {"base": base}
+        method = continual_backprop_method(base)
         yield Row(name, title, ContinualBackprop, method, options, unsupported=LACKS)
         name, title, method = f"redo{tail}", f"ReDo ({kind})", redo_method(base)
         yield Row(name, title, ReDo, method, options, unsupported=LACKS)

@@ -120,12 +120,15 @@ def learner(method: str, seed: int, **hyper: Any) -> Learner:
         raise RLError(f"PPO gives optimizers only gradients, and {reason}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise RLError(f"a seed is an integer in [0, 2**63), got {seed!r}")
-    if any("." in name for name in hyper):
-        raise RLError("PPO's networks share one set of hyperparameters; name none of a role")
     try:
+        given = [name for name in found.all_hyper() if "." in name]
         found.values()
     except (TypeError, ValueError) as error:
         raise RLError(str(error)) from error
+    if given:
+        raise RLError(
+            f"PPO's networks share one set of hyperparameters; {method} has {', '.join(given)}"
+        )
     return found
 
 

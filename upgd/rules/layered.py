@@ -29,6 +29,8 @@ _CONTAINED: dict[Place, tuple[Place, ...]] = {
     "biases": ("units", "layers", "network"),
 }
 
+_WORDS = frozenset({"t", *OF_LAYERS, *(name for names in _BESIDES.values() for name in names)})
+
 
 def readable(method: Method, place: Place) -> list[str]:
     """The names that a phase over `place` may read."""
@@ -48,14 +50,23 @@ def check(method: Method) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is the name of two states")
+        if name in _WORDS or name in as_numbers(dict.fromkeys(method.hyper, (0, 0))):
+            raise ValueError(f"{name!r} is the name of a state, and stands for something else")
+    sums = [name for phase in method.phases for name in phase.sums]
+    for name in sums:
+        if sums.count(name) > 1:
+            raise ValueError(f"two phases sum up {name!r}; give each sum a name of its own")
+    for state, decay in method.decays.items():
+        if state not in method.states:
+            raise ValueError(f"decays: {state!r} is no state of weights")
+        if decay not in as_numbers(dict.fromkeys(method.hyper, (0, 0))):
+            raise ValueError(f"decays: {decay!r} is no hyperparameter")
+    if method.power < 2:
+        raise ValueError(f"power is 2 at least, got {method.power}")
     if not any("w" in phase.writes for phase in method.phases):
         raise ValueError("no phase writes w")
-    moved = False
     for phase in method.phases:
         _check_phase(method, phase)
-        moved = moved or "w" in phase.writes
-        if phase.over == "features" and not moved:
-            raise ValueError("phases over features come after those that write w")
     _check_recycle(method)
 
 
@@ -71,6 +82,14 @@ def _check_phase(method: Method, phase: Phase) -> None:
     for name in phase.writes:
         if name not in writable:
             raise ValueError(f"{called} writes {name!r}; over {phase.over} there are {writable}")
+    if phase.reduce is not None:
+        raise ValueError(f"{called} has reduce={phase.reduce!r}; layered methods have sums instead")
+    inputs = [name for name in phase.reads if name in method.states_of("inputs")]
+    if inputs and phase.over == "weights" and all(p.over != "biases" for p in method.phases):
+        raise ValueError(
+            f"{called} reads {inputs[0]!r} of inputs, which biases do not have; give them a phase "
+            "of their own, over biases"
+        )
     if phase.sums and phase.over in ("features", "network"):
         raise ValueError(f"{called} sums up over {phase.over}, which nothing contains")
     numbers = as_numbers(dict.fromkeys(method.hyper, (0, 0)))

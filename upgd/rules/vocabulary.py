@@ -37,10 +37,11 @@ network of linear layers ``z = W·x + b``, and read what lies there and what con
                 weight whose input ``x`` is 1
 ==============  ============================================================================
 
-Everywhere: hyperparameters; ``t``, the number of the step from 1 on; of a layer ``head`` and
-``first``, 1 for the output and the first layer and else 0, ``bound``, the largest initial weight
-``1/√fan-in``. With several samples, phases over inputs, units, features, layers and the network run
-for each sample; a state that they write becomes the samples' mean, and so does a sum.
+Everywhere: hyperparameters, of features those of the layer that reads them; ``t``, the number of
+the step from 1 on; of a layer ``head`` and ``first``, 1 for the output and the first layer and else
+0 (an only layer is the output), ``bound``, the largest initial weight ``1/√fan-in``. With several
+samples, phases over inputs, units, features, layers and the network run for each sample; a state
+that they write becomes the samples' mean, and so does a sum.
 
 The same function runs on torch tensors (:mod:`upgd.optim.base`, the reference), on lists of
 tensors through ``torch._foreach_*`` (:mod:`upgd.optim.program`), and as source that compilers
