@@ -88,7 +88,7 @@ def test_features_with_decays_of_their_own_are_not_stacked() -> None:
 
 
 def test_agents_have_no_roles() -> None:
-    with pytest.raises(RLError, match=r"share one set of hyperparameters; .* has head\\."):
+    with pytest.raises(RLError, match=r"share one set of hyperparameters; .* has head\."):
         agent("adam", 0, **{"head.lr": 0.1})
 
 
