@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
@@ -20,6 +22,7 @@ from upgd.engine.batched import BatchedRun, kind_of, why_eager
 from upgd.engine.dense import Learner
 from upgd.engine.layered import LayeredStack
 from upgd.engine.layered_cpu import LayeredCpuStack
+from upgd.kernels.cpu_recycle import choose_units
 from upgd.kernels.layout import Layout
 from upgd.networks import build, build_for
 from upgd.streams import get
@@ -100,6 +103,18 @@ def test_units_are_recycled() -> None:
         run(stack, feed([learner], digits), (TASK, STEPS))
         ages = stack.layouts[0].at("features", "age")
         assert stack.kept[0][0, ages : ages + 13].min() < STEPS
+
+
+def test_shares_of_units_add_up_as_in_the_plain_optimizer() -> None:
+    """In float32, where rounding decides in which step a whole unit is reached."""
+    for count, share in itertools.product((10, 50, 90, 160, 250), (1e-5, 1e-4, 1e-3, 1e-2)):
+        kept, chosen = np.ones(2 * count + 1, np.float32), np.zeros(count, np.float32)
+        kept[-1], owed = 0, torch.zeros(())
+        for _ in range(1000):
+            choose_units(0, count, 2 * count, count, True, share, 0.0, kept, chosen)
+            owed += share * count  # as upgd.optim.layer_step
+            assert chosen.sum() == int(owed)
+            owed -= int(owed)
 
 
 # ---------------------------------------------------------------------------------- bits

@@ -47,6 +47,8 @@ def test_a_copy_of_the_plain_value_is_dropped() -> None:
 def test_names_are_of_all_layers() -> None:
     assert spec({"head.weight_decay": 0.2}).name == "sgd-head-decay"
     assert spec({"weight_decay": 0.1, "head.weight_decay": 0.2}).name == "sgdw"
+    assert spec({"head.weight_decay": 0.1}).name == "sgd-head-decay"
+    assert spec({"input.weight_decay": 0.1}).name == "sgdw"
     assert spec({"head.lr": 0.1}).name == "sgd"
     assert spec({"weight_decay": 0.1, "head.weight_decay": 0.2}, "upgd").name == "upgd-w"
 
@@ -88,7 +90,7 @@ def test_features_with_decays_of_their_own_are_not_stacked() -> None:
 
 
 def test_agents_have_no_roles() -> None:
-    with pytest.raises(RLError, match="share one set of hyperparameters"):
+    with pytest.raises(RLError, match=r"share one set of hyperparameters; .* has head\."):
         agent("adam", 0, **{"head.lr": 0.1})
 
 

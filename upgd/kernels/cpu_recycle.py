@@ -81,7 +81,7 @@ def grow_older(layers, count, kept, age):
 
 
 @_compiled
-def _choose_units(score, age, owed, count, by_share, factor, old, kept, chosen):
+def choose_units(score, age, owed, count, by_share, factor, old, kept, chosen):
     """Mark the units of a layer that are re-initialised; `factor` is a share or a threshold."""
     mature = 0
     sum_ = 0.0
@@ -95,7 +95,9 @@ def _choose_units(score, age, owed, count, by_share, factor, old, kept, chosen):
             if kept[age + i] > old and kept[score + i] <= factor * (sum_ / count):
                 chosen[i] = 1
         return
-    kept[owed] += factor * mature
+    chosen[0] = factor * mature  # rounded before it is added, as other executors do
+    kept[owed] += chosen[0]
+    chosen[0] = 0
     many = int(kept[owed])
     kept[owed] -= many
     for _ in range(min(many, mature)):
@@ -125,7 +127,7 @@ def recycle(
             continue
         units = layers[6 * layer]
         first = layers[6 * layer + 5] - units
-        _choose_units(
+        choose_units(
             places[score] + first, places[age] + first, places[owed] + layer, units, share >= 0,
             hyper[numbers + max(share, threshold)],
             hyper[numbers + mature] if mature >= 0 else -1.0, kept, sizes,

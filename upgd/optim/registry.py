@@ -235,13 +235,13 @@ def _rows() -> Iterator[Row]:
     yield Row("self-tuned-sgd", title, SelfTunedSGD, SELF_TUNED_SGD, unsupported=LACKS)
     recycling: dict[str, dict[str, Any]] = {"SGD": {"base": "sgd"}}
     recycling["Adam"] = {"base": "adam", "lr": 1e-3}
-    for kind, options in recycling.items():
-        base, tail = options["base"], "-adam" if kind == "Adam" else ""
+    for kind, given in recycling.items():
+        base, tail = given["base"], "-adam" if kind == "Adam" else ""
         name, title = f"continual-backprop{tail}", f"Continual backprop ({kind})"
         method = continual_backprop_method(base)
-        yield Row(name, title, ContinualBackprop, method, options, unsupported=LACKS)
+        yield Row(name, title, ContinualBackprop, method, given, unsupported=LACKS)
         name, title, method = f"redo{tail}", f"ReDo ({kind})", redo_method(base)
-        yield Row(name, title, ReDo, method, options, unsupported=LACKS)
+        yield Row(name, title, ReDo, method, given, unsupported=LACKS)
     rule, aliases = SHRINK_AND_PERTURB_METHOD, {"s&p": {}, "sp": {}}
     yield Row("shrink-and-perturb", "S&P", ShrinkAndPerturb, rule, aliases=aliases)
     adam: dict[str, dict[str, Any]] = {"adam": {"weight_decay": 0.0}}
