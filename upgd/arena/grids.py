@@ -110,6 +110,7 @@ GRIDS: dict[str, Grid] = {
     "self-tuned-sgd": [{}],  # has nothing to tune
     # UPGD's gate in all layers, in the last one, in those before; whole and by halves.
     "gated-upgd": _GATE,
+    "upgd-ungated": {"lr": [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.02, 0.03, 0.05, 0.1]},
     "upgd-protecting": _GATE,
     "upgd-harmful": _GATE,
     "upgd-head": _GATE,
