@@ -48,11 +48,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def definitions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Methods, problems and networks that a test or an example registers are gone afterwards."""
+    """Methods, problems, networks and grids that a test registers are gone afterwards."""
+    from upgd.arena.grids import GRIDS
     from upgd.study import extensions
 
     monkeypatch.setattr(extensions, "_LOADED", {})
-    registries = list(extensions._REGISTRIES.values())
+    registries = [*extensions._REGISTRIES.values(), GRIDS]
     before, path = [dict(each) for each in registries], list(sys.path)
     yield
     sys.path[:] = path
