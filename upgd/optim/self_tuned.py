@@ -145,7 +145,7 @@ class SelfTunedSGD(LayerOptimizer):
         lr: float | Tensor = 1.0,
         beta_mean: float = 0.99,
         bias_share: float = 0.03,
-        beta_slow: float = 0.999,
+        beta_slow: float = 0.9999,
         pace: float = 0.001,
         pace_target: float = 0.0008,
         **common: Any,
