@@ -73,33 +73,58 @@ def centred_sgd(net: PlainNetwork, x: Array, y: Array, t: int, lr: Any, **hyper:
         net.biases[layer] = shrink * net.biases[layer] - step * d.mean(0) * share
 
 
+def _conditioned(
+    net: PlainNetwork, layer: int, x: Array, t: int, hyper: dict[str, float]
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Update μ, v, E of a layer; returns μ and s, and Σ s·(x-μ)², Σ s·(x-μ)·μ, E by sample.
+
+    Samples share μ and v; each has its own mean variance of the inputs.
+    """
+    memory, size = net.memory, x.shape[1]
+    mean = memory.setdefault(("mean", layer), np.zeros(size))
+    variance = memory.setdefault(("variance", layer), np.zeros(size))
+    energy = memory.setdefault(("energy", layer), 0.0)
+    quick, slow = (max(1 - hyper[beta], 1 / t) for beta in ("beta_mean", "beta_slow"))
+    means = np.array([mean + quick * (sample - mean) for sample in x])
+    spreads = variance + slow * ((x - means) ** 2 - variance)
+    mean, variance = means.mean(0), spreads.mean(0)
+    levels = np.maximum(spreads.mean(1, keepdims=True), 1e-30)
+    scales = 1 / (1 - hyper["whitening"] + hyper["whitening"] * variance / levels)
+    powers = (scales * (x - mean) ** 2).sum(1)
+    tilts = (scales * (x - mean) * mean).sum(1)
+    energies = energy + quick * (powers - energy)
+    memory["mean", layer], memory["variance", layer] = mean, variance
+    memory["energy", layer] = energies.mean()
+    return mean, scales.mean(0), powers, tilts, energies
+
+
 def self_tuned_sgd(
     net: PlainNetwork, x: Array, y: Array, t: int, lr: float, **hyper: float
 ) -> None:
     inputs, deltas = net.derive(x, y)
     memory, last = net.memory, len(inputs) - 1
     if not memory:
-        memory.update({"slow": [w.copy() for w in net.everything], "typical": 0.0, "eta": 4.0})
+        memory.update({"slow": [w.copy() for w in net.everything], "typical": 0.0, "gain": 1.0})
         memory.update({"lean": 0.0, "lambda": [0.01] * (last + 1), "pull": [0.0] * (last + 1)})
         memory["shrink"] = [0.0] * (last + 1)
-    found = [_mean_and_spread(net, i, x, t, hyper["beta_mean"]) for i, x in enumerate(inputs)]
+    found = [_conditioned(net, i, x, t, hyper) for i, x in enumerate(inputs)]
     # The step size: how far the outputs move for a step of 1, relative to the error.
     factors = [np.maximum(1.0, hyper["bias_share"] * energies) for *_, energies in found]
     forces = [(d**2).sum(1) for d in deltas]
     parts = zip(forces, found, factors, strict=True)
-    reach = sum(force * (powers + factor) for force, (_, powers, _, _), factor in parts)
+    reach = sum(force * (powers + factor) for force, (_, _, powers, _, _), factor in parts)
     demand = reach / np.maximum(forces[-1], 1e-30)
     typical = hyper["beta_mean"] * memory["typical"] + (1 - hyper["beta_mean"]) * demand
-    steps = lr * np.minimum(memory["eta"] / np.maximum(demand, typical), 100)
+    steps = np.minimum(lr * memory["gain"] / np.maximum(demand, typical), 100)
     memory["typical"], step = typical.mean(), steps.mean()
     leads, beta = 0.0, hyper["beta_slow"]
     for layer, (x, d) in enumerate(zip(inputs, deltas, strict=True)):
-        mean, _, tilts, _ = found[layer]
+        mean, scale, _, tilts, _ = found[layer]
         slow = memory["slow"][2 * layer : 2 * layer + 2]
         own = [net.weights[layer], net.biases[layer]]
         gradients = [d.T @ x / len(x), d.mean(0)]
         moves = [
-            gradients[0] - np.outer(d.mean(0), mean),
+            (gradients[0] - np.outer(d.mean(0), mean)) * scale,
             d.mean(0) * (factors[layer].mean() - tilts.mean()),
         ]
         hold = sum((g * s).sum() for g, s in zip(gradients, slow, strict=True))
@@ -116,8 +141,8 @@ def self_tuned_sgd(
         at_an_end = layer in (0, last)
         memory["shrink"][layer] = 0.01 * memory["lambda"][layer] if at_an_end else 0.0
     memory["lean"] = 0.99 * memory["lean"] + 0.01 * leads
-    eta = memory["eta"] * np.exp(-hyper["pace_target"] * np.sign(memory["lean"]))
-    memory["eta"] = min(max(eta, 0.25), 50.0)
+    gain = memory["gain"] * np.exp(-hyper["pace_target"] * np.sign(memory["lean"]))
+    memory["gain"] = min(max(gain, 0.05), 20.0)
 
 
 # ------------------------------------------------------------------------------ recycling

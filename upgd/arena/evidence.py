@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from upgd.arena.protocol import Cell, Choice, Entrant, Stream, cell_of, choose, read_search
+from upgd.arena.protocol import Cell, Choice, Entrant, Known, Stream, cell_of, choose, read_search
 from upgd.ledger import Run, write_atomically
 from upgd.paper.provenance import Portion, by_age, portions
 
@@ -64,16 +64,37 @@ class Evidence:
         """The same with some costs in place of others."""
         return replace(self, costs={**self.costs, **costs})
 
+    def known(self, entrants: Mapping[str, Entrant]) -> dict[str, Cell]:
+        """What runs gave, by their keys; of those entrants whose code is still the same."""
+        codes = {name: entrant.source for name, entrant in entrants.items()}
+        same = {name for name, e in self.entrants.items() if codes.get(name) == e.source}
+        found: dict[str, Cell] = {}
+        for stage, cells in (("search", self.search), ("score", self.score)):
+            for (name, stream, number), some in cells.items():
+                if name in same:
+                    specs = getattr(self.streams[stream], stage)(self.entrants[name], number)
+                    pairs = zip(specs, some, strict=True)
+                    found |= {spec.key: cell for spec, cell in pairs if cell is not None}
+        return found
+
+
+def cells_of(runs: Iterable[Run]) -> dict[str, Cell]:
+    """What the runs of a ledger gave, by their keys."""
+    return {run.key: cell for run in runs if (cell := cell_of(run)) is not None}
+
 
 def gather(
     runs: Iterable[Run],
     scale: str,
     entrants: Iterable[Entrant],
     streams: Mapping[str, Stream],
+    earlier: Known | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Evidence:
-    """What a ledger has of entrants on streams."""
-    known = {run.key: run for run in runs}
+    """What ledgers, or earlier results, have of entrants on streams."""
+    every, earlier = list(runs), earlier or {}
+    known = {**earlier, **cells_of(every)}
+    ran = {run.key: run for run in every if run.key not in earlier}  # whose parts are not known yet
     search: dict[tuple[str, str, int], Sequence[Cell]] = {}
     score: dict[tuple[str, str, int], Sequence[Cell]] = {}
     choices: dict[str, Choice] = {}
@@ -86,11 +107,11 @@ def gather(
         for stream in streams.values():
             for number in choices[name].numbers(stream.name):
                 specs = stream.score(entrant, number)
-                score[name, stream.name, number] = [cell_of(known.get(s.key)) for s in specs]
-                used |= {s.key: known[s.key] for s in specs if s.key in known}
+                score[name, stream.name, number] = [known.get(s.key) for s in specs]
+                used |= {s.key: ran[s.key] for s in specs if s.key in ran}
             for number in range(len(entrant.sets)):
                 specs = stream.search(entrant, number)
-                used |= {s.key: known[s.key] for s in specs if s.key in known}
+                used |= {s.key: ran[s.key] for s in specs if s.key in ran}
     parts = portions(run for run in used.values() if run.result is not None)
     return Evidence(scale, streams, entered, choices, search, score, {}, parts, data or {})
 
@@ -104,7 +125,7 @@ def shared(mine: Mapping[str, Stream], others: Mapping[str, Stream]) -> list[str
 def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
     """Both on the streams whose protocol is the same; and the names of the other streams.
 
-    An entrant that is in both is taken from `mine`.
+    An entrant that is in both is taken from `mine`, which has what `others` know of it.
 
     Raises:
         ValueError: There is no such stream.

@@ -25,7 +25,7 @@ NORMS = ("layer_norm", "input_norm")
 
 _SGDW: Grid = {"lr": [0.001, 0.003, 0.01, 0.03], "weight_decay": [0.0001, 0.001, 0.01]}
 _ADAMW: Grid = {
-    "lr": [3e-5, 1e-4, 3e-4], "weight_decay": [0.0, 0.1], "beta1": [0.0, 0.9], "beta2": [0.9999],
+    "lr": [1e-4, 3e-4, 1e-3], "weight_decay": [0.0, 0.1], "beta1": [0.0, 0.9], "beta2": [0.9999],
 }  # fmt: skip
 # Around the paper's best sets, which all have the step size 0.005.
 _UPGD: Sequence[Set] = [
@@ -37,6 +37,7 @@ _UPGD: Sequence[Set] = [
 _FADE: Grid = {
     "lr": [0.003, 0.01], "head.weight_decay": [0.03, 0.1, 0.3], "meta_lr": [0.01, 0.1],
 }  # fmt: skip
+_HEAD_DECAY: Grid = {"lr": [0.003, 0.01, 0.03], "head.weight_decay": [0.01, 0.03, 0.1, 0.3]}
 _GATE: Grid = {"lr": [0.003, 0.01], "beta_utility": [0.9, 0.99], "sharpness": [1.0, 3.0, 10.0]}
 _EQUAL = [
     {"lr": lr, "beta1": beta, "beta2": beta}
@@ -84,7 +85,8 @@ GRIDS: dict[str, Grid] = {
     },
     # Methods of other papers, around their authors' values. A decay of 0.1 at a step size of 0.01
     # takes a thousandth of a weight; Adam's step sizes need larger ones for that.
-    "sgd-head-decay": {"lr": [0.003, 0.01, 0.03], "head.weight_decay": [0.01, 0.03, 0.1, 0.3]},
+    "sgd-head-decay": _HEAD_DECAY,
+    "sgd-head-decay+input_norm": _HEAD_DECAY,
     "adam-head-decay": {"lr": [1e-4, 3e-4, 1e-3], "head.weight_decay": [0.1, 1.0, 3.0, 10.0]},
     "adam-equal-betas": _EQUAL,
     "l2-init": {"lr": [0.001, 0.003, 0.01], "weight_decay": [0.001, 0.003, 0.01, 0.03]},

@@ -32,7 +32,7 @@ class Tiles:
     back_rows: int = 8
     back_columns: int = 256
     warps: int = 4
-    stages: int = 3
+    stages: int = 4
     registers: int = 128
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import upgd
 from upgd.arena import board, evidence, grids
-from upgd.arena.evidence import Cost, Evidence, gather, joined
+from upgd.arena.evidence import Cost, Evidence, cells_of, gather, joined
 from upgd.arena.protocol import (
+    Cell,
     Entrant,
     Stream,
     choose_scale,
@@ -82,19 +83,14 @@ class Contest:
             if not (folder / NAME).exists():
                 raise ValueError(f"there is no study in {folder}")
         self.folder = self.results or self.study.folder / "results"
-        self.rivals = [] if self.against is None else self._read_rivals(self.against)
+        self.earlier = [] if self.against is None else [evidence.read(self.against)]
         if evidence.exists(self.folder):
             before = evidence.read(self.folder)
             self._check_kept(before)
-            self.rivals.append(before)
-
-    def _read_rivals(self, folder: Path) -> list[Evidence]:
-        """The results in a folder, if they can be compared with these at all."""
-        found = evidence.read(folder)
-        if evidence.shared(self.chosen, found.streams):
-            return [found]
-        self.study.note(f"{folder} has none of these streams and protocols: no rivals from there")
-        return []
+            self.earlier.append(before)
+        self.rivals = [e for e in self.earlier if evidence.shared(self.chosen, e.streams)]
+        if self.earlier and not self.rivals:
+            self.study.note(f"{self.against} has none of these streams and protocols: no rivals")
 
     def _check_kept(self, before: Evidence) -> None:
         """Raise if writing would drop streams of earlier results."""
@@ -130,14 +126,24 @@ class Contest:
             opened = [Ledger.open(each, create=False, read_only=True) for each in folders]
             return [run for ledger in opened for run in stack.enter_context(ledger).runs()]
 
+    def known(self) -> dict[str, Cell]:
+        """What earlier results have of the entrants, by keys of runs."""
+        found: dict[str, Cell] = {}
+        for results in self.earlier:
+            found |= results.known(self.entrants)
+        return found
+
     def upcoming(self) -> list[RunSpec]:
         """The next runs: the search's, then the score's."""
-        return upcoming(self.runs(), list(self.entrants.values()), self._each())
+        runs = self.runs()
+        over = [run.key for run in runs if run.state in OVER]
+        known = {**self.known(), **cells_of(runs)}
+        return upcoming(known, list(self.entrants.values()), self._each(), over)
 
     def outlook(self) -> list[str]:
         """How much there is to do and how long it takes, as lines."""
         known = self.runs()
-        over = {run.key for run in known if run.state in OVER}
+        over = {*self.known(), *(run.key for run in known if run.state in OVER)}
         every = forecast_specs(self.entrants.values(), self._each())
         left = [spec for spec in every if spec.key not in over] if self.upcoming() else []
         sets = max(len(entrant.sets) for entrant in self.entrants.values())
@@ -172,13 +178,14 @@ class Contest:
             measure: Whether to time steps that no earlier results have.
         """
         data_dir = self.study.options.data_dir
-        datasets = {kind_of(each.problem).dataset(each.problem): each for each in self._each()}
+        datasets = {kind_of(each.name).dataset(each.name): each for each in self._each()}
         data = {
-            name: known_data(stream.problem, data_dir, None)
+            name: known_data(stream.name, data_dir, None)
             for name, stream in datasets.items()
             if name is not None
         }
-        mine = gather(self.runs(), self.scale, self.entrants.values(), self.chosen, data)
+        entrants = self.entrants.values()
+        mine = gather(self.runs(), self.scale, entrants, self.chosen, self.known(), data)
         mine = mine.with_costs(self._costs(mine, measure))
         for rivals in self.rivals:
             mine, left = joined(mine, rivals)
@@ -217,11 +224,11 @@ class Contest:
 # ------------------------------------------------------------------------------------ costs
 def step_cost(entrant: Entrant, number: int, stream: Stream, options: Options) -> Cost:
     """The time of one step of one learner, with others of its kind where stacks run it."""
-    kind, hyper = kind_of(stream.problem), entrant.sets[number]
+    kind, hyper = kind_of(stream.name), entrant.sets[number]
     settings = {**stream.options, **entrant.options}
     many = min(AT_MOST, at_a_time(options.device))
     specs = [
-        RunSpec(stream.problem, entrant.method, hyper, seed, stream.steps, settings)
+        RunSpec(stream.name, entrant.method, hyper, seed, stream.steps, settings)
         for seed in range(many)
     ]
     group = kind.group(specs[0], options)

@@ -7,13 +7,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from upgd.optim.centred import centre, spread
+from upgd.optim.centred import spread
 from upgd.optim.layered import LayerOptimizer
 from upgd.rules.ops import clip, exp, maximum, minimum, sign
 from upgd.rules.vocabulary import Method, Phase
 
 
 # ------------------------------------------------------------------------- the rule
+def centre(x: Any, mean: Any, variance: Any, t: Any, beta_mean: Any, beta_slow: Any) -> Any:
+    """μ ← μ + max(1-β, 1/t)·(x - μ), v likewise with β_s from (x-μ)²; sums v"""
+    mean = mean + maximum(1 - beta_mean, 1 / t) * (x - mean)
+    variance = variance + maximum(1 - beta_slow, 1 / t) * ((x - mean) ** 2 - variance)
+    return mean, variance, variance
+
+
+def level(total: Any, bound: Any) -> Any:
+    """v̄, the mean of v over a layer's inputs, whose number is 1/bound²"""
+    return maximum(total * bound**2, 1e-30)
+
+
+def condition(x: Any, mean: Any, variance: Any, level: Any, whitening: Any) -> Any:
+    """s = 1 / (1-ω + ω·v/v̄); sums s·(x-μ)² and s·(x-μ)·μ"""
+    scale = 1 / (1 - whitening + whitening * variance / level)
+    return scale, scale * (x - mean) ** 2, scale * (x - mean) * mean
+
+
 def force(d: Any) -> Any:
     """Sums ‖δ‖² of a layer."""
     return d**2
@@ -28,27 +46,28 @@ def leverage(
     return energy, factor, force * (power + factor), force * head
 
 
-def aim(reach: Any, error: Any, typical: Any, target: Any, lr: Any, beta_mean: Any) -> Any:
-    """α = η / max(Q, Q̄), Q = Σ‖δ_l‖²·(‖x_l-μ_l‖² + c_l) / ‖δ_L‖²"""
+def aim(reach: Any, error: Any, typical: Any, gain: Any, lr: Any, beta_mean: Any) -> Any:
+    """α = η·q / max(Q, Q̄), Q = Σ‖δ_l‖²·(Σ s·(x_l-μ_l)² + c_l) / ‖δ_L‖²"""
     demand = reach / maximum(error, 1e-30)
     typical = beta_mean * typical + (1 - beta_mean) * demand
-    return typical, lr * minimum(target / maximum(demand, typical), 100.0)
+    return typical, minimum(lr * gain / maximum(demand, typical), 100.0)
 
 
 # fmt: off
 def move_weight(
-    w: Any, g: Any, d: Any, mean: Any, slow: Any, step: Any, shrink: Any, beta_slow: Any
+    w: Any, g: Any, d: Any, mean: Any, scale: Any, slow: Any, step: Any, shrink: Any,
+    beta_slow: Any,
 ) -> Any:
-    """w ← (1-ρ)·w - α·(g - d·μ), w̄ ← β·w̄ + (1-β)·w; sums g·w̄ and g·(w - w̄)"""
+    """w ← (1-ρ)·w - α·s·(g - d·μ), w̄ ← β·w̄ + (1-β)·w; sums g·w̄ and g·(w - w̄)"""
     hold, lead = g * slow, g * (w - slow)
-    w = (1 - shrink) * w - step * (g - d * mean)
+    w = (1 - shrink) * w - step * scale * (g - d * mean)
     return w, beta_slow * slow + (1 - beta_slow) * w, hold, lead
 
 
 def move_bias(
     w: Any, d: Any, slow: Any, step: Any, shrink: Any, factor: Any, tilt: Any, beta_slow: Any
 ) -> Any:
-    """b ← (1-ρ)·b - α·d·(c - (x-μ)·μ), b̄ as w̄; sums as those of weights"""
+    """b ← (1-ρ)·b - α·d·(c - Σ s·(x-μ)·μ), b̄ as w̄; sums as those of weights"""
     hold, lead = d * slow, d * (w - slow)
     w = (1 - shrink) * w - step * d * (factor - tilt)
     return w, beta_slow * slow + (1 - beta_slow) * w, hold, lead
@@ -64,77 +83,86 @@ def tune_decay(
     return decay, pull, 0.01 * decay * maximum(head, first), lead + lead_bias
 
 
-def tune_target(target: Any, lean: Any, leads: Any, pace_target: Any) -> Any:
-    """ln η -= θ·sign(trace of ⟨g, w - w̄⟩)"""
+def tune_gain(gain: Any, lean: Any, leads: Any, pace_target: Any) -> Any:
+    """ln q -= θ·sign(trace of ⟨g, w - w̄⟩)"""
     lean = 0.99 * lean + 0.01 * leads
-    return clip(target * exp(-pace_target * sign(lean)), 0.25, 50.0), lean
+    return clip(gain * exp(-pace_target * sign(lean)), 0.05, 20.0), lean
 # fmt: on
 
 
 SELF_TUNED_SGD = Method(
-    hyper=("lr", "beta_mean", "bias_share", "beta_slow", "pace", "pace_target"),
+    hyper=("lr", "beta_mean", "bias_share", "whitening", "beta_slow", "pace", "pace_target"),
     phases=(
-        Phase(centre, writes=("mean",), over="inputs", sums=("power", "tilt")),
+        Phase(centre, writes=("mean", "variance"), over="inputs", sums=("total",)),
+        Phase(level, writes=("level",), over="layers"),
+        Phase(condition, writes=("scale",), over="inputs", sums=("power", "tilt")),
         Phase(force, over="units", sums=("force",)),
         Phase(leverage, writes=("energy", "factor"), over="layers", sums=("reach", "error")),
         Phase(aim, writes=("typical", "step"), over="network"),
         Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
         Phase(move_bias, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
         Phase(tune_decay, writes=("decay", "pull", "shrink"), over="layers", sums=("leads",)),
-        Phase(tune_target, writes=("target", "lean"), over="network"),
+        Phase(tune_gain, writes=("gain", "lean"), over="network"),
     ),
     states=("slow",),
     starts_as_weight=frozenset({"slow"}),
     kept={
-        "inputs": ("mean",),
-        "layers": ("energy", "factor", "decay", "pull", "shrink"),
-        "network": ("typical", "step", "target", "lean"),
+        "inputs": ("mean", "variance", "scale"),
+        "layers": ("level", "energy", "factor", "decay", "pull", "shrink"),
+        "network": ("typical", "step", "gain", "lean"),
     },
-    starts={"decay": 0.01, "target": 4.0},
+    starts={"decay": 0.01, "gain": 1.0},
     power=4,
 )
 
 
 # --------------------------------------------------------------------- the optimizer
 class SelfTunedSGD(LayerOptimizer):
-    r"""Gradient descent without a step size or a weight decay to choose.
+    r"""Gradient descent that tunes its step size and its weight decays itself.
 
-    Linear layers are written about the mean μ of their input, as in :class:`~upgd.CentredSGD`. The
-    step size moves the outputs by η times the error, and the first and the last layer decay by λ.
-    Both follow the sign of the loss's derivative, estimated from a slow copy of the weights:
-    weights that should shrink raise λ, weights that should go back raise nothing but lower η.
+    Linear layers are written about the mean μ of their input, as in :class:`~upgd.CentredSGD`, and
+    their inputs' variances v are made more equal. The step size moves the outputs by η times the
+    error, and the first and the last layer decay by λ. A factor q of η and the decays λ follow the
+    sign of the loss's derivative, estimated from a slow copy of the weights: weights that should
+    shrink raise λ, weights that should go back lower q.
 
     .. math::
-        Q &= \sum_l \lVert\delta_l\rVert^2 (\lVert x_l-\mu_l\rVert^2 + c_l)
+        s_i &= 1 / (1 - \omega + \omega v_i / \bar v), \quad
+        Q = \sum_l \lVert\delta_l\rVert^2 \Bigl(\sum_i s_{li} (x_{li}-\mu_{li})^2 + c_l\Bigr)
             \,/\, \lVert\delta_L\rVert^2, \quad c_l = \max(1, \kappa E_l) \\
-        \alpha &= \min(\eta / \max(Q, \bar Q),\, 100), \quad
+        \alpha &= \min(\eta q / \max(Q, \bar Q),\, 100), \quad
             \bar Q \leftarrow \beta\bar Q + (1-\beta)\,Q \\
-        W_l &\leftarrow (1 - \lambda_l/100)\,W_l - \alpha\,\delta_l\,(x_l-\mu_l)^\top, \quad
+        W_l &\leftarrow (1 - \lambda_l/100)\,W_l
+            - \alpha\,\delta_l\,\bigl(s_l \odot (x_l-\mu_l)\bigr)^\top, \quad
         b_l \leftarrow (1 - \lambda_l/100)\,b_l
-            - \alpha\,\delta_l\,(c_l - (x_l-\mu_l)^\top\mu_l) \\
+            - \alpha\,\delta_l\,\bigl(c_l - (s_l \odot (x_l-\mu_l))^\top\mu_l\bigr) \\
         \ln\lambda_l &\leftarrow \ln\lambda_l
             + \theta_\lambda \operatorname{sign} \overline{\langle g_l, \bar w_l\rangle}, \quad
-        \ln\eta \leftarrow \ln\eta
-            - \theta_\eta \operatorname{sign} \overline{\langle g, w - \bar w\rangle}
+        \ln q \leftarrow \ln q
+            - \theta_q \operatorname{sign} \overline{\langle g, w - \bar w\rangle}
 
-    with traces of decay 0.99 in the last line, λ in [1e-5, 1] and 0 between the first and the last
-    layer, η in [0.25, 50], and :math:`\bar w` the slow copy of the weights before the step.
+    with E the mean of the sum of :math:`s_i (x_i-\mu_i)^2`, traces of decay 0.99 in the last line,
+    λ in [1e-5, 1] and 0 between the first and the last layer, q in [0.05, 20], and
+    :math:`\bar w` the slow copy of the weights before the step.
 
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``.
-        lr: A factor of all steps; 1 needs no tuning, schedulers may change it.
+        lr: η, how far a step moves the outputs, in units of the loss's derivative by them. It goes
+            with the loss: 4 with cross-entropy; with the mean squared error 0.25, since a step
+            that moves outputs by half the derivative meets the target.
         beta_mean: Decay of the running means.
         bias_share: See :class:`~upgd.CentredSGD`.
-        beta_slow: Decay of the slow copy.
+        whitening: How far variances are made equal: 0 for not at all.
+        beta_slow: Decay of the slow copy and of the variances.
         pace: By how much ln λ changes in a step.
-        pace_target: By how much ln η changes in a step.
+        pace_target: By how much ln q changes in a step.
         common: See :class:`~upgd.optim.layered.LayerOptimizer`.
 
     Example:
         >>> import upgd
         >>> from torch import nn, ones
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-        >>> opt = upgd.SelfTunedSGD(model)
+        >>> opt = upgd.SelfTunedSGD(model, lr=0.25)
         >>> model(ones(4, 3)).square().mean().backward()
         >>> opt.step()
     """
@@ -142,14 +170,16 @@ class SelfTunedSGD(LayerOptimizer):
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
-        lr: float | Tensor = 1.0,
+        lr: float | Tensor = 4.0,
         beta_mean: float = 0.99,
         bias_share: float = 0.03,
+        whitening: float = 0.8,
         beta_slow: float = 0.9999,
         pace: float = 0.001,
-        pace_target: float = 0.0008,
+        pace_target: float = 0.0001,
         **common: Any,
     ) -> None:
         hyper = {"lr": lr, "beta_mean": beta_mean, "bias_share": bias_share}
-        hyper |= {"beta_slow": beta_slow, "pace": pace, "pace_target": pace_target}
+        hyper |= {"whitening": whitening, "beta_slow": beta_slow}
+        hyper |= {"pace": pace, "pace_target": pace_target}
         super().__init__(params, SELF_TUNED_SGD, hyper, **common)

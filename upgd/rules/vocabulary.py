@@ -152,9 +152,13 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = {
         Hyperparameter("eps", "ε", "added to Adam's denominator"),
         Hyperparameter("beta_mean", "β_μ", "decay of the mean inputs of layers", high=1.0),
         Hyperparameter("bias_share", "κ_b", "share of the inputs' spread that biases' steps take"),
+        Hyperparameter(
+            *("whitening", "ω", "how far the variances of a layer's inputs are made equal"),
+            high=1.0,
+        ),
         Hyperparameter("beta_slow", "β_s", "decay of the slow copy of the weights", high=1.0),
         Hyperparameter("pace", "θ_λ", "change of the logarithm of the weight decay in a step"),
-        Hyperparameter("pace_target", "θ_η", "change of the logarithm of the target in a step"),
+        Hyperparameter("pace_target", "θ_q", "change of the step size's logarithm in a step"),
         Hyperparameter(
             *("replacement_rate", "ρ", "share of mature units that is renewed in a step"),
             high=1.0,

@@ -50,11 +50,11 @@ def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pac
 def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Options) -> list[str]:
     """Lines that say how long runs will take here; `known` are runs of ledgers."""
     lines, seconds, known = [], 0.0, list(known)
-    alike: dict[tuple[str, tuple[Scalar, ...]], list[RunSpec]] = {}
+    alike: dict[tuple[str, tuple[Scalar, ...], str], list[RunSpec]] = {}
     for spec in left:
         network = tuple(spec.options.get(name) for name in NETWORK)
-        alike.setdefault((spec.problem, network), []).append(spec)
-    for (problem, network), some in alike.items():
+        alike.setdefault((spec.problem, network, _engine(spec, options)), []).append(spec)
+    for (problem, network, _), some in alike.items():
         norms = [name for name, given in zip(NETWORK, network, strict=True) if given is True]
         found = pace(some, known, options)
         steps = sum(spec.steps for spec in some)
@@ -64,9 +64,16 @@ def forecast_lines(left: Sequence[RunSpec], known: Iterable[Run], options: Optio
         named = " + ".join([problem, *norms])
         lines.append(f"  {named}: {runs}, {work} ({found.source})")
     if left:
-        alone = "" if any(kind_of(p).local_only for p, _ in alike) else " in one process"
+        alone = "" if any(kind_of(p).local_only for p, *_ in alike) else " in one process"
         lines.append(f"time: about {clock(seconds)}{alone}")
     return lines
+
+
+def _engine(spec: RunSpec, options: Options) -> str:
+    """What will run it: runs of one problem may need different stacks."""
+    kind = kind_of(spec.problem)
+    group = kind.group(spec, options)
+    return "" if group is None else kind.engine_name(spec, group[0], options.device)
 
 
 def footprint(specs: Sequence[RunSpec], options: Options) -> Footprint:
