@@ -105,7 +105,7 @@ def self_tuned_sgd(
     memory, last = net.memory, len(inputs) - 1
     if not memory:
         memory.update({"slow": [w.copy() for w in net.everything], "typical": 0.0, "gain": 1.0})
-        memory.update({"lean": 0.0, "lambda": [0.01] * (last + 1), "pull": [0.0] * (last + 1)})
+        memory.update({"leads": 0.0, "lambda": [0.01] * (last + 1), "holds": [0.0] * (last + 1)})
         memory["shrink"] = [0.0] * (last + 1)
     found = [_conditioned(net, i, x, t, hyper) for i, x in enumerate(inputs)]
     # The step size: how far the outputs move for a step of 1, relative to the error.
@@ -114,7 +114,7 @@ def self_tuned_sgd(
     parts = zip(forces, found, factors, strict=True)
     reach = sum(force * (powers + factor) for force, (_, _, powers, _, _), factor in parts)
     demand = reach / np.maximum(forces[-1], 1e-30)
-    typical = hyper["beta_mean"] * memory["typical"] + (1 - hyper["beta_mean"]) * demand
+    typical = memory["typical"] + max(1 - hyper["beta_mean"], 1 / t) * (demand - memory["typical"])
     steps = np.minimum(lr * memory["gain"] / np.maximum(demand, typical), 100)
     memory["typical"], step = typical.mean(), steps.mean()
     leads, beta = 0.0, hyper["beta_slow"]
@@ -135,14 +135,15 @@ def self_tuned_sgd(
         memory["slow"][2 * layer : 2 * layer + 2] = [
             beta * s + (1 - beta) * w for s, w in zip(slow, own, strict=True)
         ]
-        memory["pull"][layer] = 0.99 * memory["pull"][layer] + 0.01 * hold
-        raised = memory["lambda"][layer] * np.exp(hyper["pace"] * np.sign(memory["pull"][layer]))
+        memory["holds"][layer] = 0.999 * memory["holds"][layer] + 0.001 * abs(hold)
+        change = np.clip(hold / max(memory["holds"][layer], 1e-30), -3, 3)
+        raised = memory["lambda"][layer] * np.exp(hyper["pace"] * change)
         memory["lambda"][layer] = min(max(raised, 1e-5), 1.0)
         at_an_end = layer in (0, last)
         memory["shrink"][layer] = 0.01 * memory["lambda"][layer] if at_an_end else 0.0
-    memory["lean"] = 0.99 * memory["lean"] + 0.01 * leads
-    gain = memory["gain"] * np.exp(-hyper["pace_target"] * np.sign(memory["lean"]))
-    memory["gain"] = min(max(gain, 0.05), 20.0)
+    memory["leads"] = 0.999 * memory["leads"] + 0.001 * abs(leads)
+    change = np.clip(leads / max(memory["leads"], 1e-30), -3, 3)
+    memory["gain"] = min(max(memory["gain"] * np.exp(-hyper["pace_target"] * change), 0.05), 20.0)
 
 
 # ------------------------------------------------------------------------------ recycling

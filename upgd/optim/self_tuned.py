@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from upgd.optim.centred import spread
 from upgd.optim.layered import LayerOptimizer
-from upgd.rules.ops import clip, exp, maximum, minimum, sign
+from upgd.rules.ops import absolute, clip, exp, maximum, minimum
 from upgd.rules.vocabulary import Method, Phase
 
 
@@ -46,11 +46,11 @@ def leverage(
     return energy, factor, force * (power + factor), force * head
 
 
-def aim(reach: Any, error: Any, typical: Any, gain: Any, lr: Any, beta_mean: Any) -> Any:
+def aim(reach: Any, error: Any, typical: Any, gain: Any, lr: Any, beta_mean: Any, t: Any) -> Any:
     """α = η·q / max(Q, Q̄), Q = Σ‖δ_l‖²·(Σ s·(x_l-μ_l)² + c_l) / ‖δ_L‖²"""
     demand = reach / maximum(error, 1e-30)
-    typical = beta_mean * typical + (1 - beta_mean) * demand
-    return typical, minimum(lr * gain / maximum(demand, typical), 100.0)
+    typical = spread(demand, typical, beta_mean, t)
+    return typical, minimum(lr * gain / maximum(maximum(demand, typical), 1e-30), 100.0)
 
 
 # fmt: off
@@ -74,19 +74,21 @@ def move_bias(
 
 
 def tune_decay(
-    decay: Any, pull: Any, hold: Any, hold_bias: Any, lead: Any, lead_bias: Any, head: Any,
+    decay: Any, hold_size: Any, hold: Any, hold_bias: Any, lead: Any, lead_bias: Any, head: Any,
     first: Any, pace: Any,
 ) -> Any:
-    """ln λ += θ·sign(trace of ⟨g, w̄⟩), of the first layer and the head; sums ⟨g, w - w̄⟩"""
-    pull = 0.99 * pull + 0.01 * (hold + hold_bias)
-    decay = clip(decay * exp(pace * sign(pull)), 1e-5, 1.0)
-    return decay, pull, 0.01 * decay * maximum(head, first), lead + lead_bias
+    """ln λ += θ·⟨g, w̄⟩, in units of its mean size, of the first layer and the head"""
+    hold = hold + hold_bias
+    hold_size = 0.999 * hold_size + 0.001 * absolute(hold)
+    decay = clip(decay * exp(pace * clip(hold / maximum(hold_size, 1e-30), -3.0, 3.0)), 1e-5, 1.0)
+    return decay, hold_size, 0.01 * decay * maximum(head, first), lead + lead_bias
 
 
-def tune_gain(gain: Any, lean: Any, leads: Any, pace_target: Any) -> Any:
-    """ln q -= θ·sign(trace of ⟨g, w - w̄⟩)"""
-    lean = 0.99 * lean + 0.01 * leads
-    return clip(gain * exp(-pace_target * sign(lean)), 0.05, 20.0), lean
+def tune_gain(gain: Any, lead_size: Any, leads: Any, pace_target: Any) -> Any:
+    """ln q -= θ·⟨g, w - w̄⟩, in units of its mean size"""
+    lead_size = 0.999 * lead_size + 0.001 * absolute(leads)
+    change = clip(leads / maximum(lead_size, 1e-30), -3.0, 3.0)
+    return clip(gain * exp(-pace_target * change), 0.05, 20.0), lead_size
 # fmt: on
 
 
@@ -101,15 +103,15 @@ SELF_TUNED_SGD = Method(
         Phase(aim, writes=("typical", "step"), over="network"),
         Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
         Phase(move_bias, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
-        Phase(tune_decay, writes=("decay", "pull", "shrink"), over="layers", sums=("leads",)),
-        Phase(tune_gain, writes=("gain", "lean"), over="network"),
+        Phase(tune_decay, writes=("decay", "hold_size", "shrink"), over="layers", sums=("leads",)),
+        Phase(tune_gain, writes=("gain", "lead_size"), over="network"),
     ),
     states=("slow",),
     starts_as_weight=frozenset({"slow"}),
     kept={
         "inputs": ("mean", "variance", "scale"),
-        "layers": ("level", "energy", "factor", "decay", "pull", "shrink"),
-        "network": ("typical", "step", "gain", "lean"),
+        "layers": ("level", "energy", "factor", "decay", "hold_size", "shrink"),
+        "network": ("typical", "step", "gain", "lead_size"),
     },
     starts={"decay": 0.01, "gain": 1.0},
     power=4,
@@ -123,27 +125,30 @@ class SelfTunedSGD(LayerOptimizer):
     Linear layers are written about the mean μ of their input, as in :class:`~upgd.CentredSGD`, and
     their inputs' variances v are made more equal. The step size moves the outputs by η times the
     error, and the first and the last layer decay by λ. A factor q of η and the decays λ follow the
-    sign of the loss's derivative, estimated from a slow copy of the weights: weights that should
-    shrink raise λ, weights that should go back lower q.
+    loss's derivative by them, estimated from a slow copy of the weights: weights that should shrink
+    raise λ, weights that should go back lower q.
 
     .. math::
         s_i &= 1 / (1 - \omega + \omega v_i / \bar v), \quad
         Q = \sum_l \lVert\delta_l\rVert^2 \Bigl(\sum_i s_{li} (x_{li}-\mu_{li})^2 + c_l\Bigr)
-            \,/\, \lVert\delta_L\rVert^2, \quad c_l = \max(1, \kappa E_l) \\
-        \alpha &= \min(\eta q / \max(Q, \bar Q),\, 100), \quad
-            \bar Q \leftarrow \beta\bar Q + (1-\beta)\,Q \\
+            \,/\, \lVert\delta_L\rVert^2 \\
+        \alpha &= \min(\eta q / \max(Q, \bar Q),\, 100) \\
         W_l &\leftarrow (1 - \lambda_l/100)\,W_l
             - \alpha\,\delta_l\,\bigl(s_l \odot (x_l-\mu_l)\bigr)^\top, \quad
         b_l \leftarrow (1 - \lambda_l/100)\,b_l
             - \alpha\,\delta_l\,\bigl(c_l - (s_l \odot (x_l-\mu_l))^\top\mu_l\bigr) \\
         \ln\lambda_l &\leftarrow \ln\lambda_l
-            + \theta_\lambda \operatorname{sign} \overline{\langle g_l, \bar w_l\rangle}, \quad
-        \ln q \leftarrow \ln q
-            - \theta_q \operatorname{sign} \overline{\langle g, w - \bar w\rangle}
+            + \theta_\lambda \langle g_l, \bar w_l\rangle
+            / \overline{|\langle g_l, \bar w_l\rangle|}, \quad
+        \ln q \leftarrow \ln q - \theta_q \langle g, w - \bar w\rangle
+            / \overline{|\langle g, w - \bar w\rangle|}
 
-    with E the mean of the sum of :math:`s_i (x_i-\mu_i)^2`, traces of decay 0.99 in the last line,
-    λ in [1e-5, 1] and 0 between the first and the last layer, q in [0.05, 20], and
-    :math:`\bar w` the slow copy of the weights before the step.
+    with g the gradient, :math:`\bar w` the slow copy of the weights before the step, and
+    :math:`\bar Q` the running mean of Q. The factor of biases is :math:`c_l = \max(1, \kappa E_l)`,
+    E the running mean of :math:`\sum_i s_i (x_i-\mu_i)^2`. Quotients in the last line are within
+    [-3, 3], λ within [1e-5, 1] and 0 between the first and the last layer, q within [0.05, 20].
+    Of several samples α is the mean of each one's own, so a batch takes no larger steps than a
+    sample: with batches other optimizers learn faster.
 
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``.
@@ -175,7 +180,7 @@ class SelfTunedSGD(LayerOptimizer):
         bias_share: float = 0.03,
         whitening: float = 0.8,
         beta_slow: float = 0.9999,
-        pace: float = 0.001,
+        pace: float = 0.002,
         pace_target: float = 0.0001,
         **common: Any,
     ) -> None:
