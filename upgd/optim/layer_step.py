@@ -74,11 +74,18 @@ class LayerStep:
         self.alike = len(samples) == 1 and 0 not in samples  # sums of layers have the same samples
 
     def run(self) -> None:
-        """All phases."""
+        """All phases, then recycling."""
         if self.method.recycle is not None:
             for layer in self.layers:
                 if layer.before is not None:
                     self._kept(layer, "features")["age"].add_(1)
+        self._run_phases()
+        if self.method.recycle is not None:
+            for layer in self.layers:
+                if self._renewable(layer):
+                    self._renew(layer, self._chosen(layer))
+
+    def _run_phases(self) -> None:
         self.network = self._network_states()
         for phase in self.method.phases:
             if phase.over == "network":
@@ -89,10 +96,6 @@ class LayerStep:
             if phase.over == "layers":
                 for name in phase.sums:
                     self._keep_network(name, sum(layer.live.pop(name) for layer in self.layers))
-        if self.method.recycle is not None:
-            for layer in self.layers:
-                if self._renewable(layer):
-                    self._renew(layer, self._chosen(layer))
 
     # -------------------------------------------------------------------------- states
     def _state(
