@@ -1,12 +1,12 @@
 # mypy: ignore-errors
 """A step of a layered method on one model's own tensors, compiled: all phases in one call.
 
-:func:`step_function` writes a module with a function per phase, which loops over the phase's elements in
-every layer, and one that calls them in their order. Tensors are given by their addresses. A phase
-over weights passes over memory once, in explicit vectors; the others are short.
+:func:`step_function` writes a module with a function per phase, which loops over the phase's
+elements in every layer, and one that calls them in their order. Tensors are given by their
+addresses. A phase over weights passes over memory once, in explicit vectors; the others are short.
 
-Values of layers and of the network have one number per sample until the step ends, or, where layers
-have not equally many samples, their mean. Needs numba.
+Values of layers and of the network have one number per sample until the step ends; where layers
+have different numbers of samples, they have the mean. Needs numba.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from upgd.kernels import cpu_functions, cpu_math, subnormals, vectors
 from upgd.kernels.compiling import njit as kept
-from upgd.kernels.cpu_math import OPTIONS, pointer
+from upgd.kernels.cpu_math import OPTIONS, numbers_at
 from upgd.kernels.layered import phase_function
 from upgd.kernels.rules import fingerprint, load_module
-from upgd.kernels.vectors import LANES, absolute, largest, load, maximum, zeros
+from upgd.kernels.vectors import LANES, absolute, largest, load, maximum, total, zeros
 from upgd.rules.vocabulary import Method
 
 INPUTS, OUTPUTS, SAMPLES, X, D, W, G, Z, B, BG, BZ, BEFORE, BEFORE_INPUTS, AFTER, STATES = range(15)
@@ -54,11 +54,11 @@ def numbers_of(method: Method) -> dict[str, int]:
 # --------------------------------------------------------------------------- helpers
 @kept(**OPTIONS)
 def largest_read(addresses, sizes, like):
-    """The largest magnitude in some stretches of memory of the type of `like`; NaN stays."""
-    found = like.dtype.type(0)
+    """The largest magnitude in stretches of memory of the type of `like`, a zero; NaN stays."""
+    found = abs(like)
     for place in range(len(addresses)):
         n = sizes[place]
-        read = carray(pointer(addresses[place]), n, like.dtype)
+        read = numbers_at(addresses[place], like)
         most = zeros(read)
         whole = n - n % LANES
         for i in range(0, whole, LANES):
@@ -70,12 +70,12 @@ def largest_read(addresses, sizes, like):
 
 
 @njit(**OPTIONS)
-def keep(values, row, place):
-    """Keep the mean over samples of a row."""
-    total = 0.0
-    for k in range(values.shape[1]):
-        total += np.float64(values[row, k])
-    place[0] = total / values.shape[1]
+def average(values):
+    """The mean over samples; exactly the value if all are equal."""
+    beyond = 0.0
+    for k in range(len(values)):
+        beyond += np.float64(values[k]) - np.float64(values[0])
+    return np.float64(values[0]) + beyond / len(values)
 
 
 @njit(**OPTIONS)
@@ -87,10 +87,10 @@ def clear(scratch):
 
 
 @njit(**OPTIONS)
-def take(values, row, scratch, source):
+def take(values, found):
     """Put a value for each sample into a row."""
-    for k in range(values.shape[1]):
-        values[row, k] = scratch[source, k]
+    for k in range(len(values)):
+        values[k] = found[k]
 
 
 @njit(**OPTIONS)
@@ -108,11 +108,15 @@ def means(samples, count, size, factor, found):
 @njit(**OPTIONS)
 def sizes_of(before, into, after, outputs, inputs, w_in, w_out):
     """The mean magnitude of the weights into and out of each of `inputs` hidden units."""
+    whole = into - into % LANES
     for i in range(inputs):
-        total = 0.0
-        for j in range(into):
-            total += np.float64(abs(before[i * into + j]))
-        w_in[i] = total / max(1, into)
+        sums = zeros(before)
+        for j in range(0, whole, LANES):
+            sums = sums + absolute(load(before, i * into + j))
+        found = np.float64(total(sums))
+        for j in range(whole, into):
+            found += np.float64(abs(before[i * into + j]))
+        w_in[i] = found / max(1, into)
         w_out[i] = 0
     for i in range(outputs):
         for j in range(inputs):
@@ -125,12 +129,12 @@ def sizes_of(before, into, after, outputs, inputs, w_in, w_out):
 _HEAD = '''"""A layered step in {real}; upgd.kernels.cpu_layer {version}."""
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from upgd.kernels.compiling import njit as kept
 from upgd.kernels.cpu_functions import sigmoid
-from upgd.kernels.cpu_layer import clear, keep, means, sizes_of, take
-from upgd.kernels.cpu_math import OPTIONS, pointer
+from upgd.kernels.cpu_layer import average, clear, means, sizes_of, take
+from upgd.kernels.cpu_math import OPTIONS, numbers_at
 from upgd.kernels.subnormals import flush_subnormals, give_back
 from upgd.kernels.vectors import (
     LANES, absolute, exp, full, fused, load, log, maximum, minimum, sign, spread, sqrt, store, total
@@ -140,7 +144,7 @@ real = np.{real}
 ZERO = real(0)
 ONE = real(1)
 '''
-_COMMON = "table, numbers, network, live, shared, alike, scratch"
+_COMMON = "table, numbers, live, shared, alike, scratch"
 _LAYER = f"""    for layer in range(len(table)):
         t = table[layer]
         inputs, outputs, samples = t[{INPUTS}], t[{OUTPUTS}], t[{SAMPLES}]
@@ -159,14 +163,19 @@ def advance(table, numbers, network, alike):
     before = flush_subnormals()  # not while anything is allocated, which may raise
     for layer in range(len(table)):
         for k in range({{layers}}):
-            begin = carray(pointer(table[layer, {{first}} + k]), 1, real)[0]
+            begin = numbers_at(table[layer, {{first}} + k], ZERO)[0]
             for n in range(count):
                 live[layer, k, n] = begin
     for k in range({{network}}):
-        begin = carray(pointer(network[k]), 1, real)[0]
+        begin = numbers_at(network[k], ZERO)[0]
         for n in range(count):
             shared[k, n] = begin
-{{calls}}    give_back(before)
+{{calls}}    for layer in range(len(table)):
+        for k in range({{layers}}):
+            numbers_at(table[layer, {{first}} + k], ZERO)[0] = average(live[layer, k])
+    for k in range({{network}}):
+        numbers_at(network[k], ZERO)[0] = average(shared[k])
+    give_back(before)
 """
 
 
@@ -226,22 +235,13 @@ class _Writer:
         return {name: text for name, text in known.items() if name in phase.reads}
 
     def _address(self, place, name):
-        return f"pointer(t[{self.columns[place, name]}])"
+        return f"numbers_at(t[{self.columns[place, name]}], ZERO)"
 
     def _call(self, phase, number, known):
         results = [f"r_{k}" for k in range(len(phase.writes) + len(phase.sums))]
         arguments = ", ".join(known[name] for name in phase.reads)
         call = f"{', '.join(results)} = phase_{number}({arguments})\n"
         return call, results[: len(phase.writes)], results[len(phase.writes) :]
-
-    def _keep_layer(self, name):
-        values = f"live[layer], {self.of_layers[name]}"
-        place = f"carray({self._address('layers', name)}, 1, real)"
-        return f"keep({values}, {place})\n"
-
-    def _keep_network(self, name):
-        k = self.of_network[name]
-        return f"    keep(shared, {k}, carray(pointer(network[{k}]), 1, real))\n"
 
     # -------------------------------------------------------- inputs, units and features
     def _elements(self, phase, number):
@@ -254,15 +254,15 @@ class _Writer:
         for name in self.method.states_of(phase.over):
             if name in (*phase.reads, *phase.writes):
                 address = self._address(phase.over, name)
-                lines.append(f"{name}_of = carray({address}, {size}, real)\n")
+                lines.append(f"{name}_of = {address}\n")
                 known[name] = f"{name}_of[j]"
-        lines.append(f"read = carray(pointer(t[{source[1]}]), samples * {size}, real)\n")
+        lines.append(f"read = numbers_at(t[{source[1]}], ZERO)\n")
         sign = f"real(numbers[layer, 0, {self.numbers[SIGN]}]) * " if source[0] == "d" else ""
         known[source[0]] = f"{sign}read[n * {size} + j]"
         if {"w_in", "w_out"} & set(phase.reads):
             into = f"t[{BEFORE_INPUTS}]"
-            given = [f"carray(pointer(t[{BEFORE}]), inputs * {into}, real)", into]
-            given += [f"carray(pointer(t[{AFTER}]), outputs * inputs, real)", "outputs", "inputs"]
+            given = [f"numbers_at(t[{BEFORE}], ZERO)", into]
+            given += [f"numbers_at(t[{AFTER}], ZERO)", "outputs", "inputs"]
             lines.append(f"sizes_of({', '.join(given)}, scratch[0], scratch[1])\n")
             known |= {"w_in": "scratch[0, j]", "w_out": "scratch[1, j]"}
         call, written, summed = self._call(phase, number, {**known, **self._live(phase)})
@@ -279,8 +279,7 @@ class _Writer:
             lines.append(f"for j in range({size}):\n")
             lines.append(f"    {name}_of[j] = scratch[{2 + k}, j] / real(samples)\n")
         for k, name in enumerate(phase.sums):
-            lines.append(f"take(live[layer], {self.of_layers[name]}, scratch, {first + k})\n")
-            lines.append(self._keep_layer(name))
+            lines.append(f"take(live[layer, {self.of_layers[name]}], scratch[{first + k}])\n")
         return _LAYER + _indented(lines, 8)
 
     # ----------------------------------------------------------------- layers, network
@@ -291,11 +290,9 @@ class _Writer:
         for name, result in zip(phase.writes, written, strict=True):
             lines.append(f"    live[layer, {self.of_layers[name]}, k] = {result}\n")
         lines += [f"    scratch[{2 + k}, k] += {r}\n" for k, r in enumerate(summed)]
-        lines += [self._keep_layer(name) for name in phase.writes]
         body = "    clear(scratch)\n" + _LAYER + _indented(lines, 8)
         for k, name in enumerate(phase.sums):
-            body += f"    take(shared, {self.of_network[name]}, scratch, {2 + k})\n"
-            body += self._keep_network(name)
+            body += f"    take(shared[{self.of_network[name]}], scratch[{2 + k}])\n"
         return body
 
     def _network(self, phase, number):
@@ -304,22 +301,23 @@ class _Writer:
         lines.append(f"for k in range(live.shape[2]):\n    {call}")
         for name, result in zip(phase.writes, written, strict=True):
             lines.append(f"    shared[{self.of_network[name]}, k] = {result}\n")
-        return _indented(lines, 4) + "".join(self._keep_network(name) for name in phase.writes)
+        return _indented(lines, 4)
 
     # -------------------------------------------------------------- weights and biases
     def _weights(self, phase, number):
         lines, known = [], {}
         for name in phase.reads:
             if name in self.of_layers:
-                lines.append(f"of_{name} = carray({self._address('layers', name)}, 1, real)[0]\n")
+                values = f"live[layer, {self.of_layers[name]}]"
+                lines.append(f"of_{name} = real(average({values}))\n")
                 known[name] = f"of_{name}"
             elif name in self.of_network:
-                place = f"carray(pointer(network[{self.of_network[name]}]), 1, real)[0]"
-                lines.append(f"of_{name} = {place}\n")
+                values = f"shared[{self.of_network[name]}]"
+                lines.append(f"of_{name} = real(average({values}))\n")
                 known[name] = f"of_{name}"
             elif name in self.method.states_of("units"):
                 place = self._address("units", name)
-                lines.append(f"{name}_of = carray({place}, outputs, real)\n")
+                lines.append(f"{name}_of = {place}\n")
                 known[name] = f"{name}_of[i]"
         lines += [f"sum_{k} = 0.0\n" for k in range(len(phase.sums))]
         lines.append("ran = False\n")
@@ -333,7 +331,6 @@ class _Writer:
         for k, name in enumerate(phase.sums):
             value = f"live[layer, {self.of_layers[name]}, n] = sum_{k}"
             lines.append(f"for n in range(live.shape[2]):\n    {value}\n")
-            lines.append(self._keep_layer(name))
         return _LAYER + _indented(lines, 8)
 
     def _opened(self, phase, place, size, own):
@@ -342,10 +339,10 @@ class _Writer:
         lines = ["ran = True\n"]
         for name, column in names.items():
             if name in phase.reads or name in phase.writes:
-                lines.append(f"{name}_in = carray(pointer(t[{column}]), {size}, real)\n")
+                lines.append(f"{name}_in = numbers_at(t[{column}], ZERO)\n")
         for name in self.method.states:
             if name in phase.reads or name in phase.writes:
-                lines.append(f"{name}_in = carray({self._address(place, name)}, {size}, real)\n")
+                lines.append(f"{name}_in = {self._address(place, name)}\n")
         return lines
 
     def _of_bias(self, phase, number, known):
@@ -368,9 +365,9 @@ class _Writer:
         lines.append(f"factor = real(numbers[layer, {OF_WEIGHT}, {self.numbers[SIGN]}])\n")
         for name in self.method.states_of("inputs"):
             if name in phase.reads:
-                lines.append(f"{name}_in = carray({self._address('inputs', name)}, inputs, real)\n")
+                lines.append(f"{name}_in = {self._address('inputs', name)}\n")
         if "x" in phase.reads:
-            samples = f"carray(pointer(t[{X}]), samples * inputs, real)"
+            samples = f"numbers_at(t[{X}], ZERO)"
             lines += ["x_in = scratch[1]\n", f"means({samples}, samples, inputs, ONE, x_in)\n"]
         known, rows = {**known, **own}, ("w", "noise", *self.method.states)
         columns = ("x", *self.method.states_of("inputs"))
@@ -404,9 +401,9 @@ class _Writer:
 
 _DERIVATIVES = f"""if t[{B}] != 0:
     factor = real(numbers[layer, {OF_BIAS}, {{sign}}])
-    means(carray(pointer(t[{BG}]), outputs, real), 1, outputs, factor, scratch[0])
+    means(numbers_at(t[{BG}], ZERO), 1, outputs, factor, scratch[0])
 else:
-    means(carray(pointer(t[{D}]), samples * outputs, real), samples, outputs, ONE, scratch[0])
+    means(numbers_at(t[{D}], ZERO), samples, outputs, ONE, scratch[0])
 """
 
 

@@ -60,7 +60,7 @@ def within_limit(tensors: list[Tensor], limit: float) -> bool:
         return False
     addresses = np.array([t.data_ptr() for t in tensors], np.int64)
     sizes = np.array([t.numel() for t in tensors], np.int64)
-    return bool(cpu_layer.largest_read(addresses, sizes, np.empty(0, _real(dtype))) <= limit)
+    return bool(cpu_layer.largest_read(addresses, sizes, getattr(np, _real(dtype))(0)) <= limit)
 
 
 def _real(dtype: torch.dtype) -> str:

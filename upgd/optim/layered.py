@@ -9,7 +9,7 @@ a :class:`~upgd.optim.fused_layers.FusedLayerStep`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from upgd.optim.rounding import Rounding
 from upgd.optim.shards import Part, is_dtensor
 from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
-from upgd.rules.vocabulary import Method, Place
+from upgd.rules.vocabulary import Method
 
 LACKS: Mapping[str, str] = {
     "foreach": "a layered method reads each layer by itself",
@@ -299,7 +299,7 @@ class LayerOptimizer(StatefulOptimizer):
         return found_inf is None or float(found_inf) == 0
 
     def _is_small(self, layers: list[Layer]) -> bool:
-        """Whether all that a step reads is within its limit; no where one must look more closely."""
+        """Whether all that a step reads is within its limit; if in doubt, no."""
         read = [t for layer in layers for p in layer.active for t in (p, p.grad)]
         read += [t for layer in layers for t in (layer.x, layer.d)]
         limit = self.method.limit(compute_dtype(layers[0].owner.dtype))
@@ -320,9 +320,7 @@ class LayerOptimizer(StatefulOptimizer):
 
     # --------------------------------------------------------------------------- state
     def _state_names(self) -> tuple[str, ...]:
-        places = [place for place in get_args(Place) if place not in ("weights", "biases")]
-        kept = [f"{place}.{name}" for place in places for name in self.method.states_of(place)]
-        return (*self.method.states, *kept)
+        return self.method.state_names
 
     def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
         place = name.rpartition(".")[0]
