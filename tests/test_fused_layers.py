@@ -109,15 +109,15 @@ def compare(
 @pytest.mark.parametrize("name", [*LAYERED, "everywhere", "biases-after"])
 def test_equals_the_plain_path(name: str) -> None:
     """Of methods that renew units, some are renewed."""
-    opt, model = compare(name, steps=200)
+    opt, model = compare(name)
     if opt.method.recycle is not None:
         ages = opt.state[model[2].weight]["features.age"]
-        assert ages.min() < 200
+        assert ages.min() < 100
 
 
 @pytest.mark.parametrize("name", ["self-tuned-sgd", "continual-backprop-adam", "everywhere"])
 def test_single_samples(name: str) -> None:
-    compare(name, count=1)
+    compare(name, steps=40, count=1)
 
 
 def frozen(*places: str) -> nn.Module:
@@ -172,7 +172,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["self-tuned-sgd", "continual-backprop", "everywhere"])
 def test_models(name: str, model: str) -> None:
-    compare(name, MODELS[model], 40)
+    compare(name, MODELS[model], 15)
 
 
 @pytest.mark.parametrize("name", ["self-tuned-sgd", "redo-adam"])
@@ -191,7 +191,7 @@ def by_role(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["centred-sgd", "continual-backprop-adam", "everywhere"])
 def test_groups_have_hyperparameters_of_their_own(name: str) -> None:
-    compare(name, steps=40, groups=by_role)
+    compare(name, steps=20, groups=by_role)
 
 
 # A phase over inputs that reads what the network has found in the same step.

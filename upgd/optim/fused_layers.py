@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from upgd.optim.layered import LayerOptimizer
 
 
+CPU_ALONE = "one model has kernels on the CPU alone; many runs at once have others (upgd.lab)"
+"""Why layered methods are not fused on other devices."""
+
+
 def refuse_missing(owner: str) -> None:
     """Raise where there is no compiler."""
     if importlib.util.find_spec("numba") is None:
@@ -37,8 +41,8 @@ def refuse(opt: LayerOptimizer, layers: list[Layer]) -> None:
     devices = sorted({str(p.device) for p in params if p.device.type != "cpu"})
     if devices:
         raise ValueError(
-            f"{owner}: fused=True of layered methods has kernels for the CPU alone; there are "
-            f"parameters on {', '.join(devices)}. Leave out fused=True"
+            f"{owner}: there is no fused=True on {', '.join(devices)}: {CPU_ALONE}; "
+            "leave out fused=True"
         )
     if len({compute_dtype(p.dtype) for p in params}) > 1:
         found = ", ".join(sorted({str(p.dtype) for p in params}))

@@ -30,6 +30,7 @@ from upgd.rules.vocabulary import Method
 
 LACKS: Mapping[str, str] = {
     "foreach": "a layered method reads each layer by itself",
+    "fused_cuda": fused_layers.CPU_ALONE,
     "capturable": "it reads the number of the step and what is not finite from the device",
     "rounding": "it rounds 16-bit weights to the nearest number",
     "trace_dtype": "it keeps states in 32 or 64 bits",
@@ -38,7 +39,7 @@ LACKS: Mapping[str, str] = {
     "does not",
     "processes": "each process sees samples of its own, and replicas would part",
     "growing": "states belong to layers of the size that they had",
-    "compile": "it is plain PyTorch that reads values back; a compiled step runs as it is",
+    "compile": "it reads values back; a compiled step runs as it is",
 }
 """What layered methods do not have, each with the reason."""
 _PATHS = ("foreach", "capturable")
