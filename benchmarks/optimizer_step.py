@@ -84,14 +84,15 @@ def candidates(
         "SGD(foreach)": torch.optim.SGD(params, lr=TINY_LR, foreach=True).step,
         "AdamW(foreach) + randn": lambda: (adamw.step(), torch.randn(total, device=device)),
     }
-    for name, row in rules().items():  # layered methods read samples, which are not provided here
+    for name, row in METHODS.items():
         if only and name not in only:
             continue
         if not fused_alone:
             steps[name] = method_step(model, row, {"lr": TINY_LR})
         if "noise" in row.needs and not fused_alone:
             steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
-        if "fused" not in row.unsupported and importlib.util.find_spec(COMPILERS[device]):
+        lacks = {"fused", f"fused_{device}"} & row.unsupported.keys()
+        if not lacks and importlib.util.find_spec(COMPILERS[device]):
             fused = {"lr": TINY_LR, "fused": True}
             steps[f"{name}, fused"] = method_step(model, row, fused)
             if "noise" in row.needs:
@@ -100,8 +101,11 @@ def candidates(
 
 
 def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> Step:
-    """One step, with gates and curvature provided (their computation is not timed here)."""
+    """One step, with gates, curvature and samples provided (that is not timed here)."""
     opt = row.make(model, **arguments)
+    if "layers" in row.needs:
+        fill_gradients(model, str(next(model.parameters()).device))  # hooks see the samples
+        opt.layers.remove()  # leave the model's forward pass to the others
     curvature = [torch.rand_like(p) for p in model.parameters()]
     gates = []
     if "gates" in row.needs:
@@ -149,9 +153,10 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
         verdict = "reached" if value <= limit else "MISSED"
         lines.append(f"- {what}: at most {limit}; worst {value:.2f} ({name}): {verdict}")
 
-    noisy = [n for n in times if n in METHODS and "noise" in METHODS[n].needs]
+    known = rules()
+    noisy = [n for n in times if n in known and "noise" in known[n].needs]
     quiet = [n for n in times if n.endswith("sigma=0") and "fused" not in n] + [
-        n for n in times if n in METHODS and "noise" not in METHODS[n].needs
+        n for n in times if n in known and "noise" not in known[n].needs
     ]
     for family, keep in (
         ("UPGD", lambda n: n.split(",")[0] == "upgd"),
@@ -174,6 +179,10 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
     for name, limit in zip(("upgd, fused, sigma=0", "upgd, fused"), limits, strict=True):
         if name in times:
             worst([name], "AdamW(fused)", limit, f"{name} ÷ AdamW(fused)")
+    layered = [f"{name}, fused" for name, row in METHODS.items() if row.method.layered]
+    layered = [name for name in layered if name in times]
+    if layered and "upgd, fused" in times:
+        worst(layered, "upgd, fused", 1.5, "layered methods, fused ÷ upgd, fused")
     return lines
 
 
@@ -253,7 +262,7 @@ def main() -> None:
         f"# One optimizer step on {machine(args.device)}\n\n"
         f"`python benchmarks/optimizer_step.py {flags}`, torch {torch.__version__}, "
         f"median of {args.rounds} rounds; ratios are taken within a round.\n{shared}"
-        "Curvature (`-2nd`) and gates (`feature-`) are given, not computed.\n"
+        "Curvature (`-2nd`), gates (`feature-`) and samples of layers are given, not computed.\n"
     )
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
