@@ -5,7 +5,8 @@
     python benchmarks/optimizer_step.py --readme    # put the committed numbers into README.md
 
 Networks: ``paper`` is the setting of the paper's computational-time figure
-(784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024².
+(784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024²;
+``online``, which is not part of all, is 784-300-150-10 with single samples.
 Peers: ``torch.optim.AdamW`` (foreach and fused) and ``SGD`` (foreach). Methods take turns
 with their peers: each round times every optimizer once, and a ratio is the median over
 rounds of ratios within a round, so that a machine that slows down slows down both sides.
@@ -40,8 +41,9 @@ from upgd.optim.registry import METHODS, rules
 from upgd.timing import Call as Step
 from upgd.timing import measure
 
-NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
-BATCH = 100
+NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11, "online": [784, 300, 150, 10]}
+PAGES = ("paper", "stack")  # what all is
+BATCHES = {"paper": 100, "stack": 100, "online": 1}
 ROUNDS = 7
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
@@ -56,12 +58,12 @@ def network(name: str, device: str) -> nn.Sequential:
     return nn.Sequential(*layers[:-1]).to(device)
 
 
-def fill_gradients(model: nn.Sequential, device: str) -> Step:
+def fill_gradients(model: nn.Sequential, device: str, batch: int) -> Step:
     """Leave real gradients on the parameters; returns the forward-and-backward call."""
     inputs = model[0].in_features
     outputs = model[-1].out_features
-    x = torch.randn(BATCH, inputs, device=device)
-    y = torch.randint(outputs, (BATCH,), device=device)
+    x = torch.randn(batch, inputs, device=device)
+    y = torch.randint(outputs, (batch,), device=device)
 
     def forward_backward() -> None:
         model.zero_grad(set_to_none=True)
@@ -72,7 +74,7 @@ def fill_gradients(model: nn.Sequential, device: str) -> Step:
 
 
 def candidates(
-    model: nn.Sequential, device: str, only: list[str], fused_alone: bool
+    model: nn.Sequential, device: str, only: list[str], fused_alone: bool, forward_backward: Step
 ) -> dict[str, Step]:
     """Every optimizer's step by name: first the peers, then the registry."""
     params = list(model.parameters())
@@ -84,27 +86,33 @@ def candidates(
         "SGD(foreach)": torch.optim.SGD(params, lr=TINY_LR, foreach=True).step,
         "AdamW(foreach) + randn": lambda: (adamw.step(), torch.randn(total, device=device)),
     }
+
+    def made(row: Any, arguments: dict[str, Any]) -> Step:
+        return method_step(model, row, arguments, forward_backward)
+
     for name, row in METHODS.items():
         if only and name not in only:
             continue
         if not fused_alone:
-            steps[name] = method_step(model, row, {"lr": TINY_LR})
+            steps[name] = made(row, {"lr": TINY_LR})
         if "noise" in row.needs and not fused_alone:
-            steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
+            steps[f"{name}, sigma=0"] = made(row, {"lr": TINY_LR, "sigma": 0.0})
         lacks = {"fused", f"fused_{device}"} & row.unsupported.keys()
         if not lacks and importlib.util.find_spec(COMPILERS[device]):
             fused = {"lr": TINY_LR, "fused": True}
-            steps[f"{name}, fused"] = method_step(model, row, fused)
+            steps[f"{name}, fused"] = made(row, fused)
             if "noise" in row.needs:
-                steps[f"{name}, fused, sigma=0"] = method_step(model, row, {**fused, "sigma": 0.0})
+                steps[f"{name}, fused, sigma=0"] = made(row, {**fused, "sigma": 0.0})
     return steps
 
 
-def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> Step:
+def method_step(
+    model: nn.Sequential, row: Any, arguments: dict[str, Any], forward_backward: Step
+) -> Step:
     """One step, with gates, curvature and samples provided (that is not timed here)."""
     opt = row.make(model, **arguments)
     if "layers" in row.needs:
-        fill_gradients(model, str(next(model.parameters()).device))  # hooks see the samples
+        forward_backward()  # hooks see the samples
         opt.layers.remove()  # leave the model's forward pass to the others
     curvature = [torch.rand_like(p) for p in model.parameters()]
     gates = []
@@ -236,12 +244,12 @@ def main() -> None:
     clock = time.process_time if args.busy else time.perf_counter
 
     pages, raw = [], {}
-    for name in NETWORKS if args.network == "all" else [args.network]:
+    for name in PAGES if args.network == "all" else [args.network]:
         model = network(name, args.device)
-        forward_backward = fill_gradients(model, args.device)
+        forward_backward = fill_gradients(model, args.device, BATCHES[name])
         steps = {"forward + backward": forward_backward} if name == "paper" else {}
         times = measure(
-            {**steps, **candidates(model, args.device, args.methods, args.fused)},
+            {**steps, **candidates(model, args.device, args.methods, args.fused, forward_backward)},
             args.device,
             args.rounds,
             args.target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import itertools
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import upgd
 from tests import layered_methods
 from tests.cases import CounterNoise, assert_close, assert_equal, weights
 from upgd.kernels import cpu_layer
+from upgd.optim import fused_layers
+from upgd.optim.layer_step import Layer
 from upgd.optim.layered import LayerOptimizer
 from upgd.optim.registry import METHODS
 from upgd.rules.vocabulary import Method, Phase
@@ -283,6 +286,17 @@ def test_state_dicts_do_not_depend_on_the_path(name: str) -> None:
     assert_close(weights(twins[0]), weights(twins[1]), rtol=1e-12, atol=1e-12)
 
 
+def test_copies_go_on_by_themselves() -> None:
+    model = mlp()
+    opt = make("self-tuned-sgd", model, fused=True)
+    learn(opt, model, 3)
+    twin, other = copy.deepcopy((model, opt))
+    learn(opt, model, 3)
+    learn(other, twin, 3)
+    assert other.fused
+    assert_equal(weights(model), weights(twin))
+
+
 def test_a_model_may_be_cast_between_steps() -> None:
     model = mlp(dtype=torch.float32)
     opt = make("self-tuned-sgd", model, fused=True)
@@ -326,6 +340,29 @@ def test_two_precisions_are_refused() -> None:
     model[1](model[0](torch.ones(1, 3, dtype=DOUBLE)).float()).sum().backward()
     with pytest.raises(ValueError, match=r"CentredSGD: .* one precision; these are torch.float32"):
         opt.step()
+
+
+def test_other_devices_are_refused() -> None:
+    opt, p = upgd.CentredSGD(mlp(), fused=True), nn.Parameter(torch.ones(2, device="meta"))
+    with pytest.raises(ValueError, match=r"CentredSGD: there is no fused=True on meta: .* CPU"):
+        fused_layers.refuse(opt, [Layer(p, [p])])
+
+
+@pytest.mark.parametrize("what", ["samples", "state"])
+def test_tensors_of_another_size_are_refused(what: str) -> None:
+    """Kernels would read beyond their end. States of a frozen weight are its trained layer's."""
+    model = frozen("0.weight")
+    opt = make("self-tuned-sgd", model, fused=True)
+    learn(opt, model, 2)
+    if what == "samples":
+        layer = opt.layers.all[1]
+        layer._records = [(x[:, :-1], d) for x, d in layer._records]
+    else:
+        opt.state[model[0].weight]["inputs.mean"] = torch.ones(3, dtype=DOUBLE)
+    before = everything(opt, model)
+    with pytest.raises(ValueError, match=r"layer '2' was replaced or resized|'inputs.mean'"):
+        opt.step()
+    assert_equal(list(everything(opt, model).values()), list(before.values()))
 
 
 def test_a_compiler_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

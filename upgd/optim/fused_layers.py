@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from upgd.optim import checks
 from upgd.optim.batch import compute_dtype
 from upgd.optim.fused import missing
 from upgd.optim.layer_step import Layer, LayerStep
@@ -50,6 +51,30 @@ def refuse(opt: LayerOptimizer, layers: list[Layer]) -> None:
             f"{owner}: fused=True computes all layers of a layered method in one precision; these "
             f"are {found}. Leave out fused=True"
         )
+    _check_shapes(opt, layers, {p for p in params if p.grad is None})
+
+
+def _check_shapes(opt: LayerOptimizer, layers: list[Layer], paused: set[Tensor]) -> None:
+    """Raise where kernels, which trust the tables, would read beyond the end of a tensor.
+
+    States of parameters that have a gradient are checked on all paths.
+    """
+    owner = type(opt).__name__
+    for g, group in enumerate(opt.param_groups) if paused else ():
+        for i, p in enumerate(group["params"]):
+            if p in paused and "step" in opt.state.get(p, ()):
+                checks.check_state(owner, group, i, g, opt.state[p], opt._state_shapes(p))
+    for layer in layers:
+        if layer.watched is None or layer.x is None or layer.d is None:
+            continue
+        outputs, inputs = layer.watched.weight.shape
+        units = inputs if layer.before is None else layer.before.weight.shape[0]
+        expected = ((len(layer.x), inputs), (len(layer.x), outputs), inputs)
+        if (layer.x.shape, layer.d.shape, units) != expected:
+            raise ValueError(
+                f"{owner}: layer {layer.watched.name!r} was replaced or resized after its inputs "
+                "were recorded; call zero_grad() and run backward() again, or opt.watch(model)"
+            )
 
 
 def within_limit(tensors: list[Tensor], limit: float) -> bool:
