@@ -11,6 +11,7 @@ have different numbers of samples, they have the mean. Needs numba.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,13 @@ def step_function(method: Method, real: str) -> Any:
     owner, weight and bias, then those of the network, [layers + 1, 3, numbers]; addresses of the
     network's states; and whether all layers have the same samples.
     """
-    return load_module(_Writer(method).source(real), f"cpu_layer_{real}").advance
+    return compiled(_Writer(method).source(real), real)
+
+
+@cache
+def compiled(text, real):
+    """The step that a module defines; optimizers of one method share it."""
+    return load_module(text, f"cpu_layer_{real}").advance
 
 
 class _Writer:
