@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 
 import upgd
 from tests import layered_methods
-from tests.cases import CounterNoise, assert_close, assert_equal, weights
+from tests.cases import CounterNoise, assert_close, assert_equal, is_repetition, weights
 from upgd.kernels import cpu_layer
 from upgd.optim import fused_layers
 from upgd.optim.layer_step import Layer
@@ -34,7 +34,11 @@ HYPER: dict[str, dict[str, Any]] = {
     "redo-adam": {"threshold": 0.8, "period": 20, "lr": 0.003},
 }
 OWN = {"lr": 0.03, "sigma": 0.05, "rate": 0.1, "maturity": 5.0, "period": 7.0, "tau": 0.6}
-LAYERED = [name for name, row in METHODS.items() if row.method.layered]
+LAYERED = [
+    pytest.param(name, marks=[pytest.mark.slow] * is_repetition(name))
+    for name, row in METHODS.items()
+    if row.method.layered
+]
 
 
 def make(name: str, model: nn.Module, params: Any = None, **given: Any) -> LayerOptimizer:
@@ -120,7 +124,7 @@ def test_equals_the_plain_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["self-tuned-sgd", "continual-backprop-adam", "everywhere"])
 def test_single_samples(name: str) -> None:
-    compare(name, steps=40, count=1)
+    compare(name, steps=20, count=1)
 
 
 def frozen(*places: str) -> nn.Module:

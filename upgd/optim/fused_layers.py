@@ -82,14 +82,14 @@ def within_limit(tensors: list[Tensor], limit: float) -> bool:
 
     Tensors have one dtype or need not be checked here.
     """
-    from upgd.kernels import cpu_layer
+    from upgd.kernels.cpu_reductions import largest_read
 
     dtype = compute_dtype(tensors[0].dtype)
     if any(t.dtype != dtype or not t.is_contiguous() for t in tensors):
         return False
     addresses = np.array([t.data_ptr() for t in tensors], np.int64)
     sizes = np.array([t.numel() for t in tensors], np.int64)
-    return bool(cpu_layer.largest_read(addresses, sizes, getattr(np, _real(dtype))(0)) <= limit)
+    return bool(largest_read(addresses, sizes, getattr(np, _real(dtype))(0)) <= limit)
 
 
 def _real(dtype: torch.dtype) -> str:
