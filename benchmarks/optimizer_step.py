@@ -5,7 +5,8 @@
     python benchmarks/optimizer_step.py --readme    # put the committed numbers into README.md
 
 Networks: ``paper`` is the setting of the paper's computational-time figure
-(784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024².
+(784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024²;
+``online``, which is not part of all, is 784-300-150-10 with single samples.
 Peers: ``torch.optim.AdamW`` (foreach and fused) and ``SGD`` (foreach). Methods take turns
 with their peers: each round times every optimizer once, and a ratio is the median over
 rounds of ratios within a round, so that a machine that slows down slows down both sides.
@@ -40,8 +41,9 @@ from upgd.optim.registry import METHODS, rules
 from upgd.timing import Call as Step
 from upgd.timing import measure
 
-NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11}
-BATCH = 100
+NETWORKS = {"paper": [784, 1024, 512, 10], "stack": [1024] * 11, "online": [784, 300, 150, 10]}
+PAGES = ("paper", "stack")  # what all is
+BATCHES = {"paper": 100, "stack": 100, "online": 1}
 ROUNDS = 7
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 TINY_LR = 1e-7  # the weights must stay where they are for as long as the timing lasts
@@ -56,12 +58,12 @@ def network(name: str, device: str) -> nn.Sequential:
     return nn.Sequential(*layers[:-1]).to(device)
 
 
-def fill_gradients(model: nn.Sequential, device: str) -> Step:
+def fill_gradients(model: nn.Sequential, device: str, batch: int) -> Step:
     """Leave real gradients on the parameters; returns the forward-and-backward call."""
     inputs = model[0].in_features
     outputs = model[-1].out_features
-    x = torch.randn(BATCH, inputs, device=device)
-    y = torch.randint(outputs, (BATCH,), device=device)
+    x = torch.randn(batch, inputs, device=device)
+    y = torch.randint(outputs, (batch,), device=device)
 
     def forward_backward() -> None:
         model.zero_grad(set_to_none=True)
@@ -72,7 +74,7 @@ def fill_gradients(model: nn.Sequential, device: str) -> Step:
 
 
 def candidates(
-    model: nn.Sequential, device: str, only: list[str], fused_alone: bool
+    model: nn.Sequential, device: str, only: list[str], fused_alone: bool, forward_backward: Step
 ) -> dict[str, Step]:
     """Every optimizer's step by name: first the peers, then the registry."""
     params = list(model.parameters())
@@ -84,24 +86,34 @@ def candidates(
         "SGD(foreach)": torch.optim.SGD(params, lr=TINY_LR, foreach=True).step,
         "AdamW(foreach) + randn": lambda: (adamw.step(), torch.randn(total, device=device)),
     }
-    for name, row in rules().items():  # layered methods read samples, which are not provided here
+
+    def made(row: Any, arguments: dict[str, Any]) -> Step:
+        return method_step(model, row, arguments, forward_backward)
+
+    for name, row in METHODS.items():
         if only and name not in only:
             continue
         if not fused_alone:
-            steps[name] = method_step(model, row, {"lr": TINY_LR})
+            steps[name] = made(row, {"lr": TINY_LR})
         if "noise" in row.needs and not fused_alone:
-            steps[f"{name}, sigma=0"] = method_step(model, row, {"lr": TINY_LR, "sigma": 0.0})
-        if "fused" not in row.unsupported and importlib.util.find_spec(COMPILERS[device]):
+            steps[f"{name}, sigma=0"] = made(row, {"lr": TINY_LR, "sigma": 0.0})
+        lacks = {"fused", f"fused_{device}"} & row.unsupported.keys()
+        if not lacks and importlib.util.find_spec(COMPILERS[device]):
             fused = {"lr": TINY_LR, "fused": True}
-            steps[f"{name}, fused"] = method_step(model, row, fused)
+            steps[f"{name}, fused"] = made(row, fused)
             if "noise" in row.needs:
-                steps[f"{name}, fused, sigma=0"] = method_step(model, row, {**fused, "sigma": 0.0})
+                steps[f"{name}, fused, sigma=0"] = made(row, {**fused, "sigma": 0.0})
     return steps
 
 
-def method_step(model: nn.Sequential, row: Any, arguments: dict[str, Any]) -> Step:
-    """One step, with gates and curvature provided (their computation is not timed here)."""
+def method_step(
+    model: nn.Sequential, row: Any, arguments: dict[str, Any], forward_backward: Step
+) -> Step:
+    """One step, with gates, curvature and samples provided (that is not timed here)."""
     opt = row.make(model, **arguments)
+    if "layers" in row.needs:
+        forward_backward()  # hooks see the samples
+        opt.layers.remove()  # leave the model's forward pass to the others
     curvature = [torch.rand_like(p) for p in model.parameters()]
     gates = []
     if "gates" in row.needs:
@@ -149,9 +161,10 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
         verdict = "reached" if value <= limit else "MISSED"
         lines.append(f"- {what}: at most {limit}; worst {value:.2f} ({name}): {verdict}")
 
-    noisy = [n for n in times if n in METHODS and "noise" in METHODS[n].needs]
+    known = rules()
+    noisy = [n for n in times if n in known and "noise" in known[n].needs]
     quiet = [n for n in times if n.endswith("sigma=0") and "fused" not in n] + [
-        n for n in times if n in METHODS and "noise" not in METHODS[n].needs
+        n for n in times if n in known and "noise" not in known[n].needs
     ]
     for family, keep in (
         ("UPGD", lambda n: n.split(",")[0] == "upgd"),
@@ -174,6 +187,10 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
     for name, limit in zip(("upgd, fused, sigma=0", "upgd, fused"), limits, strict=True):
         if name in times:
             worst([name], "AdamW(fused)", limit, f"{name} ÷ AdamW(fused)")
+    layered = [f"{name}, fused" for name, row in METHODS.items() if row.method.layered]
+    layered = [name for name in layered if name in times]
+    if layered and "upgd, fused" in times:
+        worst(layered, "upgd, fused", 1.5, "layered methods, fused ÷ upgd, fused")
     return lines
 
 
@@ -227,12 +244,12 @@ def main() -> None:
     clock = time.process_time if args.busy else time.perf_counter
 
     pages, raw = [], {}
-    for name in NETWORKS if args.network == "all" else [args.network]:
+    for name in PAGES if args.network == "all" else [args.network]:
         model = network(name, args.device)
-        forward_backward = fill_gradients(model, args.device)
+        forward_backward = fill_gradients(model, args.device, BATCHES[name])
         steps = {"forward + backward": forward_backward} if name == "paper" else {}
         times = measure(
-            {**steps, **candidates(model, args.device, args.methods, args.fused)},
+            {**steps, **candidates(model, args.device, args.methods, args.fused, forward_backward)},
             args.device,
             args.rounds,
             args.target,
@@ -253,7 +270,7 @@ def main() -> None:
         f"# One optimizer step on {machine(args.device)}\n\n"
         f"`python benchmarks/optimizer_step.py {flags}`, torch {torch.__version__}, "
         f"median of {args.rounds} rounds; ratios are taken within a round.\n{shared}"
-        "Curvature (`-2nd`) and gates (`feature-`) are given, not computed.\n"
+        "Curvature (`-2nd`), gates (`feature-`) and samples of layers are given, not computed.\n"
     )
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -40,12 +40,13 @@ from upgd.optim import fused
 from upgd.optim.ada_upgd import AdamW
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.ranks import Ranks
-from upgd.optim.registry import METHODS, Row
+from upgd.optim.registry import METHODS, Row, rules
 from upgd.optim.shards import Part
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("numba", "triton")}
 INTERPRETED = HAS["triton"] and os.environ.get("TRITON_INTERPRET") == "1"
-FUSED = {name: row for name, row in METHODS.items() if "fused" not in row.unsupported}
+FUSED = {name: row for name, row in rules().items() if "fused" not in row.unsupported}
+"""Of layered methods: tests/test_fused_layers.py."""
 SHAPES = [(7, 5), (7,), (), (0, 3), (2, 3, 2, 2), (12, 8), (1, 9)]
 SMALL = [(5, 3), (5,), ()]
 

@@ -434,7 +434,7 @@ def test_layers_that_no_hook_saw() -> None:
 @every_layered_method
 def test_what_it_lacks_is_refused_with_the_reason(row: Row) -> None:
     assert row.unsupported == LACKS
-    for name in ("foreach", "fused", "capturable"):
+    for name in ("foreach", "capturable"):
         with pytest.raises(ValueError, match=f"{row.optimizer.__name__}: there is no {name}: "):
             row.make(network(), **{name: True})
         opt = row.make(network(), **{name: False})

@@ -53,6 +53,17 @@ def pointer(typingctx, address):
 
 
 @intrinsic
+def numbers_at(typingctx, address, like):
+    """A pointer to numbers of the type of `like` at an address."""
+    place = types.CPointer(like)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(place))
+
+    return place(types.int64, like), codegen
+
+
+@intrinsic
 def take_ticket(typingctx, counter):
     """Atomically increment the first element of an int64 array; returns its old value."""
 

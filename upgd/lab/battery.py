@@ -67,13 +67,13 @@ class Battery:
         bases = getattr(self.row.optimizer, "__mro__", ())
         of_rules: dict[str, Callable[[], str]] = {
             "foreach = plain": partial(self.path, foreach=True),
-            "fused on CPU = plain": partial(self.path, "cpu", "numba", fused=True),
             "fused on CUDA = plain": partial(self.path, "cuda", "triton", fused=True),
             "general stack = eager": self.general_stack,
             "stack on CUDA = eager": self.cuda_stack,
             "sigma=0 is no noise": self.no_noise,
         }
         of_states: dict[str, Callable[[], str]] = {
+            "fused on CPU = plain": partial(self.path, "cpu", "numba", fused=True),
             "stack on CPU = eager": self.cpu_stack,
             "neighbours in a stack": self.neighbours,
             "state_dict": self.state_dict,

@@ -55,10 +55,11 @@ def refuse(opt: RuleOptimizer, foreach: bool | None) -> None:
             "to bring your own, leave out fused=True"
         )
     if not any(importlib.util.find_spec(module) for module, _ in _EXTRAS.values()):
-        raise ImportError(f"{owner}: {_missing('cpu')}, or for CUDA {_missing('cuda')}")
+        raise ImportError(f"{owner}: {missing('cpu')}, or for CUDA {missing('cuda')}")
 
 
-def _missing(device: str) -> str:
+def missing(device: str) -> str:
+    """What to install for ``fused=True`` on a kind of device."""
     module, extra = _EXTRAS[device]
     return f"fused=True on {device} needs {module} (pip install 'upgd[{extra}]')"
 
@@ -204,7 +205,7 @@ class FusedStep:
                 f"these are on {found}. foreach=True goes anywhere"
             )
         if importlib.util.find_spec(_EXTRAS[kind][0]) is None:
-            raise ImportError(f"{owner}: {_missing(kind)}")
+            raise ImportError(f"{owner}: {missing(kind)}")
         if kind == "cuda":
             opt._refuse_capture()
         opt._ensure_state([m.param for m in all_])

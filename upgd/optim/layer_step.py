@@ -74,11 +74,18 @@ class LayerStep:
         self.alike = len(samples) == 1 and 0 not in samples  # sums of layers have the same samples
 
     def run(self) -> None:
-        """All phases."""
+        """All phases, then recycling."""
         if self.method.recycle is not None:
             for layer in self.layers:
                 if layer.before is not None:
                     self._kept(layer, "features")["age"].add_(1)
+        self._run_phases()
+        if self.method.recycle is not None:
+            for layer in self.layers:
+                if self._renewable(layer):
+                    self._renew(layer, self._chosen(layer))
+
+    def _run_phases(self) -> None:
         self.network = self._network_states()
         for phase in self.method.phases:
             if phase.over == "network":
@@ -89,10 +96,6 @@ class LayerStep:
             if phase.over == "layers":
                 for name in phase.sums:
                     self._keep_network(name, sum(layer.live.pop(name) for layer in self.layers))
-        if self.method.recycle is not None:
-            for layer in self.layers:
-                if self._renewable(layer):
-                    self._renew(layer, self._chosen(layer))
 
     # -------------------------------------------------------------------------- states
     def _state(
@@ -132,10 +135,9 @@ class LayerStep:
             return
         if phase.over == "features" and layer.before is None:
             return
-        env = {**self._of_layer(layer), **layer.constants, **self.network}
+        env = {**self._of_layer(layer), **layer.constants}
         column = phase.over != "layers"
-        for name, state in self._kept(layer, "layers").items():
-            value = layer.live.get(name, state)
+        for name, value in {**self._kept(layer, "layers"), **layer.live, **self.network}.items():
             env[name] = value.unsqueeze(-1) if column and value.dim() else value
         if column:
             env |= self._kept(layer, phase.over)
@@ -277,7 +279,7 @@ class LayerStep:
         fresh = self._normal(before.weight)[units] * (before.bound * 3**-0.5)
         before.weight[units] = fresh.to(before.weight.dtype)
         places: list[tuple[Tensor, Any]] = [(weight, (slice(None), units)), (before.weight, units)]
-        if before.bias is not None and before.bias in self.groups:
+        if before.bias is not None and any(before.bias is p for o in self.layers for p in o.active):
             before.bias[units] = 0
             places.append((before.bias, units))
         for p, where in places:

@@ -1,19 +1,20 @@
-"""The optimizer that every layered rule shares: the plain version, which is the reference.
+"""The optimizer that every layered rule shares.
 
 :class:`LayerOptimizer` knows no method. It finds the layers that have gradients and the samples of
 which these are made, decides what to do about non-finite ones, counts steps and keeps states; a
-:class:`~upgd.optim.layer_step.LayerStep` runs the phases.
+:class:`~upgd.optim.layer_step.LayerStep`, the reference, runs the phases, or, with ``fused=True``,
+a :class:`~upgd.optim.fused_layers.FusedLayerStep`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upgd.optim import checks
+from upgd.optim import checks, fused_layers
 from upgd.optim.batch import compute_dtype
 from upgd.optim.checks import parameter_name
 from upgd.optim.configured import Nonfinite
@@ -25,11 +26,11 @@ from upgd.optim.rounding import Rounding
 from upgd.optim.shards import Part, is_dtensor
 from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
-from upgd.rules.vocabulary import Method, Place
+from upgd.rules.vocabulary import Method
 
 LACKS: Mapping[str, str] = {
     "foreach": "a layered method reads each layer by itself",
-    "fused": "layered methods have no kernels for one model; many runs at once have (upgd.lab)",
+    "fused_cuda": fused_layers.CPU_ALONE,
     "capturable": "it reads the number of the step and what is not finite from the device",
     "rounding": "it rounds 16-bit weights to the nearest number",
     "trace_dtype": "it keeps states in 32 or 64 bits",
@@ -38,10 +39,10 @@ LACKS: Mapping[str, str] = {
     "does not",
     "processes": "each process sees samples of its own, and replicas would part",
     "growing": "states belong to layers of the size that they had",
-    "compile": "it is plain PyTorch that reads values back; a compiled step runs as it is",
+    "compile": "it reads values back; a compiled step runs as it is",
 }
 """What layered methods do not have, each with the reason."""
-_PATHS = ("foreach", "fused", "capturable")
+_PATHS = ("foreach", "capturable")
 
 
 class LayerOptimizer(StatefulOptimizer):
@@ -61,6 +62,7 @@ class LayerOptimizer(StatefulOptimizer):
             from PyTorch's global generator.
         noise: Where they come from (default: :class:`~upgd.optim.noise.GeneratorNoise`).
         maximize: Ascend instead of descend: the gradient is negated before anything else.
+        fused: Run all phases in one compiled call, by numba on the CPU; there alone.
         nonfinite: What happens to a step that reads a NaN, an infinity or a magnitude from which it
             may not stay finite (:meth:`Method.limit`), as a weight, a derivative or a layer's
             input. ``"raise"`` raises :class:`FloatingPointError` before anything changes;
@@ -68,9 +70,10 @@ class LayerOptimizer(StatefulOptimizer):
             ``"raise"`` on CPU and ``"skip"`` on accelerators.
         process_group: False for a process that trains a model of its own; processes cannot train
             one model together.
-        lacking: ``foreach``, ``fused`` and ``capturable`` may be given, but not True.
+        lacking: ``foreach`` and ``capturable`` may be given, but not True.
     """
 
+    fused = False
     rounding: Rounding = "nearest"
     trace_dtype: torch.dtype | None = None
     master_weights = False
@@ -86,22 +89,27 @@ class LayerOptimizer(StatefulOptimizer):
         seed: int | None = None,
         noise: NoiseSource | None = None,
         maximize: bool = False,
+        fused: bool = False,
         nonfinite: Nonfinite | None = None,
         process_group: Any = None,
         **lacking: Any,
     ) -> None:
         owner = type(self).__name__
-        given = {"noise": noise, "nonfinite": nonfinite, "process_group": process_group}
+        given = {"noise": noise, "nonfinite": nonfinite, "fused": fused}
+        given["process_group"] = process_group
         paths = {name: lacking.pop(name) for name in _PATHS if name in lacking}
         for name in _PATHS:
             if paths.get(name):
                 raise ValueError(f"{owner}: there is no {name}: {LACKS[name]}")
         for name in lacking.keys() & LACKS.keys():
             raise TypeError(f"{owner}: there is no {name}: {LACKS[name]}")
-        checks.check_arguments(owner, self._arguments(), {**given, "fused": False}, lacking)
+        checks.check_arguments(owner, self._arguments(), given, lacking)
+        if fused:
+            fused_layers.refuse_missing(owner)
         if layers is not None and not isinstance(layers, Layers):
             raise TypeError(f"{owner}: layers must be upgd.Layers(model), got {layers!r}")
         self.method, self.nonfinite, self.process_group = method, nonfinite, process_group
+        self.fused = fused
         self.noise: NoiseSource = noise if noise is not None else GeneratorNoise()
         defaults = {**hyper, **checks.plain(hyper, method.hyperparameters), "maximize": maximize}
         defaults |= {"foreach": None, "capturable": False}
@@ -181,6 +189,8 @@ class LayerOptimizer(StatefulOptimizer):
         layers = self._gather()
         if not layers:
             return
+        if self.fused:
+            fused_layers.refuse(self, layers)
         finite = self._is_finite(layers)
         active = [p for layer in layers for p in layer.active]
         self._ensure_state(active)
@@ -191,7 +201,8 @@ class LayerOptimizer(StatefulOptimizer):
             clock["step"].add_(finite)
         if finite:
             self._describe_noise()
-            LayerStep(self, layers).run()
+            kind = fused_layers.FusedLayerStep if self.fused else LayerStep
+            kind(self, layers).run()
         for group in self.param_groups:
             group["noise_step"] += 1
 
@@ -270,6 +281,8 @@ class LayerOptimizer(StatefulOptimizer):
         found_inf = getattr(self, "found_inf", None)
         device = layers[0].owner.device.type
         raises = (self.nonfinite or ("raise" if device == "cpu" else "skip")) == "raise"
+        if self.fused and self._is_small(layers):
+            return found_inf is None or float(found_inf) == 0
         for whose, what, t in self._read(layers):
             limit = self.method.limit(compute_dtype(t.dtype))
             largest = float(torch.linalg.vector_norm(t, torch.inf)) if t.numel() else 0.0
@@ -286,6 +299,13 @@ class LayerOptimizer(StatefulOptimizer):
             return False
         return found_inf is None or float(found_inf) == 0
 
+    def _is_small(self, layers: list[Layer]) -> bool:
+        """Whether all that a step reads is within its limit; if in doubt, no."""
+        read = [t for layer in layers for p in layer.active for t in (p, p.grad)]
+        read += [t for layer in layers for t in (layer.x, layer.d)]
+        limit = self.method.limit(compute_dtype(layers[0].owner.dtype))
+        return fused_layers.within_limit([t for t in read if t is not None], limit)
+
     def _read(self, layers: list[Layer]) -> Iterator[tuple[str, str, Tensor]]:
         """The tensors that a step reads, whose they are and what."""
         active = {p for layer in layers for p in layer.active}
@@ -301,9 +321,7 @@ class LayerOptimizer(StatefulOptimizer):
 
     # --------------------------------------------------------------------------- state
     def _state_names(self) -> tuple[str, ...]:
-        places = [place for place in get_args(Place) if place not in ("weights", "biases")]
-        kept = [f"{place}.{name}" for place in places for name in self.method.states_of(place)]
-        return (*self.method.states, *kept)
+        return self.method.state_names
 
     def _state_shape(self, p: Tensor, name: str) -> torch.Size | None:
         place = name.rpartition(".")[0]

@@ -58,9 +58,10 @@ class StatefulOptimizer(ConfiguredOptimizer):
                     fresh[p.device] = _clock(p.device)
                 self.state[p].update(fresh[p.device])
                 self._init_state(p, self.state[p])
+            state = self.state[p]
             for name in self._state_names():  # the model may have been cast meanwhile
-                if name in self.state[p]:
-                    self.state[p][name] = self.state[p][name].to(self._state_dtype(p, name))
+                if name in state and state[name].dtype != (dtype := self._state_dtype(p, name)):
+                    state[name] = state[name].to(dtype)
             if not self.master_weights or p.dtype not in BITS:
                 self.state[p].pop(MASTER, None)
             elif MASTER not in self.state[p]:

@@ -402,6 +402,13 @@ class Method:
         return self._states_of[place]
 
     @cached_property
+    def state_names(self) -> tuple[str, ...]:
+        """All that it keeps, as optimizers call it, such as ``slow`` and ``inputs.mean``."""
+        kept = {place: names for place, names in self._states_of.items() if names}
+        own = [place for place in kept if place not in ("weights", "biases")]
+        return (*self.states, *(f"{place}.{name}" for place in own for name in kept[place]))
+
+    @cached_property
     def _states_of(self) -> dict[Place, tuple[str, ...]]:
         return {place: self._found_states(place) for place in get_args(Place)}
 
