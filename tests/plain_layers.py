@@ -98,6 +98,12 @@ def _conditioned(
     return mean, scales.mean(0), powers, tilts, energies
 
 
+def _size(size: float, value: float) -> float:
+    """A running root mean square, of values up to a million times as large."""
+    most = 1e6 * size
+    return float(np.sqrt(0.999 * size**2 + 0.001 * min(abs(value), most) ** 2))
+
+
 def self_tuned_sgd(
     net: PlainNetwork, x: Array, y: Array, t: int, lr: float, **hyper: float
 ) -> None:
@@ -105,7 +111,8 @@ def self_tuned_sgd(
     memory, last = net.memory, len(inputs) - 1
     if not memory:
         memory.update({"slow": [w.copy() for w in net.everything], "typical": 0.0, "gain": 1.0})
-        memory.update({"leads": 0.0, "lambda": [0.01] * (last + 1), "holds": [0.0] * (last + 1)})
+        memory.update({"leads": 1e-30, "lambda": [0.01] * (last + 1)})
+        memory["holds"] = [1e-30] * (last + 1)
         memory["shrink"] = [0.0] * (last + 1)
     found = [_conditioned(net, i, x, t, hyper) for i, x in enumerate(inputs)]
     # The step size: how far the outputs move for a step of 1, relative to the error.
@@ -135,14 +142,14 @@ def self_tuned_sgd(
         memory["slow"][2 * layer : 2 * layer + 2] = [
             beta * s + (1 - beta) * w for s, w in zip(slow, own, strict=True)
         ]
-        memory["holds"][layer] = 0.999 * memory["holds"][layer] + 0.001 * abs(hold)
-        change = np.clip(hold / max(memory["holds"][layer], 1e-30), -3, 3)
+        memory["holds"][layer] = _size(memory["holds"][layer], hold)
+        change = np.clip(hold / memory["holds"][layer], -3, 3)
         raised = memory["lambda"][layer] * np.exp(hyper["pace"] * change)
         memory["lambda"][layer] = min(max(raised, 1e-5), 1.0)
         at_an_end = layer in (0, last)
         memory["shrink"][layer] = 0.01 * memory["lambda"][layer] if at_an_end else 0.0
-    memory["leads"] = 0.999 * memory["leads"] + 0.001 * abs(leads)
-    change = np.clip(leads / max(memory["leads"], 1e-30), -3, 3)
+    memory["leads"] = _size(memory["leads"], leads)
+    change = np.clip(leads / memory["leads"], -3, 3)
     memory["gain"] = min(max(memory["gain"] * np.exp(-hyper["pace_target"] * change), 0.05), 20.0)
 
 

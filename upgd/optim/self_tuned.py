@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from upgd.optim.centred import spread
 from upgd.optim.layered import LayerOptimizer
-from upgd.rules.ops import absolute, clip, exp, maximum, minimum
+from upgd.rules.ops import clip, exp, maximum, minimum, sqrt
 from upgd.rules.vocabulary import Method, Phase
 
 
@@ -53,6 +53,12 @@ def aim(reach: Any, error: Any, typical: Any, gain: Any, lr: Any, beta_mean: Any
     return typical, minimum(lr * gain / maximum(maximum(demand, typical), 1e-30), 100.0)
 
 
+def root_mean_square(size: Any, value: Any) -> Any:
+    """r² ← 0.999·r² + 0.001·v², without squares that overflow; r grows a millionfold at most."""
+    ratio = clip(value / size, -1e6, 1e6)
+    return maximum(size * sqrt(0.999 + 0.001 * ratio**2), 1e-30)
+
+
 # fmt: off
 def move_weight(
     w: Any, g: Any, d: Any, mean: Any, scale: Any, slow: Any, step: Any, shrink: Any,
@@ -77,17 +83,17 @@ def tune_decay(
     decay: Any, hold_size: Any, hold: Any, hold_bias: Any, lead: Any, lead_bias: Any, head: Any,
     first: Any, pace: Any,
 ) -> Any:
-    """ln λ += θ·⟨g, w̄⟩, in units of its mean size, of the first layer and the head"""
+    """ln λ += θ·⟨g, w̄⟩/rms, of the first layer and the head; sums ⟨g, w - w̄⟩"""
     hold = hold + hold_bias
-    hold_size = 0.999 * hold_size + 0.001 * absolute(hold)
-    decay = clip(decay * exp(pace * clip(hold / maximum(hold_size, 1e-30), -3.0, 3.0)), 1e-5, 1.0)
+    hold_size = root_mean_square(hold_size, hold)
+    decay = clip(decay * exp(pace * clip(hold / hold_size, -3.0, 3.0)), 1e-5, 1.0)
     return decay, hold_size, 0.01 * decay * maximum(head, first), lead + lead_bias
 
 
 def tune_gain(gain: Any, lead_size: Any, leads: Any, pace_target: Any) -> Any:
-    """ln q -= θ·⟨g, w - w̄⟩, in units of its mean size"""
-    lead_size = 0.999 * lead_size + 0.001 * absolute(leads)
-    change = clip(leads / maximum(lead_size, 1e-30), -3.0, 3.0)
+    """ln q -= θ·⟨g, w - w̄⟩/rms"""
+    lead_size = root_mean_square(lead_size, leads)
+    change = clip(leads / lead_size, -3.0, 3.0)
     return clip(gain * exp(-pace_target * change), 0.05, 20.0), lead_size
 # fmt: on
 
@@ -113,7 +119,7 @@ SELF_TUNED_SGD = Method(
         "layers": ("level", "energy", "factor", "decay", "hold_size", "shrink"),
         "network": ("typical", "step", "gain", "lead_size"),
     },
-    starts={"decay": 0.01, "gain": 1.0},
+    starts={"decay": 0.01, "gain": 1.0, "hold_size": 1e-30, "lead_size": 1e-30},
     power=4,
 )
 
@@ -139,14 +145,14 @@ class SelfTunedSGD(LayerOptimizer):
             - \alpha\,\delta_l\,\bigl(c_l - (s_l \odot (x_l-\mu_l))^\top\mu_l\bigr) \\
         \ln\lambda_l &\leftarrow \ln\lambda_l
             + \theta_\lambda \langle g_l, \bar w_l\rangle
-            / \overline{|\langle g_l, \bar w_l\rangle|}, \quad
+            / \operatorname{rms}\langle g_l, \bar w_l\rangle, \quad
         \ln q \leftarrow \ln q - \theta_q \langle g, w - \bar w\rangle
-            / \overline{|\langle g, w - \bar w\rangle|}
+            / \operatorname{rms}\langle g, w - \bar w\rangle
 
     with g the gradient, :math:`\bar w` the slow copy of the weights before the step, and
     :math:`\bar Q` the running mean of Q. The factor of biases is :math:`c_l = \max(1, \kappa E_l)`,
-    E the running mean of :math:`\sum_i s_i (x_i-\mu_i)^2`. Quotients in the last line are within
-    [-3, 3], λ within [1e-5, 1] and 0 between the first and the last layer, q within [0.05, 20].
+    E the running mean of :math:`\sum_i s_i (x_i-\mu_i)^2`. The last line has running means of decay
+    0.999 and quotients within [-3, 3]; λ is within [1e-5, 1] and 0 between the first and the last layer, q within [0.05, 20].
     Of several samples α is the mean of each one's own, so a batch takes no larger steps than a
     sample: with batches other optimizers learn faster.
 
