@@ -30,6 +30,7 @@ BAD: dict[str, list[Any]] = {
     "eps": [-1e-8, math.nan],
     "beta_mean": [1.0, -0.1],
     "bias_share": [-1.0, "large"],
+    "whitening": [1.0, -0.1, math.nan],
     "beta_slow": [1.0, math.nan],
     "pace": [-1e-9, None],
     "pace_target": [math.inf, -1.0],

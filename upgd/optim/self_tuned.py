@@ -152,9 +152,9 @@ class SelfTunedSGD(LayerOptimizer):
     with g the gradient, :math:`\bar w` the slow copy of the weights before the step, and
     :math:`\bar Q` the running mean of Q. The factor of biases is :math:`c_l = \max(1, \kappa E_l)`,
     E the running mean of :math:`\sum_i s_i (x_i-\mu_i)^2`. The last line has running means of decay
-    0.999 and quotients within [-3, 3]; λ is within [1e-5, 1] and 0 between the first and the last layer, q within [0.05, 20].
-    Of several samples α is the mean of each one's own, so a batch takes no larger steps than a
-    sample: with batches other optimizers learn faster.
+    0.999 and quotients within [-3, 3]; λ is within [1e-5, 1], and 0 between the first and the last
+    layer; q is within [0.05, 20]. Of several samples α is the mean of each one's own, so a batch
+    takes no larger steps than a sample: with batches other optimizers learn faster.
 
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``.
