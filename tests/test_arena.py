@@ -74,6 +74,14 @@ def test_every_grid_has_twelve_sets_that_can_be_run(name: str) -> None:
     kind_of(stream.name).check(stream.search(entrant, 0)[0], Options("cpu", "auto"))
 
 
+def test_a_grid_is_found_under_the_name_that_it_was_registered_with() -> None:
+    grids.register("S&P", [{"lr": 0.5}])
+    try:
+        assert grids.sets("s&p") == [{"lr": 0.5}]
+    finally:
+        del grids.GRIDS["s&p"]
+
+
 @pytest.mark.parametrize("name", grids.GRIDS)
 def test_fewer_sets_differ_in_every_hyperparameter(name: str) -> None:
     every, some = grids.sets(name), grids.sets(name, 4)
