@@ -194,8 +194,8 @@ def sets(name: str, count: int = SETS) -> list[dict[str, float]]:
         ([0.001, 0.03, 0.01, 0.003], [0.0001, 0.01, 0.001, 0.01])
     """
     wanted = parse(name)
-    names = (name.lower(), str(wanted), wanted.method)
-    own = next((GRIDS[each] for each in names if each in GRIDS), None)
+    possible = (name.lower(), str(wanted), wanted.method)
+    own = next((GRIDS[each] for each in possible if each in GRIDS), None)
     found = all_sets(own or around(wanted.method))
     if len(found) <= count:
         return found
