@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from torch import nn
 
+from upgd.arena import board, grids
 from upgd.arena import evidence as evidences
-from upgd.arena import grids
 from upgd.arena.evidence import Cost, Evidence, cells_of, joined
 from upgd.arena.protocol import (
     SCALES,
@@ -30,6 +30,7 @@ from upgd.arena.protocol import (
 from upgd.arena.scores import accuracies, judge, searched
 from upgd.ledger import RunSpec
 from upgd.ledger.records import Result, Run
+from upgd.metrics import mean_interval
 from upgd.optim.custom import rule_row
 from upgd.optim.registry import METHODS, Row, register, scalars
 from upgd.study.kinds import kind_of
@@ -402,3 +403,13 @@ def test_rows_are_added_where_the_protocol_is_the_same() -> None:
     assert all(stream == "east" for _, stream, _ in (*both.score, *both.search))
     with pytest.raises(ValueError, match="no stream has the same protocol"):
         joined(replace(mine, streams={"west": longer["west"]}), others)
+
+
+def test_streams_that_nobody_has_are_left_out() -> None:
+    """An arena under way ranks by the streams that are scored, and its page says so."""
+    found = fabricated(a={"east": spread(0.8)}, b={"east": spread(0.4)}, c={})
+    table = judge(found, "tuned")
+    assert [(row.entrant, row.rank) for row in table.rows] == [("a", 1), ("b", 2), ("c", None)]
+    assert table.row("b").worst == mean_interval(np.full(5, 0.5))
+    assert "ranks are of the 1 stream" in board.introduction(found)
+    assert "Unfinished" not in board.introduction(fabricated(a=dict.fromkeys(STREAMS, spread(0.8))))

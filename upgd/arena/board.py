@@ -88,7 +88,7 @@ def _ranks(evidence: Evidence, table: Table) -> Part:
             str(row.rank or "–"),
             row.entrant,
             bounds(row.worst),
-            row.worst_stream or _lacking(evidence, row),
+            row.worst_stream or _lacking(table, row),
             bounds(row.mean),
             str(row.diverged or ""),
             *_cost(evidence, row.entrant),
@@ -98,8 +98,8 @@ def _ranks(evidence: Evidence, table: Table) -> Part:
     return Part(_capital(MODES[table.mode]), about, header, rows)
 
 
-def _lacking(evidence: Evidence, row: Row) -> str:
-    lacking = [name for name in evidence.streams if name not in row.entries]
+def _lacking(table: Table, row: Row) -> str:
+    lacking = [name for name in table.best if name not in row.entries]
     return f"lacks {count(len(lacking), 'stream')}"
 
 
@@ -189,9 +189,11 @@ def _capital(text: str) -> str:
 # ----------------------------------------------------------------------------------- pages
 def introduction(evidence: Evidence) -> str:
     """What the page shows, in a paragraph."""
+    scored, every = len(judge(evidence, "tuned").best), len(evidence.streams)
+    unfinished = f" **Unfinished: ranks are of the {count(scored, 'stream')} scored so far.**"
     return (
-        f"{count(len(evidence.entrants), 'method')} on {count(len(evidence.streams), 'stream')}, "
-        f"scale {evidence.scale}. A score is the online accuracy over the whole run relative to "
+        f"{count(len(evidence.entrants), 'method')} on {count(every, 'stream')}, scale "
+        f"{evidence.scale}.{unfinished if scored < every else ''} A score is the online accuracy over the whole run relative to "
         "the best method's on that stream, in per cent; methods are ranked by their worst stream. "
         "Intervals are Student's over paired seeds; a run that diverges counts as chance. The best "
         "method of a stream is found by the same runs, so differences within intervals mean "

@@ -12,6 +12,7 @@ is 1.
 
 Entrants are ranked by worst case. Equal ones share a rank. An entrant that lacks a result on some
 stream has neither mean nor worst case and is not ranked, since both could only look better.
+Streams that nobody has results on are left out.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def judge(evidence: Evidence, mode: Mode) -> Table:
         for name, values in found.items():
             gone = _diverged(evidence, name, stream, mode)
             entries[name][stream] = _entry(values, found[best[stream]], gone)
-    rows = [_row(name, mine, tuple(evidence.streams)) for name, mine in entries.items()]
+    rows = [_row(name, mine, tuple(best)) for name, mine in entries.items()]
     return Table(mode, _ranked(rows), best)
 
 

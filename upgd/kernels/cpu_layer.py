@@ -260,7 +260,7 @@ class _Writer:
             lines.append(f"for n in range(live.shape[2]):\n    {value}\n")
         return _LAYER + _indented(lines, 8)
 
-    def _opened(self, phase, place, size, own):
+    def _opened(self, phase, place, own):
         """Lines that open the arrays of a weight or bias."""
         names = {"w": own[0], "g": own[1], "noise": own[2]}
         lines = ["ran = True\n"]
@@ -273,7 +273,7 @@ class _Writer:
         return lines
 
     def _of_bias(self, phase, number, known):
-        lines = self._opened(phase, "biases", "outputs", (B, BG, BZ))
+        lines = self._opened(phase, "biases", (B, BG, BZ))
         values, own = self._values(phase, f"layer, {OF_BIAS}")
         known = {**known, **own, "x": "ONE", "g": "scratch[0, i]", "noise": "noise_in[i]"}
         known |= {name: f"{name}_in[i]" for name in ("w", *self.method.states)}
@@ -286,7 +286,7 @@ class _Writer:
 
     def _of_weight(self, phase, number, known):
         """A weight's rows: whole vectors, then what is left."""
-        lines = self._opened(phase, "weights", "outputs * inputs", (W, G, Z))
+        lines = self._opened(phase, "weights", (W, G, Z))
         values, own = self._values(phase, f"layer, {OF_WEIGHT}")
         lines += values
         lines.append(f"factor = real(numbers[layer, {OF_WEIGHT}, {self.numbers[SIGN]}])\n")
