@@ -412,4 +412,5 @@ def test_streams_that_nobody_has_are_left_out() -> None:
     assert [(row.entrant, row.rank) for row in table.rows] == [("a", 1), ("b", 2), ("c", None)]
     assert table.row("b").worst == mean_interval(np.full(5, 0.5))
     assert "ranks are of the 1 stream" in board.introduction(found)
+    assert "lacks 1 stream" in board.markdown(found)
     assert "Unfinished" not in board.introduction(fabricated(a=dict.fromkeys(STREAMS, spread(0.8))))

@@ -185,7 +185,7 @@ def test_a_dry_run_says_how_much_there_is(tmp_path: Path) -> None:
 def test_without_running_there_is_nothing_to_rank(tmp_path: Path) -> None:
     done = call("sgd", "--study", tmp_path / "s", "--alone", "--no-run")
     assert done.exit_code == 0, done.output
-    assert "lacks 2 streams" in (tmp_path / "s" / "results" / "README.md").read_text()
+    assert "nothing is scored" in (tmp_path / "s" / "results" / "README.md").read_text()
 
 
 def test_mistakes_end_in_one_line(contest: Path, tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def _ranks(evidence: Evidence, table: Table) -> Part:
 
 
 def _lacking(table: Table, row: Row) -> str:
+    if not table.best:
+        return "nothing is scored"
     lacking = [name for name in table.best if name not in row.entries]
     return f"lacks {count(len(lacking), 'stream')}"
 
@@ -190,14 +192,14 @@ def _capital(text: str) -> str:
 def introduction(evidence: Evidence) -> str:
     """What the page shows, in a paragraph."""
     scored, every = len(judge(evidence, "tuned").best), len(evidence.streams)
-    unfinished = f" **Unfinished: ranks are of the {count(scored, 'stream')} scored so far.**"
+    unfinished = f" Unfinished: ranks are of the {count(scored, 'stream')} scored so far."
     return (
         f"{count(len(evidence.entrants), 'method')} on {count(every, 'stream')}, scale "
-        f"{evidence.scale}.{unfinished if scored < every else ''} A score is the online accuracy over the whole run relative to "
-        "the best method's on that stream, in per cent; methods are ranked by their worst stream. "
-        "Intervals are Student's over paired seeds; a run that diverges counts as chance. The best "
-        "method of a stream is found by the same runs, so differences within intervals mean "
-        "nothing."
+        f"{evidence.scale}.{unfinished if scored < every else ''} A score is the online accuracy "
+        "over the whole run relative to the best method's on that stream, in per cent; methods are "
+        "ranked by their worst stream. Intervals are Student's over paired seeds; a run that "
+        "diverges counts as chance. The best method of a stream is found by the same runs, so "
+        "differences within intervals mean nothing."
     )
 
 
