@@ -129,6 +129,23 @@ def test_users_bring_a_grid_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
             grids.register("mine", wrong)
 
 
+def test_one_method_enters_under_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "GRIDS", dict(grids.GRIDS))
+    monkeypatch.setattr(grids, "_METHODS", {})
+    assert grids.registered() == []
+    grids.register("Fast=1", [{"lr": 1.0}], method="SGDW+input_norm")
+    grids.register("sgdw", [{"lr": 0.5}])
+    assert grids.registered() == ["sgdw", "fast=1"]
+    found = Entrant.named("fast=1")
+    assert found == Entrant("fast=1", "sgdw", ({"lr": 1.0},), {"input_norm": True})
+    assert Entrant.named("sgdw").sets == ({"lr": 0.5},)
+    for taken in ("sgd", "one,two"):
+        with pytest.raises(ValueError, match="choose another"):
+            grids.register(taken, [{}], method="sgdw")
+    with pytest.raises(KeyError, match="did you mean 'sgdw'"):
+        grids.register("new", [{}], method="sgdww")
+
+
 def test_names_of_entrants() -> None:
     assert Entrant.named("SGDW+input_norm+layer_norm").name == "sgdw+layer_norm+input_norm"
     assert Entrant.named("sgdw+input_norm").options == {"input_norm": True}

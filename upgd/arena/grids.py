@@ -123,6 +123,8 @@ GRIDS: dict[str, Grid] = {
     "upgd-body-harmful": _GATE,
 }  # fmt: skip
 """By entrant; the order is that of tables."""
+_BUILT_IN = dict(GRIDS)
+_METHODS: dict[str, str] = {}  # of users' entrants that are named otherwise than their method
 
 
 class Name(NamedTuple):
@@ -130,9 +132,10 @@ class Name(NamedTuple):
 
     method: str  # a name of the registry, or an alias that changes defaults
     options: dict[str, bool]  # of its runs
+    label: str = ""  # what it is called, if not by these
 
     def __str__(self) -> str:
-        return "+".join([self.method, *self.options])
+        return self.label or "+".join([self.method, *self.options])
 
 
 def parse(name: str) -> Name:
@@ -144,10 +147,12 @@ def parse(name: str) -> Name:
 
     Example:
         >>> parse("SGDW+layer_norm")
-        Name(method='sgdw', options={'layer_norm': True})
+        Name(method='sgdw', options={'layer_norm': True}, label='')
         >>> str(parse("s&p"))
         'shrink-and-perturb'
     """
+    if name.lower() in _METHODS:
+        return parse(_METHODS[name.lower()])._replace(label=name.lower())
     if row_name(proper_name(name)) in METHODS:
         return Name(proper_name(name), {})
     method, *norms = name.lower().split("+")
@@ -158,21 +163,40 @@ def parse(name: str) -> Name:
     return Name(proper_name(method), {norm: True for norm in NORMS if norm in norms})
 
 
-def register(name: str, grid: Grid) -> None:
+def register(name: str, grid: Grid, method: str = "") -> None:
     """Bring a grid along with a method of your own, in the file that ``--use`` names.
 
+    Args:
+        name: Of the entrant: a method, with ``+layer_norm`` or ``+input_norm`` where wanted; or any
+            other name if `method` is given.
+        grid: Its sets, twelve at most.
+        method: What the entrant runs, so that one method can enter under several names, each with
+            sets of its own.
+
     Raises:
-        ValueError: It has no set, or more than twelve.
+        KeyError: There is no such method.
+        ValueError: The grid has no set, or more than twelve; or the name is a method's.
 
     Example:
-        >>> register("sgdw+mine", {"lr": [0.1, 0.01], "weight_decay": [0.0, 0.1]})
-        >>> len(all_sets(GRIDS.pop("sgdw+mine")))
-        4
+        >>> register("strong-decay", [{"weight_decay": 0.1}], method="sgdw+layer_norm")
+        >>> parse("strong-decay").method, sets("strong-decay")
+        ('sgdw', [{'weight_decay': 0.1}])
+        >>> del GRIDS["strong-decay"], _METHODS["strong-decay"]
     """
-    found = all_sets(grid)
+    found, key = all_sets(grid), name.lower()
     if not 1 <= len(found) <= SETS:
         raise ValueError(f"{name}: 1 to {SETS} sets may be searched; this grid has {len(found)}")
-    GRIDS[name.lower()] = grid
+    if method:
+        parse(method)
+        if row_name(proper_name(key)) in METHODS or "," in key:
+            raise ValueError(f"{name!r} is a method's name, or has a comma; choose another")
+        _METHODS[key] = method
+    GRIDS[key] = grid
+
+
+def registered() -> list[str]:
+    """The entrants whose grids were registered."""
+    return [name for name, grid in GRIDS.items() if _BUILT_IN.get(name) is not grid]
 
 
 def all_sets(grid: Grid) -> list[dict[str, float]]:

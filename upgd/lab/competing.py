@@ -52,8 +52,8 @@ class Contest:
 
     Args:
         study: Where runs go.
-        names: Of entrants; by default methods of the user's that are registered, or else all that
-            have a grid.
+        names: Of entrants; by default those that a user's file registered, methods or grids, or
+            else all that have a grid.
         scale: Of :data:`~upgd.arena.protocol.SCALES`.
         streams: Of these problems instead of the scale's.
         others: Further studies, which are only read.
@@ -77,7 +77,7 @@ class Contest:
         size = choose_scale(self.scale)
         self.chosen: dict[str, Stream] = choose_streams(size, self.streams)
         own = [name for name, row in METHODS.items() if row.source]
-        names = self.names or own or list(grids.GRIDS)
+        names = self.names or [*grids.registered(), *own] or list(grids.GRIDS)
         self.entrants = {e.name: e for e in (Entrant.named(name, size.sets) for name in names)}
         for folder in self.others:
             if not (folder / NAME).exists():
