@@ -1,10 +1,11 @@
 """SelfTunedSGD without each of its parts, and with other constants: what matters, and how much.
 
-    upgd arena --use benchmarks/self_tuned.py --scale quick --alone --device cuda \
-        --results docs/results/arena/self-tuned
+    upgd arena --use benchmarks/self_tuned.py --baseline self-tuned-sgd --scale quick --alone \
+        --device cuda --results docs/results/arena/self-tuned
 
 Every variant enters the arena with one set. Parts that a hyperparameter turns off are other values
-of it; for others one function of the rule is replaced by one below.
+of it; for others one function of the rule is replaced by one below. docs/arena.md says what names
+mean.
 """
 
 from upgd import lab

@@ -27,7 +27,7 @@ from upgd.arena.protocol import (
     search_specs,
     upcoming,
 )
-from upgd.arena.scores import accuracies, judge, searched
+from upgd.arena.scores import accuracies, judge, searched, versus
 from upgd.ledger import RunSpec
 from upgd.ledger.records import Result, Run
 from upgd.metrics import mean_interval
@@ -431,3 +431,62 @@ def test_streams_that_nobody_has_are_left_out() -> None:
     assert "ranks are of the 1 stream" in board.introduction(found)
     assert "lacks 1 stream" in board.markdown(found)
     assert "Unfinished" not in board.introduction(fabricated(a=dict.fromkeys(STREAMS, spread(0.8))))
+
+
+# ------------------------------------------------------------------------------- a baseline
+def test_differences_are_paired_by_seeds() -> None:
+    """Student's t for 4 degrees of freedom is 2.776; seeds differ by far more than entrants."""
+    level = np.array([0.2, 0.8, 0.4, 0.9, 0.5])
+    apart = np.array([0.01, 0.03, 0.02, 0.00, 0.04])
+    made = fabricated(
+        mine={"east": [*level], "west": [*level]},
+        near={"east": [*(level - apart)], "west": [*(level + 0.05)]},
+        far={"east": [*(level - 0.1)], "west": [*(level + 0.1)]},
+    )
+    found = versus(made, "mine")
+    half = 2.776 * np.sqrt(0.00025) / np.sqrt(5)  # of the mean of `apart`, variance 0.00025
+    east, west = (found.others["near"].streams[stream] for stream in STREAMS)
+    assert east.estimate == pytest.approx(-0.02)
+    assert (east.low, east.high) == pytest.approx((-0.02 - half, -0.02 + half), abs=1e-5)
+    assert (west.low, west.high) == pytest.approx((0.05, 0.05))
+    mean = found.others["near"].mean
+    assert mean is not None
+    assert (mean.estimate, mean.high - mean.estimate) == pytest.approx((0.015, half / 2), abs=1e-5)
+    assert list(found.others) == ["near", "far"]  # the largest mean first
+    assert dict(found.best) == {"east": "near", "west": "far"}
+    assert found.rest.streams["west"].estimate == pytest.approx(0.1)
+    assert found.rest.mean is not None
+    assert found.rest.mean.estimate == pytest.approx((-0.02 + 0.1) / 2)
+
+
+def test_who_lacks_a_stream_has_no_mean_difference() -> None:
+    made = fabricated(
+        lacks={"east": spread(0.9)},
+        mine={"east": spread(0.5), "west": spread(0.5)},
+        gone={"east": ["diverged"] * 5, "west": spread(0.6)},
+    )
+    found = versus(made, "mine")
+    assert list(found.others) == ["gone", "lacks"]
+    assert found.others["lacks"].mean is None
+    assert set(found.others["lacks"].streams) == {"east"}
+    assert found.others["gone"].streams["east"].estimate == pytest.approx(0.1 - 0.5)  # chance
+    nobody = versus(made, "lacks")
+    assert set(nobody.rest.streams) == {"east"}
+    assert nobody.rest.mean is None
+
+
+def test_pages_compare_with_the_baseline(tmp_path: Path) -> None:
+    made = fabricated(
+        mine={"east": spread(0.5), "west": spread(0.5)},
+        other={"east": spread(0.6), "west": [0.45, 0.5, 0.5, 0.5, 0.5]},
+    )
+    assert "Against" not in board.markdown(made)
+    made = made.against("mine")
+    evidences.write(made, tmp_path)
+    page = board.markdown(evidences.read(tmp_path))
+    half = 100 * 2.776 * np.std([0.45, 0.5, 0.5, 0.5, 0.5], ddof=1) / np.sqrt(5)
+    row = f"+4.50 ± {half / 2:.2f} ▲ | +10.00 ± 0.00 ▲ | -1.00 ± {half:.2f} |"
+    assert f"| other | {row}" in page
+    assert f"| best of the others | {row[:-2].replace('▲ | -', '▲ (other) | -')} (other) |" in page
+    with pytest.raises(ValueError, match="no baseline 'nobody' among mine, other"):
+        made.against("nobody")

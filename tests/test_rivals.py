@@ -197,6 +197,30 @@ def test_each_part_of_the_gate_is_another_method() -> None:
     assert apart.min() > 1e-6
 
 
+@pytest.mark.parametrize("name", ["gated-upgd", *METHODS["gated-upgd"].aliases])
+def test_gates_have_the_halves_and_layers_that_their_names_say(name: str) -> None:
+    """The gate is read off the first step, where Û = -g·w: steps are g times it."""
+    model, k = network(), 3.0
+    before = [p.detach().clone() for p in model.parameters()]
+    opt = upgd.create(name, model, lr=0.1, sigma=0.0, sharpness=k)
+    x, y = next(stream())
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    params = list(model.parameters())
+    grads = [p.grad for p in params if p.grad is not None]
+    utilities = [-g * w for g, w in zip(grads, before, strict=True)]
+    eta = max(float(u.max()) for u in utilities)
+    assert eta > 0 > min(float(u.min()) for u in utilities)
+    for number, (w, p, g, u) in enumerate(zip(before, params, grads, utilities, strict=True)):
+        gate = 2 * torch.sigmoid(-k * u / eta)
+        here = "-body" not in name if number >= 4 else "-head" not in name
+        useful = here and "undoing" not in name and "ungated" not in name
+        harmful = here and "protecting" not in name and "ungated" not in name
+        expected = torch.where(u > 0, gate if useful else torch.ones_like(gate), 1.0)
+        expected = torch.where(u < 0, gate if harmful else torch.ones_like(gate), expected)
+        torch.testing.assert_close(w - p.detach(), 0.1 * g * expected, rtol=1e-9, atol=1e-13)
+
+
 RENAMED = ["sgd-head-decay", "adam-head-decay", "adam-equal-betas", "fade-head"]
 
 

@@ -59,10 +59,17 @@ class Evidence:
     costs: Mapping[str, Cost] = field(default_factory=dict)
     parts: Sequence[Portion] = ()
     data: Mapping[str, Any] = field(default_factory=dict)  # by dataset: samples and checksums
+    baseline: str = ""  # the entrant that others are compared with, if any
 
     def with_costs(self, costs: Mapping[str, Cost]) -> Evidence:
         """The same with some costs in place of others."""
         return replace(self, costs={**self.costs, **costs})
+
+    def against(self, baseline: str) -> Evidence:
+        """The same, with others compared with this entrant; ValueError if there is none."""
+        if baseline and baseline not in self.entrants:
+            raise ValueError(f"there is no baseline {baseline!r} among {', '.join(self.entrants)}")
+        return replace(self, baseline=baseline)
 
     def known(self, entrants: Mapping[str, Entrant]) -> dict[str, Cell]:
         """What runs gave, by their keys; of those entrants whose code is still the same."""
@@ -125,7 +132,8 @@ def shared(mine: Mapping[str, Stream], others: Mapping[str, Stream]) -> list[str
 def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
     """Both on the streams whose protocol is the same; and the names of the other streams.
 
-    An entrant that is in both is taken from `mine`, which has what `others` know of it.
+    An entrant that is in both is taken from `mine`, which has what `others` know of it; so is the
+    baseline.
 
     Raises:
         ValueError: There is no such stream.
@@ -155,6 +163,7 @@ def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
         {name: origin[name].costs[name] for name in names if name in origin[name].costs},
         by_age([*others.parts, *mine.parts]),
         {**others.data, **mine.data},
+        mine.baseline or others.baseline,
     )
     return both, [name for name in mine.streams if name not in alike]
 
@@ -169,6 +178,7 @@ def write(evidence: Evidence, folder: Path) -> list[Path]:
         "entrants": [_entrant_facts(evidence, name) for name in evidence.entrants],
         "ran": [asdict(part) for part in evidence.parts],
         "data": evidence.data,
+        **({"baseline": evidence.baseline} if evidence.baseline else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     contents = {
@@ -229,7 +239,7 @@ def read(folder: Path) -> Evidence:
         raise ValueError(f"{folder} has no results of the arena: {error}") from None
     by_name = {stream.name: stream for stream in streams}
     whole = (facts["scale"], by_name, entrants, choices, *tables, costs, parts, facts["data"])
-    return Evidence(*whole)
+    return Evidence(*whole).against(facts.get("baseline", ""))
 
 
 def _stream(facts: Mapping[str, Any]) -> Stream:

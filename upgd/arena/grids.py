@@ -114,13 +114,13 @@ GRIDS: dict[str, Grid] = {
     "gated-upgd": _GATE,
     "upgd-ungated": {"lr": [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.02, 0.03, 0.05, 0.1]},
     "upgd-protecting": _GATE,
-    "upgd-harmful": _GATE,
+    "upgd-undoing": _GATE,
     "upgd-head": _GATE,
     "upgd-head-protecting": _GATE,
-    "upgd-head-harmful": _GATE,
+    "upgd-head-undoing": _GATE,
     "upgd-body": _GATE,
     "upgd-body-protecting": _GATE,
-    "upgd-body-harmful": _GATE,
+    "upgd-body-undoing": _GATE,
 }  # fmt: skip
 """By entrant; the order is that of tables."""
 _BUILT_IN = dict(GRIDS)

@@ -13,6 +13,9 @@ is 1.
 Entrants are ranked by worst case. Equal ones share a rank. An entrant that lacks a result on some
 stream has neither mean nor worst case and is not ranked, since both could only look better.
 Streams that nobody has results on are left out.
+
+Against a *baseline*, an entrant has the difference of accuracies with the same seed, with the same
+kind of interval.
 """
 
 from __future__ import annotations
@@ -145,6 +148,57 @@ def _ranked(rows: Sequence[Row]) -> list[Row]:
     ranks = {name: 1 + sum(s > score for s in scores.values()) for name, score in scores.items()}
     found = [replace(row, rank=ranks[row.entrant]) for row in whole]
     return [*found, *(row for row in rows if row.worst is None)]
+
+
+# -------------------------------------------------------------------------- against a baseline
+@dataclass(frozen=True)
+class Difference:
+    """Accuracies of one entrant, or of several, minus the baseline's, paired by seeds."""
+
+    streams: Mapping[str, Interval]  # where both have all results
+    mean: Interval | None  # over all streams that are scored; None if one is missing
+
+
+@dataclass(frozen=True)
+class Versus:
+    """All entrants against one of them, each tuned per stream."""
+
+    baseline: str
+    rest: Difference  # the best of the others on each stream
+    best: Mapping[str, str]  # by stream, which one that is
+    others: Mapping[str, Difference]  # largest mean first; those that lack results last
+
+
+def versus(evidence: Evidence, baseline: str) -> Versus:
+    """How far entrants are ahead of the baseline, or behind.
+
+    On each stream the best of the others is the one with the largest mean, found by the same runs,
+    so the comparison with it flatters the others.
+    """
+    scored, best = judge(evidence, "tuned").best, {}
+    apart: dict[str, dict[str, NDArray[np.float64]]] = {name: {} for name in evidence.entrants}
+    for stream in scored:
+        mine = accuracies(evidence, baseline, stream, "tuned")
+        for name, some in apart.items():
+            values = accuracies(evidence, name, stream, "tuned")
+            if mine is not None and values is not None:
+                some[stream] = values - mine
+    del apart[baseline]
+    for stream in scored:
+        means = {name: some[stream].mean() for name, some in apart.items() if stream in some}
+        if means:
+            best[stream] = max(means, key=lambda name: float(means[name]))
+    rest = {stream: apart[name][stream] for stream, name in best.items()}
+    found = {name: _difference(some, len(scored)) for name, some in apart.items()}
+    order = sorted(found, key=lambda n: math.inf if (m := found[n].mean) is None else -m.estimate)
+    others = {name: found[name] for name in order}
+    return Versus(baseline, _difference(rest, len(scored)), best, others)
+
+
+def _difference(apart: Mapping[str, NDArray[np.float64]], streams: int) -> Difference:
+    whole = 0 < len(apart) == streams
+    mean = mean_interval(np.mean(list(apart.values()), axis=0)) if whole else None
+    return Difference({stream: mean_interval(some) for stream, some in apart.items()}, mean)
 
 
 # -------------------------------------------------------------------------------- the search

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from typer import Argument, Option
 from upgd.arena import board, grids
 from upgd.arena.evidence import Evidence
 from upgd.arena.protocol import SCALES
-from upgd.arena.scores import MODES, judge
+from upgd.arena.scores import MODES, judge, versus
 from upgd.cli import options as o
 from upgd.cli.app import command, say, wrote
 from upgd.cli.arguments import all_methods
@@ -43,6 +44,9 @@ def arena(
     results: Annotated[
         Path | None, Option(help="For tables and pages; default STUDY/results.")
     ] = None,
+    baseline: Annotated[
+        str, Option(help="Compare all methods with this one, stream by stream.")
+    ] = "",
     only_page: Annotated[
         Path | None, Option("--page", help="Only make the page of these results again.")
     ] = None,
@@ -64,7 +68,7 @@ def arena(
     """
     load(use)
     if only_page is not None:
-        for path in page(only_page):
+        for path in page(only_page, baseline):
             wrote(path)
         return
     if methods == ["list"]:
@@ -80,6 +84,7 @@ def arena(
         others,
         None if alone else against or committed(scale),
         results,
+        baseline,
     )
     contest.check()
     if dry_run:
@@ -114,17 +119,23 @@ def _list() -> None:
 
 def _show(found: Evidence) -> None:
     for mode, title in MODES.items():
-        rows = board.lines(found, mode)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         say(f"{title}, per cent of the best method's accuracy:")
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            say("  " + "  ".join(cells).rstrip())
+        _print(board.lines(found, mode))
+    if found.baseline:
+        say(f"against {found.baseline}, points of accuracy over all streams:")
+        _print([row[:2] for row in board.differences(found).rows])
+
+
+def _print(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        say("  " + "  ".join(cells).rstrip())
 
 
 def _facts(found: Evidence) -> dict[str, Any]:
     """The rankings for scripts: scores are shares."""
-    return {
+    facts: dict[str, Any] = {
         mode: [
             {
                 "method": row.entrant,
@@ -139,3 +150,11 @@ def _facts(found: Evidence) -> dict[str, Any]:
         ]
         for mode in MODES
     }
+    if found.baseline:
+        others = versus(found, found.baseline).others
+        facts["against"] = found.baseline
+        facts["differences"] = {
+            name: {stream: one.estimate for stream, one in apart.streams.items()}
+            for name, apart in others.items()
+        }
+    return facts

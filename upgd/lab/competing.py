@@ -59,6 +59,7 @@ class Contest:
         others: Further studies, which are only read.
         against: A folder of results whose entrants are rivals.
         results: Where tables and pages go; by default ``results`` in the study's folder.
+        baseline: The entrant that all are compared with; by default that of earlier results.
 
     Raises:
         ValueError: There is no such scale, problem or method, or results would be lost.
@@ -71,6 +72,7 @@ class Contest:
     others: Sequence[Path] = ()
     against: Path | None = None
     results: Path | None = None
+    baseline: str = ""
     found: Evidence | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +91,17 @@ class Contest:
             self._check_kept(before)
             self.earlier.append(before)
         self.rivals = [e for e in self.earlier if evidence.shared(self.chosen, e.streams)]
+        self._check_baseline()
         if self.earlier and not self.rivals:
             self.study.note(f"{self.against} has none of these streams and protocols: no rivals")
+
+    def _check_baseline(self) -> None:
+        """Raise if there is no such entrant."""
+        if self.baseline:
+            self.baseline = str(grids.parse(self.baseline))
+            known = {*self.entrants, *(name for e in self.rivals for name in e.entrants)}
+            if self.baseline not in known:
+                raise ValueError(f"the baseline {self.baseline} is no entrant; name it as well")
 
     def _check_kept(self, before: Evidence) -> None:
         """Raise if writing would drop streams of earlier results."""
@@ -191,8 +202,8 @@ class Contest:
             mine, left = joined(mine, rivals)
             if left:
                 self.study.note(f"rivals have another protocol on {', '.join(left)}: left out")
-        self.found = mine
-        return mine
+        self.found = mine.against(self.baseline) if self.baseline else mine
+        return self.found
 
     def _costs(self, mine: Evidence, measure: bool) -> dict[str, Cost]:
         known = {
@@ -265,8 +276,17 @@ def _sizes(kept: Any) -> Iterable[int]:
             yield from _sizes(value)
 
 
-def page(folder: Path) -> list[Path]:
-    """Make the page and the figures of committed results again; returns their paths."""
+def page(folder: Path, baseline: str = "") -> list[Path]:
+    """Make the page and the figures of results again; returns the paths.
+
+    Args:
+        folder: Of the results.
+        baseline: An entrant that others are compared with from now on.
+    """
     found = evidence.read(folder)
     board.check(folder)
-    return board.write(found, folder)
+    written = []
+    if baseline:
+        found = found.against(baseline.lower())
+        written = evidence.write(found, folder)
+    return [*written, *board.write(found, folder)]

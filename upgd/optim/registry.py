@@ -270,7 +270,7 @@ def _rivals() -> Iterator[Row]:
 
 def _gates() -> Iterator[tuple[str, dict[str, float]]]:
     """Parts of UPGD's gate: all layers, the head or those before it, by the gate's halves."""
-    halves = {"": (1.0, 1.0), "-protecting": (1.0, 0.0), "-harmful": (0.0, 1.0)}
+    halves = {"": (1.0, 1.0), "-protecting": (1.0, 0.0), "-undoing": (0.0, 1.0)}
     for (half, on), where in itertools.product(halves.items(), ("", "-head", "-body")):
         off, names = (0.0, 0.0), ("protecting", "undoing")
         body, head = {"": (on, on), "-head": (off, on), "-body": (on, off)}[where]
