@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,13 @@ def test_pages_say_what_scores_say() -> None:
     assert row.worst is not None
     assert f"| 2 | second | {board.bounds(row.worst)} | east |" in page
     assert "42.0 ± 22.2 ★" in page  # (0.1 + 4·0.5) / 5, and 2.776 · 0.179 / √5
+    assert page.count("80.0 ± ") == 1  # nobody has a choice of sets
+    assert "Tuned per stream" not in page
+    both = Entrant("second", "second", ({"lr": 0.1}, {"lr": 0.2}))
+    page = board.markdown(replace(made, entrants={**made.entrants, "second": both}))
     assert page.count("80.0 ± ") == 2
+    assert page.index("Tuned per stream") < page.index("One set for all streams")
+    assert page.index("One set for all streams") < page.index("](scores.png)")
 
 
 def test_numbers_per_weight_are_those_of_states() -> None:

@@ -38,9 +38,15 @@ class Part(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+def modes(evidence: Evidence) -> list[Mode]:
+    """The modes that have tables: where no entrant has a choice of sets, one."""
+    choice = any(len(entrant.sets) > 1 for entrant in evidence.entrants.values())
+    return list(MODES) if choice else ["one"]
+
+
 def parts(evidence: Evidence) -> list[Part]:
     """All tables of the page."""
-    found = {mode: judge(evidence, mode) for mode in MODES}
+    found = {mode: judge(evidence, mode) for mode in modes(evidence)}
     return [
         *(_ranks(evidence, table) for table in found.values()),
         *([differences(evidence)] if evidence.baseline else []),
@@ -259,7 +265,7 @@ def markdown(evidence: Evidence) -> str:
     for number, part in enumerate(parts(evidence)):
         lines += [f"## {part.title}", "", *([part.about, ""] if part.about else [])]
         lines += [_line(part.header), _line(["---"] * len(part.header)), *map(_line, part.rows), ""]
-        if number == 1:
+        if number == len(modes(evidence)) - 1:
             for name, caption in FIGURES.items():
                 lines += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
     text = "\n".join(lines).strip().replace("(RULES)", "(../../../arena.md)")
@@ -278,7 +284,8 @@ def html(evidence: Evidence, figures: Sequence[Path]) -> str:
     for number, part in enumerate(parts(evidence)):
         caption = f"{part.title}: {part.about}" if part.about else part.title
         body.append(as_table(caption.replace("`", ""), part.header, part.rows))
-        body += [_image(path) for path in figures if number == 1]
+        if number == len(modes(evidence)) - 1:
+            body += [_image(path) for path in figures]
     return document(title(evidence), join(body), "img-src data:; ")
 
 
@@ -310,7 +317,7 @@ def check(folder: Path) -> None:
 def write(evidence: Evidence, folder: Path) -> list[Path]:
     """Write the pages and the figures; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = [judge(evidence, mode) for mode in MODES]
+    tables = [judge(evidence, mode) for mode in modes(evidence)]
     drawn = drawing.draw_scores(tables, *(folder / f"scores.{kind}" for kind in ("png", "svg")))
     paths = [folder / f"sensitivity.{kind}" for kind in ("png", "svg")]
     drawn += drawing.draw_sensitivity(evidence, *paths)

@@ -118,8 +118,8 @@ def _list() -> None:
 
 
 def _show(found: Evidence) -> None:
-    for mode, title in MODES.items():
-        say(f"{title}, per cent of the best method's accuracy:")
+    for mode in board.modes(found):
+        say(f"{MODES[mode]}, per cent of the best method's accuracy:")
         _print(board.lines(found, mode))
     if found.baseline:
         say(f"against {found.baseline}, points of accuracy over all streams:")
