@@ -130,6 +130,35 @@ def test_features_may_grow(how: str, path: str) -> None:
     assert bool((opt.utility(model[0].weight)[9:] != 0).all())  # the new ones have learnt
 
 
+@pytest.mark.parametrize("name", ["self-tuned-sgd", "centred-sgd", "continual-backprop"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_layers_may_grow(name: str, fused: bool) -> None:
+    """States of inputs grow with the layer; those of the layer and of the network stay."""
+    row, stream = METHODS[name], batches(6)
+    model = network()
+    opt = row.make(model, seed=4, fused=fused)
+    train(row, opt, model, stream[:3])
+    kept = {key: value.clone() for key, value in opt.state[model[0].weight].items()}
+    wider = enlarged(model[0], model[0].out_features, inputs=model[0].in_features + 2)
+    old = [model[0].weight, model[0].bias]
+    with pytest.raises(ValueError, match=r"set layer\.weight and layer\.bias first"):
+        opt.replace(old[0], wider.weight)
+    model[0].weight, model[0].bias = wider.weight, wider.bias
+    opt.zero_grad()
+    for p, new in zip(old, (wider.weight, wider.bias), strict=True):
+        opt.replace(p, new)
+    for key, value in opt.state[model[0].weight].items():
+        if key.startswith("inputs."):
+            assert torch.equal(value, torch.cat([kept[key], value.new_zeros(2)]))
+        elif "." in key or key in ("step", "attempts"):
+            assert torch.equal(value, kept[key])
+    opt.load_state_dict(opt.state_dict())  # shapes are those of the layers
+    wide = [(torch.cat([x, x[:, :2]], 1), y) for x, y in stream[3:]]
+    before = weights(model)
+    train(row, opt, model, wide)
+    assert all(not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
 def test_traces_of_other_shapes_and_types() -> None:
     weight = nn.Parameter(torch.ones(3, 4, 2))
     opt = UPGD([("kernel", weight)])

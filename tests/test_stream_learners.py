@@ -22,7 +22,7 @@ pytest.importorskip("numba")
 pytest.importorskip("sklearn")
 
 from upgd.stream import Classifier, Regressor, StreamWarning, members, mixing, scaling
-from upgd.stream.dense import DenseCore
+from upgd.stream.dense import DenseCore, compiled_core
 from upgd.stream.module import ModuleCore
 
 ADA = {"lr": 0.003, "betas": (0.0, 0.999), "beta_utility": 0.999, "weight_decay": 0.01}
@@ -32,6 +32,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "upgd with noise": ("upgd", {"lr": 0.03, "sigma": 0.01}),
     "ada-upgd": ("ada-upgd", {**ADA, "sigma": 0.0}),
     "ada-upgd with noise": ("ada-upgd", {**ADA, "sigma": 0.1}),
+    "self-tuned-sgd": ("self-tuned-sgd", {"lr": 0.25}),
 }
 
 
@@ -47,7 +48,7 @@ def pair(rule: str, sizes: tuple[int, ...], squared: bool) -> tuple[DenseCore, M
     method, hyper = RULES[rule]
     module = members.dense_module(sizes, 3)
     common = (method, hyper, 3, squared)
-    return DenseCore(sizes, *common), ModuleCore(module, sizes[0], sizes[-1], *common)
+    return compiled_core(sizes, *common), ModuleCore(module, sizes[0], sizes[-1], *common)
 
 
 # ----------------------------------------------------------------------------- networks
@@ -63,6 +64,23 @@ def test_the_compiled_network_learns_what_pytorch_learns(rule: str, squared: boo
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
     np.testing.assert_allclose(compiled.answer(rows), plain.answer(rows), rtol=0, atol=2e-4)
     assert abs(found[-1]).max() > 0.05  # something was learned
+
+
+def test_a_network_that_sees_its_layers_grows_as_in_pytorch() -> None:
+    compiled, plain = pair("self-tuned-sgd", (5, 12, 7, 3), False)
+    x, y = samples(100)
+    rows = x.astype(np.float32)
+    wider = np.random.default_rng(2).normal(size=(100, 7)).astype(np.float32)
+    labels = np.random.default_rng(3).integers(0, 5, 100)
+    for core in (compiled, plain):
+        core.learn(rows, y)
+    before = compiled.answer(rows)
+    for core in (compiled, plain):
+        core.grow(7, 5)
+    padded = np.concatenate([rows, wider[:, 5:]], 1)
+    np.testing.assert_allclose(compiled.answer(padded)[:, :3], before, rtol=0, atol=1e-6)
+    found, expected = (core.learn(wider, labels) for core in (compiled, plain))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
 def test_growing_keeps_weights_and_traces() -> None:

@@ -32,6 +32,16 @@ class LayeredCpuStack(OnCpu, LayeredStack):
         self.statistics = self._zeros(*self._statistics_shape)
 
     def _call(self, run: int, chunk: Chunk) -> tuple[Any, ...]:
+        return (
+            *self.arguments(run),
+            *self._samples(self.order[run], chunk),
+            self._zeros(0),
+            *(self.step, chunk.steps, self.window, self.stride),
+            *(self.series[run], self.diverged[run : run + 1], self._zeros(0, 0)),
+        )
+
+    def arguments(self, run: int) -> tuple[Any, ...]:
+        """Those of :func:`upgd.kernels.cpu_layered.learn` that stay the same, up to the key."""
         number, mine = self._group(run)
         group, states = self.groups[number], self.states[number]
         return (
@@ -43,7 +53,4 @@ class LayeredCpuStack(OnCpu, LayeredStack):
             *(self.statistics[run], self.hyper[run].reshape(-1)),
             *(self.decays[run], self.corrections[run], self.began[run : run + 1]),
             np.uint64(self.learners[run].seed),
-            *self._samples(self.order[run], chunk),
-            *(self.step, chunk.steps, self.window, self.stride),
-            *(self.series[run], self.diverged[run : run + 1]),
         )

@@ -166,8 +166,8 @@ def _backward_norm(delta, normed, begin, count, scale):
 def learn(
     advance, activation, squared, layer_norm, input_norm, noisy, layers, activations, places,
     w, s, gap, offset, kept, statistics, hyper, decays, corrections, began, key,
-    rows, index, permutation, slots, labels, targets,
-    start, steps, window, stride, series, diverged,
+    rows, index, permutation, slots, labels, targets, importance,
+    start, steps, window, stride, series, diverged, answers,
 ):  # fmt: skip
     """Run one learner through a chunk.
 
@@ -185,9 +185,11 @@ def learn(
         hyper, decays, corrections, began, key: The learner's, layer by layer; the step at which it
             began; its seed.
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
+        importance: By which the loss of each sample is multiplied; empty for 1.
         start, steps: The chunk's position in the run.
         window, stride: Of the metrics.
         series, diverged: The results.
+        answers: Receives the outputs for each sample before it is learned; empty for none.
     """
     count = len(layers)
     last = layers[count - 1]
@@ -251,6 +253,9 @@ def learn(
             outputs[1], labels[turn], targets[turn], squared, first_by[1], second_by
         )
         loss_before = np.float64(loss)
+        if len(answers) > 0:
+            for i in range(last[OUTPUTS]):
+                answers[turn, i] = outputs[1, i]
         sums = series[step // window]
         sums[LOSS] += loss_before
         if right:
@@ -261,6 +266,9 @@ def learn(
                 corrections[layer, k] = corrections[layer, k] * decay + (1.0 - decay)
         for i in range(last[OUTPUTS]):
             delta[last[ROW_AT] + i] = first_by[1, i]
+        if len(importance) > 0:
+            for i in range(last[ROW_AT], units):
+                delta[i] *= importance[turn]
         infinite = _backward(w, acts, layers, delta, back, activation, layer_norm, normed, scales)
         if diverged[0] < 0 and (infinite or not math.isfinite(loss)):
             diverged[0] = step

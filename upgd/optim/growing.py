@@ -59,7 +59,7 @@ class GrowingOptimizer(StatefulOptimizer):
             state = self.state.pop(old, None)
             if state is not None:
                 kept = {k: v.to(new.device) if k in CLOCK else v for k, v in state.items()}
-                for name in self.method.states:
+                for name in self._state_names():
                     if name in state:
                         kept[name] = _carried(state[name], self._fresh(new, name))
                 if MASTER in state:
@@ -102,13 +102,17 @@ class GrowingOptimizer(StatefulOptimizer):
                         f"{type(self).__name__}: rows of sharded parameters cannot be reset; leave "
                         "out rows"
                     )
-                held = [(p, name) for p in keepers for name in self.method.states]
+                held = [(p, name) for p in keepers for name in self._row_states()]
                 held = [(p, name) for p, name in held if name in self.state.get(p, ())]
                 # All rows are looked up before any is changed: one may be out of range.
                 fresh = [self._fresh(p, name)[rows] for p, name in held]
                 for (p, name), values in zip(held, fresh, strict=True):
                     self.state[p][name][rows] = values
             self._forget_plans()
+
+    def _row_states(self) -> tuple[str, ...]:
+        """States whose dimension 0 is the parameter's."""
+        return self.method.states
 
     def _find(self, p: Tensor) -> tuple[dict[str, Any], int]:
         """The group of a parameter and its place there."""

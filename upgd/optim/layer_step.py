@@ -98,25 +98,21 @@ class LayerStep:
                     self._keep_network(name, sum(layer.live.pop(name) for layer in self.layers))
 
     # -------------------------------------------------------------------------- states
-    def _state(
-        self, owner: Tensor, watched: WatchedLayer | None, place: Place
-    ) -> dict[str, Tensor]:
+    def _state(self, owner: Tensor, place: Place) -> dict[str, Tensor]:
         """States of a place, which are made when they are first asked for."""
         state, found = self.opt.state[owner], {}
         for name in self.method.states_of(place):
             key = f"{place}.{name}"
             if key not in state:
-                shape, start = place_shape(owner, watched, place), self.method.starts.get(name, 0.0)
-                dtype = compute_dtype(owner.dtype)
-                state[key] = torch.full(shape, start, dtype=dtype, device=owner.device)
+                state[key] = self.opt._fresh(owner, key)
             found[name] = state[key]
         return found
 
     def _kept(self, layer: Layer, place: Place) -> dict[str, Tensor]:
-        return self._state(layer.owner, layer.watched, place)
+        return self._state(layer.owner, place)
 
     def _network_states(self) -> dict[str, Tensor]:
-        return self._state(self.opt.param_groups[0]["params"][0], None, "network")
+        return self._state(self.opt.param_groups[0]["params"][0], "network")
 
     def _numbers(self, p: Tensor, t: float) -> dict[str, Any]:
         """The hyperparameters of a parameter's group, and the step's number."""

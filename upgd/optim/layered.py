@@ -18,13 +18,13 @@ from upgd.optim import checks, fused_layers
 from upgd.optim.batch import compute_dtype
 from upgd.optim.checks import parameter_name
 from upgd.optim.configured import Nonfinite
+from upgd.optim.growing import GrowingOptimizer
 from upgd.optim.layer_step import Layer, LayerStep, place_shape
 from upgd.optim.layers import Layers, WatchedLayer
 from upgd.optim.noise import GeneratorNoise, NoiseSource, PhiloxNoise
 from upgd.optim.ranks import process_group as processes_of
 from upgd.optim.rounding import Rounding
 from upgd.optim.shards import Part, is_dtensor
-from upgd.optim.state import StatefulOptimizer
 from upgd.optim.uncompiled import uncompiled
 from upgd.rules.vocabulary import Method
 
@@ -38,14 +38,13 @@ LACKS: Mapping[str, str] = {
     "unscale_": "samples see the scaled loss; scaler.step() hands the scale over, unscale_() "
     "does not",
     "processes": "each process sees samples of its own, and replicas would part",
-    "growing": "states belong to layers of the size that they had",
     "compile": "it reads values back; a compiled step runs as it is",
 }
 """What layered methods do not have, each with the reason."""
 _PATHS = ("foreach", "capturable")
 
 
-class LayerOptimizer(StatefulOptimizer):
+class LayerOptimizer(GrowingOptimizer):
     """Base class: runs a layered :class:`~upgd.rules.vocabulary.Method` as a PyTorch optimizer.
 
     Backward passes must go through the model's own layers, so that hooks see their inputs. Samples
@@ -169,6 +168,10 @@ class LayerOptimizer(StatefulOptimizer):
         """Reset gradients and what was recorded of layers' inputs."""
         super().zero_grad(set_to_none)
         self.layers.reset()
+
+    def backward(self, loss: Tensor, *, scaler: Any = None, retain_graph: bool = False) -> None:
+        """Do what ``loss.backward()`` does, with the loss scaled by a ``GradScaler`` if given."""
+        (loss if scaler is None else scaler.scale(loss)).backward(retain_graph=retain_graph)
 
     # --------------------------------------------------------------------------- step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -330,6 +333,29 @@ class LayerOptimizer(StatefulOptimizer):
         if place in ("layers", "network"):
             return torch.Size(())
         return torch.Size(place_shape(p, self.layers.of(p), place)) if self.layers.all else None
+
+    def _fresh(self, p: Tensor, name: str) -> Tensor:
+        place, _, kept = name.rpartition(".")
+        if not place:
+            return super()._fresh(p, name)
+        shape = place_shape(p, self.layers.of(p), place)
+        start = self.method.starts.get(kept, 0.0)
+        return torch.full(shape, start, dtype=self._state_dtype(p, name), device=p.device)
+
+    def _row_states(self) -> tuple[str, ...]:
+        units = (name for name in self.method.state_names if name.startswith("units."))
+        return (*super()._row_states(), *units)
+
+    def _check_new(self, old: Tensor, new: Tensor) -> None:
+        super()._check_new(old, new)
+        inputs = (t for key, t in self.state.get(old, {}).items() if key.startswith("inputs."))
+        was_layer = self.layers.of(old) is not None or any(t.numel() for t in inputs)
+        if was_layer and self.layers.of(new) is None:
+            raise ValueError(
+                f"{type(self).__name__}: what replaces a layer's parameter must be in its place "
+                "already, since states belong to layers: set layer.weight and layer.bias first; "
+                "after a layer itself was replaced, call opt.watch(model)"
+            )
 
     def _describe_noise(self) -> None:
         if isinstance(self.noise, PhiloxNoise):

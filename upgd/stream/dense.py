@@ -1,4 +1,4 @@
-"""A dense network that learns one sample at a time in compiled loops. Needs numba."""
+"""Dense networks that learn one sample at a time in compiled loops. Needs numba."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
-from upgd.engine.dense_cpu import CpuStack
-from upgd.kernels.layout import Layout
+from upgd.engine.dense_cpu import CpuStack, OnCpu
+from upgd.engine.layered_cpu import LayeredCpuStack
+from upgd.kernels.layered import kept_names
+from upgd.kernels.layout import Layer, Layout
 from upgd.kernels.rules import LR
+from upgd.optim.registry import get
 
 _NO_LIMIT = 1 << 62  # one window for all steps
 _NO_PERMUTATION = (np.zeros((2, 0), np.int32), np.zeros(0, np.int32))
@@ -63,23 +66,31 @@ class DenseCore:
                 stack.states[0][k, 0] = stack.weights[0]
 
     def _build(self, sizes: tuple[int, ...]) -> None:
-        kernels = import_module("upgd.kernels.cpu_dense")
         self.sizes, self.layout = sizes, Layout(sizes)
         self._begun = 0  # the step at which the last learning began
-        self.stack = stack = CpuStack(
-            self.layout,
-            [self._learner],
-            loss=self._loss,
-            activation=self._activation,
-            steps=_NO_LIMIT,
-            window=_NO_LIMIT,
-            threads=1,
-        )
-        self._bounds = stack.unknown_bounds()
+        common = {"loss": self._loss, "activation": self._activation, "threads": 1}
+        common |= {"steps": _NO_LIMIT, "window": _NO_LIMIT}
+        self.stack = stack = self._make_stack(common)
         self._lr = self._learner.values()["lr"]
-        self._learn = partial(kernels.compiled("learn"), *stack.arguments(0))
         network = stack.activation, stack.layer_table, self.layout.activations, stack.weights[0]
-        self._answer = partial(kernels.compiled("answer"), *network)
+        answer = import_module("upgd.kernels.cpu_dense").compiled("answer")
+        self._answer = partial(answer, *network)
+
+    def _make_stack(self, common: Mapping[str, Any]) -> OnCpu:
+        """A stack of this learner alone; `_learn` is its compiled function."""
+        kernels = import_module("upgd.kernels.cpu_dense")
+        stack = CpuStack(self.layout, [self._learner], **common)
+        self._bounds = stack.unknown_bounds()
+        self._learn = partial(kernels.compiled("learn"), *stack.arguments(0))
+        return stack
+
+    def _results(self, answers: NDArray[np.float32]) -> tuple[Any, ...]:
+        """The last arguments of the compiled function."""
+        return False, self.stack.series[0], self.stack.diverged, self._bounds, answers
+
+    def _forget_bounds(self) -> None:
+        """Have bounds of weights and traces, which were changed, computed anew."""
+        self._bounds[:] = -1
 
     # ----------------------------------------------------------------------- learning
     def learn(
@@ -109,8 +120,8 @@ class DenseCore:
         self._learn(
             *(rows, index, *_NO_PERMUTATION, labels, numbers),
             _NO_IMPORTANCE if importance is None else importance,
-            *(stack.step, count, stack.window, stack.stride, False),
-            *(stack.series[0], stack.diverged, self._bounds, answers),
+            *(stack.step, count, stack.window, stack.stride),
+            *self._results(answers),
         )
         stack.step += count
         self._begun = stack.step - count
@@ -156,19 +167,22 @@ class DenseCore:
                 new[: len(past), : past.shape[1] - 1] = past[:, :-1]
                 new[: len(past), -1] = past[:, -1]
         for new_layer, layer in zip(self.layout.layers, old_layers, strict=True):
-            if self.stack.groups[0].features:
-                mine = old.utilities[0][0, layer.row_at : layer.row_at + layer.outputs]
-                at = new_layer.row_at
-                self.stack.utilities[0][0, at : at + layer.outputs] = mine
+            self._carry(old, layer, new_layer)
         for name in ("corrections", "began", "series", "diverged"):
             getattr(self.stack, name)[:] = getattr(old, name)
         self.stack.step, self.lr = old.step, lr
+
+    def _carry(self, old: OnCpu, layer: Layer, new: Layer) -> None:
+        """Take over what belongs to a layer's units and inputs from the stack before it grew."""
+        if self.stack.groups[0].features:
+            mine = old.utilities[0][0, layer.row_at : layer.row_at + layer.outputs]
+            self.stack.utilities[0][0, new.row_at : new.row_at + layer.outputs] = mine
 
     def load_weights(self, layers: Sequence[NDArray[Any]]) -> None:
         """See :class:`upgd.stream.committee.Core`."""
         for mine, given in zip(self.matrices(self.stack.weights[0]), layers, strict=True):
             mine[:] = given
-        self._bounds[:] = -1
+        self._forget_bounds()
         self._begin_states()
 
     def _numbers(self) -> list[NDArray[Any]]:
@@ -211,7 +225,7 @@ class DenseCore:
         """Set the traces of utility to zero."""
         if self._utility is not None:
             self.stack.states[0][self._utility, 0] = 0
-            self._bounds[:] = -1
+            self._forget_bounds()
             self.stack.corrections[0, :, self._utility] = 0
 
     # -------------------------------------------------------------------------- state
@@ -231,5 +245,39 @@ class DenseCore:
     def restore(self, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`."""
         self.stack.restore(0, arrays)
-        self._bounds[:] = -1
+        self._forget_bounds()
         self.stack.step, self.lr = int(facts["step"]), facts["lr"]
+
+
+class LayeredCore(DenseCore):
+    """The same with a method that sees its layers."""
+
+    stack: LayeredCpuStack
+
+    def _make_stack(self, common: Mapping[str, Any]) -> OnCpu:
+        kernels = import_module("upgd.kernels.cpu_layered")
+        stack = LayeredCpuStack(self.layout, [self._learner], **common)
+        self._learn = partial(kernels.compiled(), *stack.arguments(0))
+        return stack
+
+    def _results(self, answers: NDArray[np.float32]) -> tuple[Any, ...]:
+        return self.stack.series[0], self.stack.diverged, answers
+
+    def _forget_bounds(self) -> None:
+        """There are none."""
+
+    def _carry(self, old: OnCpu, layer: Layer, new: Layer) -> None:
+        assert isinstance(old, LayeredCpuStack)
+        for place, name in kept_names(self._learner.row.method):
+            mine, theirs = (
+                stack.kept[0][0, stack.layouts[0].at(place, name, layer.number) :]
+                for stack in (self.stack, old)
+            )
+            size = {"inputs": layer.inputs, "units": layer.outputs, "features": layer.outputs}
+            mine[: size.get(place, 1)] = theirs[: size.get(place, 1)]
+
+
+def compiled_core(sizes: tuple[int, ...], method: str, *rest: Any) -> DenseCore:
+    """The core that has a method; its arguments are those of :class:`DenseCore`."""
+    kind = LayeredCore if get(method)[0].method.layered else DenseCore
+    return kind(sizes, method, *rest)

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from upgd.engine.dense import ACTIVATIONS
+from upgd.engine.layered import LayeredStack
+from upgd.kernels.layered import kept_names
+from upgd.kernels.layout import Layer
 from upgd.networks import mlp
 from upgd.optim.base import RuleOptimizer
+from upgd.optim.layered import LayerOptimizer
 from upgd.optim.noise import PhiloxNoise
 from upgd.optim.registry import create
 from upgd.stream.module import ModuleCore
@@ -26,7 +30,7 @@ class TorchNetwork(NamedTuple):
     """A network and the optimizer that goes on with it."""
 
     module: nn.Module
-    optimizer: RuleOptimizer
+    optimizer: RuleOptimizer | LayerOptimizer
 
 
 def to_torch(core: Core) -> TorchNetwork:
@@ -56,7 +60,7 @@ def _from_dense(core: DenseCore) -> TorchNetwork:
     return TorchNetwork(module, opt)
 
 
-def _state_dict(core: DenseCore, opt: RuleOptimizer) -> dict[str, Any]:
+def _state_dict(core: DenseCore, opt: RuleOptimizer | LayerOptimizer) -> dict[str, Any]:
     """The state of an optimizer that has made the steps of a compiled network.
 
     Noise is a function of the step and traces are corrected by it. Utilities that were forgotten
@@ -76,10 +80,29 @@ def _state_dict(core: DenseCore, opt: RuleOptimizer) -> dict[str, Any]:
         for number, layer in enumerate(core.layout.layers[:-1]):
             mine = stack.utilities[0][0, layer.row_at : layer.row_at + layer.outputs]
             states[2 * number]["utility"] = torch.from_numpy(mine.copy())
+    if isinstance(stack, LayeredStack):
+        for number, layer in enumerate(core.layout.layers):
+            states[2 * number] |= _kept(stack, layer)
     saved["state"] = dict(enumerate(states))
     for group in saved["param_groups"]:
         group["noise_step"] = core.steps
     return saved
+
+
+def _kept(stack: LayeredStack, layer: Layer) -> dict[str, torch.Tensor]:
+    """What a layered method keeps with a layer's weights, and with the first one's of the network.
+
+    An optimizer keeps states of features with the layer that reads them.
+    """
+    found, kept, values = {}, stack.layouts[0], stack.kept[0][0]
+    sizes = {"inputs": layer.inputs, "features": layer.inputs, "units": layer.outputs}
+    for place, name in kept_names(kept.method):
+        owner = layer.number - (place == "features")
+        if owner >= 0 and (place != "network" or layer.number == 0):
+            at = kept.at(place, name, owner)
+            mine = torch.from_numpy(values[at : at + sizes.get(place, 1)].copy())
+            found[f"{place}.{name}"] = mine if place in sizes else mine.reshape(())
+    return found
 
 
 def _parts(core: DenseCore, numbers: NDArray[Any]) -> list[NDArray[np.float32]]:

@@ -102,15 +102,9 @@ def chosen(
         raise ValueError(f"network cannot be {network!r}; give a size, hidden units or a module")
     member = Member(network, optimizer or OPTIMIZER, dict(hyper or {}), activation=activation)
     try:
-        learner = Learner(member.optimizer, member.hyper, 0)
-        learner.values()
+        Learner(member.optimizer, member.hyper, 0).values()
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    if reason := learner.row.unsupported.get("growing"):
-        raise ValueError(
-            f"optimizer={member.optimizer!r} cannot train networks that grow with the inputs and "
-            f"classes of a stream: {reason}"
-        )
     return [member]
 
 
@@ -129,9 +123,9 @@ def make_core(
     if isinstance(hidden, tuple):
         sizes = (inputs, *hidden, outputs)
         if batch == 1 and has_compiled_core():
-            from upgd.stream.dense import DenseCore
+            from upgd.stream.dense import compiled_core
 
-            return DenseCore(sizes, *common, member.activation)
+            return compiled_core(sizes, *common, member.activation)
         dense = dense_module(sizes, seed, member.activation)
         return ModuleCore(dense, inputs, outputs, *common, batch)
     if isinstance(hidden, nn.Module):
