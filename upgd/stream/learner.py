@@ -519,6 +519,7 @@ class StreamLearner(BaseEstimator):
     def _restore(self, arrays: Mapping[str, NDArray[Any]], facts: dict[str, Any]) -> None:
         """Continue from :meth:`_state`, in a learner that has begun."""
         self._columns.restore(facts["columns"])
+        self._members = self._members[: len(facts["members"])]  # an older mixture had fewer
         self._shape(*facts["first_shape"])
         committee = self._shape(*facts["shape"])
         committee.restore(below("network/", arrays), facts)

@@ -20,6 +20,9 @@ from upgd.stream.module import ModuleCore
 SIZES = {"small": 32, "medium": 128, "large": 512}
 MANY = 64  # inputs
 OPTIMIZER = "upgd"  # of a single network
+SELF_TUNED = "self-tuned-sgd"
+SELF_TUNED_FOR = {False: {"lr": 4.0}, True: {"lr": 0.25}}
+"""Its `lr` goes with the loss: the cross entropy, or the squared error."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def mixture(units: int, squared: bool) -> list[Member]:
     AdaUPGD has no momentum: single samples of a stream often resemble those before them, and
     momentum then goes on where they went. Noise is left out: drawing it takes half of a step's
     time, and no stream was found on which it pays for that. Scaled inputs have a squared length
-    of about their number, so that more of them need smaller steps.
+    of about their number, so that more of them need smaller steps. SelfTunedSGD finds its own. New
+    members come last: files of older learners have those before them.
     """
     half, fast = units // 2, 0.01 if squared else 0.03
     ada = {"betas": (0.0, 0.999), "beta_utility": 0.999, "sigma": 0.0}
@@ -59,6 +63,7 @@ def mixture(units: int, squared: bool) -> list[Member]:
         Member((half, half), "upgd", {"lr": 0.02 if squared else 0.03, "sigma": 0.0}, True),
         Member((units,), "ada-upgd", {"lr": 0.003, **ada}, True),
         Member((units, units), "ada-upgd", {"lr": 0.001, **ada}, True),
+        Member((units, units), SELF_TUNED, SELF_TUNED_FOR[squared]),
     ]
 
 
@@ -100,7 +105,10 @@ def chosen(
         network = tuple(network)
     elif not callable(network):
         raise ValueError(f"network cannot be {network!r}; give a size, hidden units or a module")
-    member = Member(network, optimizer or OPTIMIZER, dict(hyper or {}), activation=activation)
+    optimizer, given = optimizer or OPTIMIZER, dict(hyper or {})
+    if optimizer == SELF_TUNED:
+        given = {**SELF_TUNED_FOR[squared], **given}
+    member = Member(network, optimizer, given, activation=activation)
     try:
         Learner(member.optimizer, member.hyper, 0).values()
     except KeyError as error:
