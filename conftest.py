@@ -68,3 +68,7 @@ def garbage_collections_are_short() -> None:
     """What imports and earlier files left is not scanned again: that took half of the time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else modules that count their objects at the end of the process report leaks
