@@ -39,10 +39,10 @@ def is_repetition(name: str) -> bool:
     return "upgd" in words and switches <= SWITCHES and len(switches) % 2 == 1
 
 
-def rows_of(names: Iterable[str]) -> list[Any]:
+def rows_of(names: Iterable[str], slow: Callable[[str], bool] = is_repetition) -> list[Any]:
     """Rows of the registry for ``parametrize``; repetitions are slow."""
-    slow = {True: pytest.mark.slow, False: ()}
-    return [pytest.param(METHODS[name], id=name, marks=slow[is_repetition(name)]) for name in names]
+    marks = {True: pytest.mark.slow, False: ()}
+    return [pytest.param(METHODS[name], id=name, marks=marks[slow(name)]) for name in names]
 
 
 RULES = rules()
@@ -56,14 +56,21 @@ every_noisy_method = pytest.mark.parametrize(
 
 
 def every_method_with(name: str, *values: Any) -> Any:
-    """Every method with each value of an argument; without True where the method lacks it."""
-    found = {
-        f"{row.name}-{value}": (row, value)
+    """Every method with each value of an argument; without True where the method lacks it.
+
+    Repetitions are slow.
+    """
+    found = [
+        pytest.param(
+            *(row, value),
+            id=f"{row.name}-{value}",
+            marks=pytest.mark.slow if is_repetition(row.name) else (),
+        )
         for row in METHODS.values()
         for value in values or (True, False)
         if value is not True or name not in row.unsupported
-    }
-    return pytest.mark.parametrize(("row", name), found.values(), ids=found.keys())
+    ]
+    return pytest.mark.parametrize(("row", name), found)
 
 
 PATHS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,8 @@ yardstick is a second eager run of the same network with its inputs, units and c
 order. It has the same weights, perturbations and samples, and its sums add the same numbers. Both
 run on the device of the stack: devices round differently in more than their sums.
 
-Perturbations are drawn for all steps at once, since one at a time they would take most of the time.
+Runs of 500 steps are slow tests, others have 100. Perturbations are drawn for all steps at once,
+since one at a time they would take most of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from upgd.optim.registry import METHODS
 
 SIZES = (16, 10, 8, 10)
 SHAPES = [tuple(p.shape) for p in build(SIZES, 0).parameters()]
-STEPS, TASK = 500, 250
+STEPS, FIRST = 500, 100
 GENERAL = tuple(name for name in RULES if not unsupported(Learner(name, {}, 0)))
 TIMES = 10
 """How many yardsticks a float32 stack may be away from the eager run."""
@@ -44,8 +45,9 @@ PARTED = 3e-5
 _normal = philox.normal
 
 
-def stream(seed: int) -> Any:
-    return small(seed, TASK)
+def stream(seed: int, steps: int = STEPS) -> Any:
+    """Two tasks."""
+    return small(seed, steps // 2)
 
 
 def learner(name: str, seed: int, stretch: float = 1.0) -> Learner:
@@ -111,20 +113,25 @@ class Samples(NamedTuple):
 
 
 @cache
-def samples(seed: int) -> Samples:
-    pairs = [stream(seed).at(step) for step in range(STEPS)]
+def samples(seed: int, steps: int = STEPS) -> Samples:
+    made = stream(seed, steps)
+    pairs = [made.at(step) for step in range(steps)]
     return Samples(*(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
 
 
 @cache
-def eager(name: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> Trace:
+def eager(
+    name: str, seed: int, dtype: torch.dtype, device: str = "cpu", steps: int = STEPS
+) -> Trace:
     noise = Drawn(torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1).to(device))
-    run = learner(name, seed), samples(seed), STEPS, SIZES
+    run = learner(name, seed), samples(seed, steps), steps, SIZES
     return plain(*run, dtype=dtype, device=device, noise=noise)
 
 
 @cache
-def reordered(name: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> Trace:
+def reordered(
+    name: str, seed: int, dtype: torch.dtype, device: str = "cpu", steps: int = STEPS
+) -> Trace:
     """The same run with inputs, units and classes in another order."""
     generator = torch.Generator().manual_seed(7)
     orders = [torch.randperm(size, generator=generator) for size in SIZES]
@@ -133,10 +140,10 @@ def reordered(name: str, seed: int, dtype: torch.dtype, device: str = "cpu") -> 
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     nn.utils.vector_to_parameters(flat[places], model.parameters())
     table = torch.cat([part.flatten(1) for part in draws(seed, dtype)], 1)[:, places]
-    own = samples(seed)
+    own = samples(seed, steps)
     turned = Samples(own.x[:, orders[0].numpy()], orders[-1].argsort().numpy()[own.y])
     trace = plain(
-        *(learner(name, seed), turned, STEPS),
+        *(learner(name, seed), turned, steps),
         dtype=dtype,
         device=device,
         model=model,
@@ -161,7 +168,11 @@ def parameter_places(model: nn.Module, orders: list[Tensor]) -> Tensor:
 # ------------------------------------------------------------------------- batched runs
 @cache
 def batched(
-    path: str, dtype: torch.dtype, seeds: tuple[int, ...], names: tuple[str, ...]
+    path: str,
+    dtype: torch.dtype,
+    seeds: tuple[int, ...],
+    names: tuple[str, ...],
+    steps: int = STEPS,
 ) -> dict[Any, tuple[Any, Any]]:
     """Weights and losses of all runs of one stack, by method, seed and stretch."""
     if path.endswith("general"):
@@ -171,14 +182,14 @@ def batched(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(philox, "normal", look_up)
         stack = make(path, learners, dtype)
-        chunks = feed(learners, stream)
-        for start in range(0, STEPS, TASK):
-            stack.advance(chunks.chunk(start, TASK))
+        chunks = feed(learners, partial(stream, steps=steps))
+        for start in (0, steps // 2):
+            stack.advance(chunks.chunk(start, steps // 2))
     found = {}
     for place, run in enumerate(stack.order):
         weights = numbers(stack.weights[place])
         weights = weights[stack.layout.places] if path.endswith("dense") else weights
-        found[keys[run]] = weights, numbers(stack.series[place, :, 0])
+        found[keys[run]] = weights, numbers(stack.series[place, :steps, 0])
     return found
 
 
@@ -216,7 +227,6 @@ PATHS = {
     "cuda-general": needs_cuda,
 }
 FEW = tuple(name for name in RULES if not is_repetition(name))
-REST = tuple(name for name in RULES if is_repetition(name))
 SOME = ("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "pgd", "s-si")
 ADAPTIVE = ("ada-upgd", "adamw")
 """They divide by small gradients, so that one seed's yardstick may be some times another's."""
@@ -228,7 +238,7 @@ def cases(names: Iterable[str], *rest: Any, mark: Any = None) -> list[Any]:
         pytest.param(
             *(name, path, *rest),
             marks=[m for m in (marks, mark) if m],
-            id=f"{name} {path}" + (" many seeds" if len(rest) > 1 and mark else ""),
+            id=f"{name} {path}" + (" all steps" if mark else ""),
         )
         for name in names
         for path, marks in PATHS.items()
@@ -248,29 +258,30 @@ def largest(traces: dict[int, Trace], others: dict[int, Any]) -> Any:
 
 @pytest.mark.parametrize("name", ["n-upgd-2nd-local", "feature-upgd"])
 def test_the_reordered_run_differs_by_rounding_alone(name: str) -> None:
-    trace, other = (run(name, 1, torch.float64) for run in (eager, reordered))
+    trace, other = (run(name, 1, torch.float64, steps=FIRST) for run in (eager, reordered))
     assert 0 < differences(trace, *other[:2]).max() < 1e-9
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "names"), cases(FEW, FEW) + cases(REST, REST, mark=pytest.mark.slow)
+    ("name", "path", "names", "steps"),
+    cases(FEW, FEW, FIRST) + cases(RULES, tuple(RULES), STEPS, mark=pytest.mark.slow),
 )
-def test_double_precision(name: str, path: str, names: tuple[str, ...]) -> None:
+def test_double_precision(name: str, path: str, names: tuple[str, ...], steps: int) -> None:
     seed = 1
-    trace = eager(name, seed, torch.float64)
+    trace = eager(name, seed, torch.float64, steps=steps)
     assert 0.2 < abs(trace.weights).max() < 5
-    mine = batched(path, torch.float64, (seed,), names)[name, seed, 1.0]
+    mine = batched(path, torch.float64, (seed,), names, steps)[name, seed, 1.0]
     assert (differences(trace, *mine) < 1e-9).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "names", "seeds"),
-    cases(SOME, SOME, (1,))
-    + cases(ADAPTIVE, ADAPTIVE, (1, 2, 3))
-    + cases(RULES, tuple(RULES), (1, 2, 3, 4, 5), mark=pytest.mark.slow),
+    ("name", "path", "names", "steps", "seeds"),
+    cases(SOME, SOME, FIRST, (1,))
+    + cases(ADAPTIVE, ADAPTIVE, FIRST, (1, 2, 3))
+    + cases(RULES, tuple(RULES), STEPS, (1, 2, 3, 4, 5), mark=pytest.mark.slow),
 )
 def test_single_precision(
-    name: str, path: str, names: tuple[str, ...], seeds: tuple[int, ...]
+    name: str, path: str, names: tuple[str, ...], steps: int, seeds: tuple[int, ...]
 ) -> None:
     """And with a step size that is off by a ten thousandth they are not equal.
 
@@ -278,13 +289,13 @@ def test_single_precision(
     yardstick; one in five may be so.
     """
     device = path.split("-")[0]
-    traces = {seed: eager(name, seed, torch.float32, device) for seed in seeds}
-    others = {seed: reordered(name, seed, torch.float32, device)[:2] for seed in seeds}
+    traces = {seed: eager(name, seed, torch.float32, device, steps) for seed in seeds}
+    others = {seed: reordered(name, seed, torch.float32, device, steps)[:2] for seed in seeds}
     gaps = {seed: differences(traces[seed], *others[seed]) for seed in seeds}
     kept = [seed for seed in seeds if gaps[seed].max() < PARTED]
     assert len(kept) > 0.7 * len(seeds)
     yardstick = np.max([gaps[seed] for seed in kept], 0)
-    runs = batched(path, torch.float32, seeds, names)
+    runs = batched(path, torch.float32, seeds, names, steps)
     right, wrong = (
         largest(traces, {seed: runs[name, seed, factor] for seed in kept}) / yardstick
         for factor in STRETCHES
@@ -314,7 +325,9 @@ def test_fusing_another_product_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setenv("UPGD_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu_rows, "source", source)
-    trace, other = (run(name, seed, torch.float32) for run in (eager, reordered))
-    wrong = batched.__wrapped__("cpu-dense", torch.float32, (seed,), (name,))[name, seed, 1.0]
+    trace, other = (run(name, seed, torch.float32, steps=FIRST) for run in (eager, reordered))
+    wrong = batched.__wrapped__("cpu-dense", torch.float32, (seed,), (name,), FIRST)[
+        name, seed, 1.0
+    ]
     assert 1 in found
     assert (differences(trace, *wrong) / differences(trace, *other[:2]))[0] > TIMES

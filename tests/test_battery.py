@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import (
+    RULES,
     CounterNoise,
     assert_close,
     assert_equal,
@@ -26,6 +27,7 @@ from tests.cases import (
     needs_cuda,
     network,
     provide,
+    rows_of,
     state,
     train,
     watching,
@@ -51,7 +53,7 @@ def test_defaults_learn(row: Row, device: str) -> None:
     opt = row.make(model, seed=0)
     batch = batches(1, device)
     first = float(loss_of(model, batch[0]).detach())
-    train(row, opt, model, batch * 300)
+    train(row, opt, model, batch * 120)
     assert float(loss_of(model, batch[0]).detach()) < 0.9 * first
 
 
@@ -366,7 +368,14 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 
 # ------------------------------------------------------------------------------ compile
-@every_rule
+COMPILED = {
+    *("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "upgd-momentum", "ada-upgd", "pgd"),
+    *("adamw", "s-rwalk", "s-si", "hare-tortoise"),
+}
+"""One of each kind of rule and of phases; the others are slow."""
+
+
+@pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name not in COMPILED))
 def test_torch_compile(row: Row) -> None:
     compile_and_compare(row, "raise")
 

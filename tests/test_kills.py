@@ -64,7 +64,7 @@ def is_begun(folder: Path, count: int) -> bool:
         return sum(ledger.counts().values()) == count
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills: int) -> None:
     steps = 25 * kills
     options = ["--quiet", "--engine", "eager", "--checkpoint-seconds", "0"]

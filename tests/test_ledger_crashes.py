@@ -119,11 +119,17 @@ def _work_and_exit(folder: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param("raise", marks=pytest.mark.slow), pytest.param("exit", marks=forking)]
+    ("how", "which"),
+    [
+        pytest.param("exit", "each", marks=forking),
+        pytest.param("exit", "all", marks=[forking, pytest.mark.slow]),
+        pytest.param("raise", "all", marks=pytest.mark.slow),
+    ],
 )
 def test_crash_around_every_durable_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, which: str
 ) -> None:
+    """Before and after each kind of write, at its last time, or at all times."""
     names: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(crash, "point", names.append)
@@ -142,7 +148,10 @@ def test_crash_around_every_durable_write(
         "fail",
         "release",
     }
+    last = {name: number for number, name in enumerate(names)}
     for number, name in enumerate(names):
+        if which == "each" and number != last[name]:
+            continue
         folder = tmp_path / str(number)
         if how == "exit":
             process = PROCESSES.Process(target=_work_and_exit, args=(folder, number))

@@ -177,8 +177,9 @@ def assert_same(ours: list[list[np.ndarray]], theirs: list[list[np.ndarray]], sc
 
 
 @every_rule
-def test_equals_the_equations(row: Row) -> None:
-    check_equations(row, examples=80)
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_equals_the_equations(row: Row, examples: int) -> None:
+    check_equations(row, examples)
 
 
 def check_equations(row: Row, examples: int, **settings: Any) -> None:

@@ -33,10 +33,20 @@ EXPECTED_FAILURES = {
 }
 
 
-@parametrize_with_checks(
-    [Classifier(), Regressor(), Classifier(network=(16,)), Regressor(network=(16,))],
-    expected_failed_checks=lambda _: EXPECTED_FAILURES,
-)
+def scikit_learns_checks() -> Any:
+    """All; of those of the default networks, which take longest, every other one is slow."""
+    estimators = [Classifier(), Regressor(), Classifier(network=(16,)), Regressor(network=(16,))]
+    every = parametrize_with_checks(estimators, expected_failed_checks=lambda _: EXPECTED_FAILURES)
+    names, cases = every.args
+    found = []
+    for number, case in enumerate(cases):
+        values, marks = getattr(case, "values", case), getattr(case, "marks", ())
+        often = isinstance(values[0].network, tuple) or number % 2 == 0
+        found.append(pytest.param(*values, marks=[*marks, *([] if often else [pytest.mark.slow])]))
+    return pytest.mark.parametrize(names, found, **every.kwargs)
+
+
+@scikit_learns_checks()
 def test_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

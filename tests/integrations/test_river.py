@@ -29,10 +29,12 @@ MODELS = {
 
 # ------------------------------------------------------------------------------ checks
 def river_checks() -> Iterator[Any]:
-    """All that river has for such estimators; none is left out."""
+    """All that river has for such estimators; every other one of default networks is slow."""
     for name, model in MODELS.items():
         for number, check in enumerate(checks.yield_checks(model)):
-            yield pytest.param(model, check, id=f"{name}-{number}-{check.__name__}")
+            slow = name.endswith("()") and number % 2 == 1
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(model, check, marks=marks, id=f"{name}-{number}-{check.__name__}")
 
 
 @pytest.mark.parametrize(("model", "check"), list(river_checks()))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from upgd.ledger import Ledger, Run, RunSpec
@@ -145,8 +146,12 @@ class Search:
 
     def runs(self, stage: Stage) -> int:
         """The number of runs in a stage, without replacements and the printed set."""
-        hypers = (e.sweep.hypers()[e.method] for e in self.entrants())
-        return self.seeds * sum(len(stage.choose(some)) for some in hypers)
+        return self.seeds * sum(len(stage.choose(some)) for some in self._hypers)
+
+    @cached_property
+    def _hypers(self) -> list[list[Hyper]]:
+        """Of each arm, its sets in the ledger's form."""
+        return [entrant.sweep.hypers()[entrant.method] for entrant in self.entrants()]
 
     @property
     def learner_steps(self) -> int:
