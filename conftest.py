@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -21,21 +20,6 @@ if not importlib.util.find_spec("triton"):
     ]
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported
-    from triton import language
-    from triton.runtime import interpreter
-
-    @functools.cache
-    def _builtins(package: Any) -> list[str]:
-        return [name for name in dir(package) if is_builtin(getattr(package, name, None))]
-
-    def _patch_builtin(package: Any, *rest: Any) -> None:
-        for name in _builtins(package):
-            if is_builtin(member := getattr(package, name)):
-                interpreter._patch_attr(package, name, member, *rest)
-
-    # For each call of a function by a kernel, Triton looks through all names of its language.
-    is_builtin = language.core.is_builtin
-    interpreter._patch_builtin = _patch_builtin
 if not importlib.util.find_spec("numba"):
     compiled = ("cpu_*", "vectors", "subnormals")
     collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]
