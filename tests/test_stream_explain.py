@@ -151,7 +151,7 @@ def test_members_count_as_much_as_in_the_mixture() -> None:
     found = learner.explain()
     assert found.mixture == {each.name: each.weight for each in found.networks}
     for member, network in zip(learner._members, found.networks, strict=True):
-        assert (network.inputs is None) == (member.optimizer == "sgd")
+        assert (network.inputs is None) == (member.optimizer in ("sgd", "self-tuned-sgd"))
     known = [each for each in found.networks if each.inputs is not None]
     total = sum(each.weight * each.inputs for each in known)  # type: ignore[operator,misc]
     np.testing.assert_allclose(sorted(found.inputs.values()), np.sort(total))

@@ -16,7 +16,7 @@ from upgd.optim.base import RuleOptimizer
 from upgd.stream import Classifier, Regressor
 from upgd.stream.learner import StreamLearner
 from upgd.stream.members import dense_module
-from upgd.stream.mixing import logarithms
+from upgd.stream.mixing import FLOOR, logarithms
 from upgd.stream.module import ModuleCore
 
 pytest.importorskip("numba")
@@ -174,7 +174,7 @@ def test_modules_answer_as_the_learner_predicts(batch_size: int) -> None:
     mixed = np.zeros((len(rows), 3))
     weights = learner.committee_.mixture.weights
     for weight, (module, _) in zip(weights, learner.to_torch(), strict=True):
-        mixed += weight * logarithms(module(x).detach().double().numpy())
+        mixed += weight * np.maximum(logarithms(module(x).detach().double().numpy()), FLOOR)
     np.testing.assert_allclose(learner.predict_log_proba(rows), logarithms(mixed), atol=1e-5)
 
 

@@ -416,6 +416,24 @@ def test_parameters_that_are_changed_later_do_not_spoil_a_file(tmp_path: Path) -
     assert learner.fit(x, y).committee_.cores[0].sizes == (5, 8, 3)
 
 
+def test_a_file_of_a_smaller_mixture_goes_on_with_its_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixtures of version 0.1.0 had five networks."""
+    x, y = samples(60)
+    mixture = members.mixture
+    with monkeypatch.context() as older:
+        older.setattr(members, "mixture", lambda *asked: mixture(*asked)[:5])
+        learner = Classifier("small").partial_fit(x[:30], y[:30])
+        learner.save(tmp_path / "learner")
+        learner.partial_fit(x[30:], y[30:])
+    loaded = Classifier.load(tmp_path / "learner").partial_fit(x[30:], y[30:])
+    assert (loaded.predict_proba(x) == learner.predict_proba(x)).all()
+    assert loaded.committee_ is not None
+    assert len(loaded.committee_.cores) == 5
+    assert len(loaded.fit(x, y).committee_.cores) == 6
+
+
 def test_a_module_that_has_grown_can_be_loaded(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     learner = Classifier(module)

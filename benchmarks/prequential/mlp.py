@@ -161,7 +161,6 @@ class TorchLoop:
         lr: float,
         scaled: bool,
     ) -> None:
-        torch.set_flush_denormal(True)
         torch.manual_seed(seed)
         sizes = [features, *hidden, classes or 1]
         self._net = networks.mlp(sizes)
@@ -176,7 +175,9 @@ class TorchLoop:
 
     def predict_then_learn(self, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
         found = np.zeros(len(y))
+        torch.set_flush_denormal(True)  # of this thread
         _run(x, y.astype(float), self._sizes, *self._state, self._target, *self._how, found)
+        torch.set_flush_denormal(False)
         return found.astype(np.int64) if self._classes else found
 
 

@@ -42,10 +42,11 @@ validation, after both were found to give the same numbers as the packages' own 
 benchmarks/stream.py check`). Slow learners see the number of samples in the table, and comparisons
 are made at equal numbers: those after which the slower one stops.
 
-`upgd.stream` mixes five networks; every rival is one model, or river's ensemble of ten trees. Which
+`upgd.stream` mixes six networks; every rival is one model, or river's ensemble of ten trees. Which
 networks, and their step sizes, was decided on these files and on seed 0 of the generated streams,
 before *sine*, *mixed*, *waveform* and *random-tree* were looked at; generated streams are compared
-on other seeds. *One network* has {hidden} hidden units and UPGD's defaults.
+on other seeds. The sixth network, of SelfTunedSGD, was added later, after seeds 0 and 1 of nearly
+all streams had been looked at. *One network* has {hidden} hidden units and UPGD's defaults.
 """
 
 
