@@ -282,7 +282,9 @@ def test_numbers_per_weight_are_those_of_states() -> None:
 def test_committed_pages_are_up_to_date(folder: Path) -> None:
     found = evidence.read(folder)
     page = (folder / "README.md").read_text(encoding="utf-8")
-    assert page == board.markdown(found), f"run: upgd arena --page {folder.relative_to(ROOT)}"
+    assert page == board.markdown(found, folder), (
+        f"run: upgd arena --page {folder.relative_to(ROOT)}"
+    )
     assert found.scale == folder.name or folder.name not in SCALES
     check_choices(found)
     for stream in found.streams.values():

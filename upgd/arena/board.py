@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+import upgd
 from upgd.arena import drawing
 from upgd.arena.evidence import Evidence
 from upgd.arena.protocol import Stream
@@ -257,10 +259,14 @@ def command(evidence: Evidence) -> str:
     return f"upgd arena --use my_method.py --scale {evidence.scale}"
 
 
-def markdown(evidence: Evidence) -> str:
-    """The page in Markdown."""
+def markdown(evidence: Evidence, folder: Path | None = None) -> str:
+    """The page in Markdown; within the package's documentation `folder` has a link to the rules."""
     lines = [f"# {title(evidence)}", "", introduction(evidence), ""]
-    lines += ["Add a method of your own ([the rules](RULES)):", "", "```"]
+    rules = Path(upgd.__file__).parents[1] / "docs" / "arena.md"
+    told = "docs/arena.md has the rules"
+    if folder is not None and folder.resolve().is_relative_to(rules.parent):
+        told = f"[the rules]({Path(os.path.relpath(rules, folder.resolve())).as_posix()})"
+    lines += [f"Add a method of your own ({told}):", "", "```"]
     lines += [command(evidence), "```", ""]
     for number, part in enumerate(parts(evidence)):
         lines += [f"## {part.title}", "", *([part.about, ""] if part.about else [])]
@@ -268,7 +274,7 @@ def markdown(evidence: Evidence) -> str:
         if number == len(modes(evidence)) - 1:
             for name, caption in FIGURES.items():
                 lines += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
-    text = "\n".join(lines).strip().replace("(RULES)", "(../../../arena.md)")
+    text = "\n".join(lines).strip()
     return f"{PAGE_MARK} from arena.json, search.csv and score.csv -->\n\n{text}\n"
 
 
@@ -321,7 +327,7 @@ def write(evidence: Evidence, folder: Path) -> list[Path]:
     drawn = drawing.draw_scores(tables, *(folder / f"scores.{kind}" for kind in ("png", "svg")))
     paths = [folder / f"sensitivity.{kind}" for kind in ("png", "svg")]
     drawn += drawing.draw_sensitivity(evidence, *paths)
-    texts = {PAGE: markdown(evidence)}
+    texts = {PAGE: markdown(evidence, folder)}
     texts[HTML] = html(evidence, [path for path in drawn if path.suffix == ".png"])
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
