@@ -22,10 +22,13 @@ from own_rule import own_upgd
 from torch.nn import functional as F
 
 import upgd
+from upgd.arena import grids
 from upgd.engine.dense import Learner
 from upgd.engine.dense_cuda import CudaStack
 from upgd.engine.feed import Chunk
 from upgd.engine.general import GeneralStack
+from upgd.engine.layered import unsupported
+from upgd.engine.layered_cuda import LayeredCudaStack
 from upgd.engine.roofline import bandwidth, passes, share
 from upgd.kernels.layout import Layout
 from upgd.networks import build, mlp
@@ -174,6 +177,35 @@ def dense(
     return rate(stack, sizes[0])
 
 
+def seeing_layers(name: str, runs: int) -> float:
+    """The rate of a stack of an entrant of the arena that sees layers or normalises."""
+    wanted = grids.parse(name)
+    stack = LayeredCudaStack(
+        Layout(SIZES),
+        [Learner(wanted.method, {}, seed) for seed in range(runs)],
+        activation="relu",
+        loss="cross_entropy",
+        steps=100_000,
+        window=5_000,
+        device=DEVICE,
+        **wanted.options,
+    )
+    samples = chunk(runs, STEPS * REPEATS, SIZES[0])
+    stack.advance(samples)  # compiles
+    return runs * STEPS * REPEATS / seconds(lambda: stack.advance(samples))
+
+
+def entrants_that_see_layers() -> list[str]:
+    """Those of the arena that stacks for methods of single weights cannot run."""
+    found = []
+    for name in grids.GRIDS:
+        wanted = grids.parse(name)
+        learner = Learner(wanted.method, {}, 0)
+        if (learner.row.method.layered or wanted.options) and not unsupported(learner):
+            found.append(name)
+    return found
+
+
 def convolutional(method: str, runs: int) -> float:
     """The rate of a stack of the paper's convolutional networks."""
     stack = GeneralStack(
@@ -209,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
     every = [*PAPER, *(name for name in rules() if name not in PAPER)]
-    parser.add_argument("--methods", default=",".join(PAPER if QUICK else every))
+    parser.add_argument("--methods", default="", help="these alone, comma-separated")
     arguments = parser.parse_args()
     one_weight_initialisation()
     lines: list[str] = []
@@ -243,18 +275,26 @@ def main() -> None:
     row(f"the same as a user's rule, R = {many}", dense((own_upgd(),), many), passes("upgd"))
     row(f"UPGD-W with noise, R = {few}", dense(("upgd",), few), passes("upgd"))
     row(f"the same, diagnostics at stride 100, R = {many}", dense(("upgd",), many, stride=100), 6)
-    for method in arguments.methods.split(","):
+    chosen = arguments.methods.split(",") if arguments.methods else PAPER if QUICK else every
+    for method in chosen:
         if method != "upgd":
             row(f"{method}, R = {many}", dense((method,), many), passes(method))
     if not QUICK:
         mixed = sum(passes(m) for m in PAPER) / len(PAPER)
         row(f"the paper's ten methods together, R = {many}", dense(PAPER, many), mixed)
+    most = 2 if QUICK else 528
+    for entrant in () if arguments.methods else entrants_that_see_layers():
+        found = seeing_layers(entrant, most)
+        row(f"{entrant}, R = {most}", found, passes(grids.parse(entrant).method))
     row(f"CIFAR-10 network, UPGD-W, R = {many // 2}", convolutional("upgd", many // 2), 0)
     say()
     say("Whole steps, metrics included, of samples that lie on the device already.")
     say("The floor counts each method's reads and writes of weights and states, at the copy's")
     say("speed: UPGD six, S-SI ten, S-RWalk twelve. Where all learners fit into the cache of")
-    say("the GPU together, the share may exceed one.")
+    say(
+        "the GPU together, the share may exceed one. Rows with R = 528 are methods that see layers,"
+    )
+    say("and networks that normalise; samples are copied to the device within the time.")
     say()
     say("| R | µs per step | sizes | µs per step (R = 100) |")
     say("|---|---|---|---|")
