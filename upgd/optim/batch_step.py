@@ -11,6 +11,7 @@ Rules read, besides what others read:
 ``overlap``    over layers: the inner product of each sample's gradient with the samples' mean
                gradient, by the method's :class:`~upgd.rules.vocabulary.Metric`; 0 outside of
                linear layers
+``positions``  over layers: the number of the layer's samples in an element
 ``outside``    over layers: 1 outside of linear layers, else 0
 ``samples``    over the network: the number of elements
 =============  =================================================================================
@@ -44,6 +45,9 @@ class BatchStep(LayerStep):
         counts = [len(layer.x) for layer in layers if layer.x is not None]
         least = min(counts)
         self.samples = least if all(count % least == 0 for count in counts) else 1
+        for layer in layers:
+            count = self.samples if layer.x is None else len(layer.x)
+            layer.constants["positions"] = count / self.samples
         self.by_sample = True
 
     def _method(self, opt: LayerOptimizer) -> Method:

@@ -120,21 +120,21 @@ def lean(d: Any, tilt: Any) -> Any:
     return d * tilt
 
 
-def couple(overlap: Any, force: Any, factor: Any, outside: Any) -> Any:
-    """Sums ⟨g_n, ḡ⟩ of linear layers, and ‖ḡ‖² of all else."""
-    return overlap, outside * force * factor
+def couple(overlap: Any, force: Any, power: Any, factor: Any, positions: Any, outside: Any) -> Any:
+    """Sums ⟨g_n, ḡ⟩ of linear layers, ‖ḡ‖² of all else, and ‖g_n‖² as if positions were unlike."""
+    return overlap, outside * force * factor, force * (power + factor) / positions
 
 
 # fmt: off
 def aim_together(
-    reach: Any, error: Any, along: Any, beyond: Any, typical: Any, gain: Any, lr: Any,
+    error: Any, along: Any, beyond: Any, own: Any, typical: Any, gain: Any, lr: Any,
     beta_mean: Any, t: Any, samples: Any,
 ) -> Any:
     """α as above, Q = mean(⟨g_n, ḡ⟩² / ‖δ_L,n‖²) / ‖ḡ‖², at least the samples' own over N"""
     share = maximum(mean(along), 1e-30)
     demand = mean((along / sqrt(share) / sqrt(maximum(error, 1e-30))) ** 2)
     demand = demand * (1 + minimum(beyond / share, 1e6))
-    demand = maximum(demand, mean(reach) / maximum(mean(error), 1e-30) / samples)
+    demand = maximum(demand, mean(own) / maximum(mean(error), 1e-30) / samples)
     typical = spread(demand, typical, beta_mean, t)
     return typical, minimum(lr * gain / maximum(maximum(demand, typical), 1e-30), 100.0)
 
@@ -160,7 +160,7 @@ _TOGETHER = Method(
         Phase(force, over="units", sums=("force",)),
         Phase(lean, writes=("pull",), over="units"),
         Phase(leverage, writes=("energy", "factor"), over="layers", sums=("reach", "error")),
-        Phase(couple, over="layers", sums=("along", "beyond")),
+        Phase(couple, over="layers", sums=("along", "beyond", "own")),
         Phase(aim_together, writes=("typical", "step"), over="network"),
         Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
         Phase(move_together, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
