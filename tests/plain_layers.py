@@ -97,16 +97,16 @@ def _conditioned(
 def _demand(inputs: list[Array], deltas: list[Array], found: Any, factors: list[Array]) -> float:
     """How far outputs move for a step of 1, relative to the error: by products of samples."""
     products = np.zeros((len(deltas[0]), len(deltas[0])))
-    own = 0.0
+    own = np.zeros(len(products))
     for x, d, (mean, scale, powers, *_), factor in zip(inputs, deltas, found, factors, strict=True):
         for n, m in np.ndindex(*products.shape):
             between = (scale * (x[n] - mean) * (x[m] - mean)).sum() + factor.mean()
             products[n, m] += d[n] @ d[m] * between
-        own += ((d**2).sum(1) * (powers + factor)).mean()
+        own += (d**2).sum(1) * (powers + factor)
     errors = (deltas[-1] ** 2).sum(1)
     along = products.mean(1)
     together: float = (along**2 / errors).mean() / along.mean()
-    return max(together, own / errors.mean() / len(errors))
+    return max(together, (own / errors).mean() / len(errors))
 
 
 def _size(size: float, value: float) -> float:
