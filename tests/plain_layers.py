@@ -76,26 +76,37 @@ def centred_sgd(net: PlainNetwork, x: Array, y: Array, t: int, lr: Any, **hyper:
 def _conditioned(
     net: PlainNetwork, layer: int, x: Array, t: int, hyper: dict[str, float]
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Update μ, v, E of a layer; returns μ and s, and Σ s·(x-μ)², Σ s·(x-μ)·μ, E by sample.
-
-    Samples share μ and v; each has its own mean variance of the inputs.
-    """
+    """Update μ, v, E of a layer; returns μ and s, and Σ s·(x-μ)², Σ s·(x-μ)·μ, E by sample."""
     memory, size = net.memory, x.shape[1]
     mean = memory.setdefault(("mean", layer), np.zeros(size))
     variance = memory.setdefault(("variance", layer), np.zeros(size))
     energy = memory.setdefault(("energy", layer), 0.0)
     quick, slow = (max(1 - hyper[beta], 1 / t) for beta in ("beta_mean", "beta_slow"))
-    means = np.array([mean + quick * (sample - mean) for sample in x])
-    spreads = variance + slow * ((x - means) ** 2 - variance)
-    mean, variance = means.mean(0), spreads.mean(0)
-    levels = np.maximum(spreads.mean(1, keepdims=True), 1e-30)
-    scales = 1 / (1 - hyper["whitening"] + hyper["whitening"] * variance / levels)
-    powers = (scales * (x - mean) ** 2).sum(1)
-    tilts = (scales * (x - mean) * mean).sum(1)
+    mean = mean + quick * (x.mean(0) - mean)
+    variance = variance + slow * (((x - mean) ** 2).mean(0) - variance)
+    scale = variance / max(variance.mean(), 1e-30)
+    scale = 1 / (1 - hyper["whitening"] + hyper["whitening"] * scale)
+    powers = (scale * (x - mean) ** 2).sum(1)
+    tilts = (scale * (x - mean) * mean).sum(1)
     energies = energy + quick * (powers - energy)
     memory["mean", layer], memory["variance", layer] = mean, variance
     memory["energy", layer] = energies.mean()
-    return mean, scales.mean(0), powers, tilts, energies
+    return mean, scale, powers, tilts, energies
+
+
+def _demand(inputs: list[Array], deltas: list[Array], found: Any, factors: list[Array]) -> float:
+    """How far outputs move for a step of 1, relative to the error: by products of samples."""
+    products = np.zeros((len(deltas[0]), len(deltas[0])))
+    own = np.zeros(len(products))
+    for x, d, (mean, scale, powers, *_), factor in zip(inputs, deltas, found, factors, strict=True):
+        for n, m in np.ndindex(*products.shape):
+            between = (scale * (x[n] - mean) * (x[m] - mean)).sum() + factor.mean()
+            products[n, m] += d[n] @ d[m] * between
+        own += (d**2).sum(1) * (powers + factor)
+    errors = (deltas[-1] ** 2).sum(1)
+    along = products.mean(1)
+    together: float = (along**2 / errors).mean() / along.mean()
+    return max(together, (own / errors).mean() / len(errors))
 
 
 def _size(size: float, value: float) -> float:
@@ -117,13 +128,9 @@ def self_tuned_sgd(
     found = [_conditioned(net, i, x, t, hyper) for i, x in enumerate(inputs)]
     # The step size: how far the outputs move for a step of 1, relative to the error.
     factors = [np.maximum(1.0, hyper["bias_share"] * energies) for *_, energies in found]
-    forces = [(d**2).sum(1) for d in deltas]
-    parts = zip(forces, found, factors, strict=True)
-    reach = sum(force * (powers + factor) for force, (_, _, powers, _, _), factor in parts)
-    demand = reach / np.maximum(forces[-1], 1e-30)
-    typical = memory["typical"] + max(1 - hyper["beta_mean"], 1 / t) * (demand - memory["typical"])
-    steps = np.minimum(lr * memory["gain"] / np.maximum(demand, typical), 100)
-    memory["typical"], step = typical.mean(), steps.mean()
+    demand = _demand(inputs, deltas, found, factors)
+    memory["typical"] += max(1 - hyper["beta_mean"], 1 / t) * (demand - memory["typical"])
+    step = min(lr * memory["gain"] / max(demand, memory["typical"]), 100)
     leads, beta = 0.0, hyper["beta_slow"]
     for layer, (x, d) in enumerate(zip(inputs, deltas, strict=True)):
         mean, scale, _, tilts, _ = found[layer]
@@ -132,7 +139,7 @@ def self_tuned_sgd(
         gradients = [d.T @ x / len(x), d.mean(0)]
         moves = [
             (gradients[0] - np.outer(d.mean(0), mean)) * scale,
-            d.mean(0) * (factors[layer].mean() - tilts.mean()),
+            d.mean(0) * factors[layer].mean() - (d * tilts[:, None]).mean(0),
         ]
         hold = sum((g * s).sum() for g, s in zip(gradients, slow, strict=True))
         leads += sum((g * (w - s)).sum() for g, w, s in zip(gradients, own, slow, strict=True))

@@ -27,7 +27,7 @@ from upgd.rules.vocabulary import Method, Phase
 DOUBLE = torch.float64
 SIZES = (19, 34, 7, 3)  # a vector and a rest, two and a rest, less than one
 HYPER: dict[str, dict[str, Any]] = {
-    "self-tuned-sgd": {"lr": 0.4, "pace": 0.01, "beta_slow": 0.9},
+    "self-tuned-sgd": {"lr": 0.1, "pace": 0.01, "beta_slow": 0.9},
     "continual-backprop": {"replacement_rate": 0.01, "maturity": 5},
     "continual-backprop-adam": {"replacement_rate": 0.01, "maturity": 5, "lr": 0.003},
     "redo": {"threshold": 0.8, "period": 20},

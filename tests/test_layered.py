@@ -71,7 +71,7 @@ def squared(model: nn.Module, x: Any, y: Any) -> Tensor:
 
 PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "centred-sgd": (plain_layers.centred_sgd, {"lr": 0.02, "weight_decay": 0.05}),
-    "self-tuned-sgd": (plain_layers.self_tuned_sgd, {"lr": 0.4, "pace": 0.01, "beta_slow": 0.9}),
+    "self-tuned-sgd": (plain_layers.self_tuned_sgd, {"lr": 0.1, "pace": 0.01, "beta_slow": 0.9}),
     "continual-backprop": (
         plain_layers.continual_backprop,
         {"lr": 0.01, "weight_decay": 0.01, "replacement_rate": 0.01, "maturity": 20},

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from upgd.optim.batch import compute_dtype
 from upgd.optim.layers import WatchedLayer
-from upgd.rules.vocabulary import Phase, Place, as_numbers, rounded_period
+from upgd.rules.vocabulary import Method, Phase, Place, as_numbers, rounded_period
 
 if TYPE_CHECKING:
     from upgd.optim.layered import LayerOptimizer
@@ -39,6 +39,7 @@ class Layer:
         role = watched.role if watched else "hidden"
         self.constants = {"head": float(role == "head"), "first": float(role == "input")}
         self.constants["bound"] = watched.bound if watched else 1.0
+        self.constants["outside"] = float(watched is None)
         self.x: Tensor | None = None
         self.d: Tensor | None = None
         self.live: dict[str, Tensor] = {}
@@ -65,13 +66,17 @@ class LayerStep:
     """Runs the phases of an optimizer's method on some layers, then renews units."""
 
     def __init__(self, opt: LayerOptimizer, layers: list[Layer]) -> None:
-        self.opt, self.method, self.layers = opt, opt.method, layers
+        self.opt, self.method, self.layers = opt, self._method(opt), layers
         self.groups = {p: group for group in opt.param_groups for p in group["params"]}
         clocks = {id(state["step"]): state["step"] for state in opt.state.values()}
         counts = {key: float(clock) for key, clock in clocks.items()}
         self.counts = {p: counts[id(state["step"])] for p, state in opt.state.items()}
         samples = {0 if layer.x is None else len(layer.x) for layer in layers}
         self.alike = len(samples) == 1 and 0 not in samples  # sums of layers have the same samples
+        self.by_sample, self.samples = self.alike, 1
+
+    def _method(self, opt: LayerOptimizer) -> Method:
+        return opt.method
 
     def run(self) -> None:
         """All phases, then recycling."""
@@ -151,13 +156,17 @@ class LayerStep:
                 shape = place_shape(layer.owner, layer.watched, phase.over)
                 self._write(layer, "layers", name, value.expand(len(x), *shape).sum(-1))
             else:
-                layer.live[name] = value if self.alike else value.mean()
+                layer.live[name] = self._summand(value)
+
+    def _summand(self, value: Tensor) -> Tensor:
+        """What a layer adds to a sum over the network."""
+        return value if self.alike else value.mean()
 
     def _write(self, layer: Layer, place: Place, name: str, value: Tensor) -> None:
         """Keep a state: the samples' mean; those of layers for each sample until the step ends."""
         kept = self._kept(layer, place)[name]
         if value.dim() > kept.dim():
-            if place == "layers" and self.alike:
+            if place == "layers" and self.by_sample:
                 layer.live[name] = value
             value = value.mean(0)
         elif place == "layers":
@@ -172,6 +181,7 @@ class LayerStep:
     def _run_network(self, phase: Phase) -> None:
         t = max(self.counts[p] for layer in self.layers for p in layer.active)
         env = {**self._numbers(self.opt.param_groups[0]["params"][0], t), **self.network}
+        env["samples"] = self.samples
         for name, value in zip(phase.writes, _results(phase, env), strict=True):
             self._keep_network(name, value)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from upgd.optim import checks, fused_layers
 from upgd.optim.batch import compute_dtype
+from upgd.optim.batch_step import BatchStep, has_several
 from upgd.optim.checks import parameter_name
 from upgd.optim.configured import Nonfinite
 from upgd.optim.growing import GrowingOptimizer
@@ -61,7 +62,8 @@ class LayerOptimizer(GrowingOptimizer):
             from PyTorch's global generator.
         noise: Where they come from (default: :class:`~upgd.optim.noise.GeneratorNoise`).
         maximize: Ascend instead of descend: the gradient is negated before anything else.
-        fused: Run all phases in one compiled call, by numba on the CPU; there alone.
+        fused: Run all phases in one compiled call, by numba on the CPU; there alone. A rule for
+            several samples (:class:`~upgd.SelfTunedSGD`) runs as without it.
         nonfinite: What happens to a step that reads a NaN, an infinity or a magnitude from which it
             may not stay finite (:meth:`Method.limit`), as a weight, a derivative or a layer's
             input. ``"raise"`` raises :class:`FloatingPointError` before anything changes;
@@ -204,10 +206,14 @@ class LayerOptimizer(GrowingOptimizer):
             clock["step"].add_(finite)
         if finite:
             self._describe_noise()
-            kind = fused_layers.FusedLayerStep if self.fused else LayerStep
-            kind(self, layers).run()
+            self._kind_of_step(layers)(self, layers).run()
         for group in self.param_groups:
             group["noise_step"] += 1
+
+    def _kind_of_step(self, layers: list[Layer]) -> type[LayerStep]:
+        if self.method.several is not None and has_several(layers):
+            return BatchStep
+        return fused_layers.FusedLayerStep if self.fused else LayerStep
 
     def _refuse_step(self) -> None:
         """Raise where a step would be wrong."""

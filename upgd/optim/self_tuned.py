@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from upgd.optim.centred import spread
 from upgd.optim.layered import LayerOptimizer
-from upgd.rules.ops import clip, exp, maximum, minimum, sqrt
-from upgd.rules.vocabulary import Method, Phase
+from upgd.rules.ops import absolute, clip, exp, maximum, mean, minimum, sqrt
+from upgd.rules.vocabulary import Method, Metric, Phase
 
 
 # ------------------------------------------------------------------------- the rule
@@ -98,8 +99,92 @@ def tune_gain(gain: Any, lead_size: Any, leads: Any, pace_target: Any) -> Any:
 # fmt: on
 
 
-SELF_TUNED_SGD = Method(
+# ------------------------------------------------------------ the rule for several samples
+def settle(x: Any, mean: Any, t: Any, beta_mean: Any) -> Any:
+    """μ ← μ + max(1-β, 1/t)·(x - μ)"""
+    return spread(x, mean, beta_mean, t)
+
+
+def vary(x: Any, mean: Any, variance: Any, t: Any, beta_slow: Any) -> Any:
+    """v ← v + max(1-β_s, 1/t)·((x-μ)² - v), about the mean that samples share"""
+    return spread((x - mean) ** 2, variance, beta_slow, t)
+
+
+def add_up(variance: Any) -> Any:
+    """Sums v."""
+    return variance
+
+
+def lean(d: Any, tilt: Any) -> Any:
+    """The mean of δ·Σ s·(x-μ)·μ"""
+    return d * tilt
+
+
+# fmt: off
+def couple(
+    overlap: Any, force: Any, power: Any, factor: Any, positions: Any, outside: Any
+) -> Any:
+    """Sums ⟨g_n, ḡ⟩ and ‖g_n‖², as if positions were unlike, of linear layers; ‖ḡ‖² of all else."""
+    own = (1 - outside) * force * (power + factor) / positions
+    return overlap, own, outside * force * factor
+
+
+def aim_together(
+    error: Any, along: Any, own: Any, beyond: Any, typical: Any, gain: Any, lr: Any,
+    beta_mean: Any, t: Any, samples: Any,
+) -> Any:
+    """α as above; Q = mean(⟨g_n, ḡ⟩² / ‖δ_L,n‖²) / ‖ḡ‖², at least mean(‖g_n‖² / ‖δ_L,n‖²) / N"""
+    rounding = 1e-5 * mean(absolute(along))
+    share = maximum(maximum(mean(along), rounding), 1e-30)
+    error = maximum(error, 1e-30)
+    demand = mean((along / sqrt(share) / sqrt(error)) ** 2)
+    demand = maximum(demand, mean(own / error) / samples) * (1 + minimum(beyond / share, 1e6))
+    typical = spread(demand, typical, beta_mean, t)
+    return typical, minimum(lr * gain / maximum(maximum(demand, typical), 1e-30), 100.0)
+
+
+def move_together(
+    w: Any, d: Any, slow: Any, step: Any, shrink: Any, factor: Any, pull: Any, beta_slow: Any
+) -> Any:
+    """b ← (1-ρ)·b - α·(d·c - mean(δ·Σ s·(x-μ)·μ)), the rest as above"""
+    hold, lead = d * slow, d * (w - slow)
+    w = (1 - shrink) * w - step * (d * factor - pull)
+    return w, beta_slow * slow + (1 - beta_slow) * w, hold, lead
+# fmt: on
+
+
+_TOGETHER = Method(
     hyper=("lr", "beta_mean", "bias_share", "whitening", "beta_slow", "pace", "pace_target"),
+    phases=(
+        Phase(settle, writes=("mean",), over="inputs"),
+        Phase(vary, writes=("variance",), over="inputs"),
+        Phase(add_up, over="inputs", sums=("total",)),
+        Phase(level, writes=("level",), over="layers"),
+        Phase(condition, writes=("scale",), over="inputs", sums=("power", "tilt")),
+        Phase(force, over="units", sums=("force",)),
+        Phase(lean, writes=("pull",), over="units"),
+        Phase(leverage, writes=("energy", "factor"), over="layers", sums=("reach", "error")),
+        Phase(couple, over="layers", sums=("along", "own", "beyond")),
+        Phase(aim_together, writes=("typical", "step"), over="network"),
+        Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
+        Phase(move_together, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
+        Phase(tune_decay, writes=("decay", "hold_size", "shrink"), over="layers", sums=("leads",)),
+        Phase(tune_gain, writes=("gain", "lead_size"), over="network"),
+    ),
+    states=("slow",),
+    starts_as_weight=frozenset({"slow"}),
+    kept={
+        "inputs": ("mean", "variance", "scale"),
+        "units": ("pull",),
+        "layers": ("level", "energy", "factor", "decay", "hold_size", "shrink"),
+        "network": ("typical", "step", "gain", "lead_size"),
+    },
+    starts={"decay": 0.01, "gain": 1.0, "hold_size": 1e-30, "lead_size": 1e-30},
+    power=4,
+    metric=Metric("mean", "scale", "factor"),
+)
+SELF_TUNED_SGD = replace(
+    _TOGETHER,
     phases=(
         Phase(centre, writes=("mean", "variance"), over="inputs", sums=("total",)),
         Phase(level, writes=("level",), over="layers"),
@@ -109,18 +194,11 @@ SELF_TUNED_SGD = Method(
         Phase(aim, writes=("typical", "step"), over="network"),
         Phase(move_weight, writes=("w", "slow"), sums=("hold", "lead")),
         Phase(move_bias, writes=("w", "slow"), over="biases", sums=("hold_bias", "lead_bias")),
-        Phase(tune_decay, writes=("decay", "hold_size", "shrink"), over="layers", sums=("leads",)),
-        Phase(tune_gain, writes=("gain", "lead_size"), over="network"),
+        *_TOGETHER.phases[-2:],
     ),
-    states=("slow",),
-    starts_as_weight=frozenset({"slow"}),
-    kept={
-        "inputs": ("mean", "variance", "scale"),
-        "layers": ("level", "energy", "factor", "decay", "hold_size", "shrink"),
-        "network": ("typical", "step", "gain", "lead_size"),
-    },
-    starts={"decay": 0.01, "gain": 1.0, "hold_size": 1e-30, "lead_size": 1e-30},
-    power=4,
+    kept={place: names for place, names in _TOGETHER.kept.items() if place != "units"},
+    metric=None,
+    several=_TOGETHER,
 )
 
 
@@ -153,8 +231,23 @@ class SelfTunedSGD(LayerOptimizer):
     :math:`\bar Q` the running mean of Q. The factor of biases is :math:`c_l = \max(1, \kappa E_l)`,
     E the running mean of :math:`\sum_i s_i (x_i-\mu_i)^2`. The last line has running means of decay
     0.999 and quotients within [-3, 3]; λ is within [1e-5, 1], and 0 between the first and the last
-    layer; q is within [0.05, 20]. Of several samples α is the mean of each one's own, so a batch
-    takes no larger steps than a sample: with batches other optimizers learn faster.
+    layer; q is within [0.05, 20].
+
+    Of several samples μ and v are updated by the samples' means and the step is the mean of theirs,
+    by one α. Along the mean gradient :math:`\bar g`, a step of 1 changes the loss of sample n by
+    :math:`\langle g_n, \bar g\rangle`, which is the change of its outputs times its error; in the
+    inner product by which Q is :math:`\lVert g_n\rVert^2 / \lVert\delta_{L,n}\rVert^2`. The step
+    that is best for the outputs of all N of them along their errors has
+
+    .. math::
+        Q = \max\Bigl(
+            \frac1N \sum_n \frac{\langle g_n, \bar g\rangle^2}{\lVert\delta_{L,n}\rVert^2}
+            \,/\, \lVert\bar g\rVert^2, \
+            \frac1{N^2} \sum_n \frac{\lVert g_n\rVert^2}{\lVert\delta_{L,n}\rVert^2}\Bigr)
+
+    so N equal samples are one, a batch whose gradients cancel takes at most N times the step of a
+    sample, and a gradient that vanishes while errors do not has no larger steps. Parameters outside
+    of linear layers enlarge Q in proportion to their part of :math:`\lVert\bar g\rVert^2`.
 
     Args:
         params: A model, or its parameters with ``layers=upgd.Layers(model)``.

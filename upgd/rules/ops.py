@@ -63,6 +63,11 @@ def clip(x: Any, low: Any, high: Any) -> Any:
     return minimum(maximum(x, low), high)
 
 
+def mean(x: Any) -> Any:
+    """Over samples; for phases over the network of methods for several samples alone."""
+    return x if _plain(x) else x.mean()
+
+
 def _plain(x: Any) -> bool:
     return isinstance(x, Real)
 

@@ -307,6 +307,23 @@ class Recycle:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """An inner product of the gradients of two samples; names are a layered method's states.
+
+    In a layer it is ``d·d' · (Σ scale·(x-mean)·(x'-mean) + factor)``.
+
+    Attributes:
+        mean: A state of inputs.
+        scale: A state of inputs.
+        factor: A state of layers.
+    """
+
+    mean: str
+    scale: str
+    factor: str
+
+
+@dataclass(frozen=True)
 class Method:
     """An update rule with what it keeps and what it needs.
 
@@ -325,6 +342,9 @@ class Method:
             least 2; it decides how large these may be (:meth:`limit`).
         period: The hyperparameter, rounded to a whole number of steps, after which ``due`` is 1;
             a rule that reads ``due`` needs it.
+        several: Of a layered method, the one that runs instead where a layer has several samples
+            (:mod:`upgd.optim.batch_step`); it has the same hyperparameters and what is kept here.
+        metric: Of a method for several samples, what makes the inner product of two gradients.
     """
 
     hyper: tuple[str, ...]
@@ -338,6 +358,8 @@ class Method:
     recycle: Recycle | None = None
     power: int = 2
     period: str | None = None
+    several: Method | None = None
+    metric: Metric | None = None
 
     def __post_init__(self) -> None:
         if self.period is not None and self.period not in self.hyper:
@@ -406,7 +428,8 @@ class Method:
         """All that it keeps, as optimizers call it, such as ``slow`` and ``inputs.mean``."""
         kept = {place: names for place, names in self._states_of.items() if names}
         own = [place for place in kept if place not in ("weights", "biases")]
-        return (*self.states, *(f"{place}.{name}" for place in own for name in kept[place]))
+        names = [*self.states, *(f"{place}.{name}" for place in own for name in kept[place])]
+        return tuple(dict.fromkeys([*names, *(self.several.state_names if self.several else ())]))
 
     @cached_property
     def _states_of(self) -> dict[Place, tuple[str, ...]]:
