@@ -199,7 +199,7 @@ class _Kernel(RecycleWriter):
         rows, columns, _ = self.tile(layer)
         self(
             f"products(W, {now}, {was}, z_now, z_was, {self.sizes(layer)}, {rows}, {columns}, "
-            f"{self.tiles.stages})"
+            f"{self.p.stages})"
         )
 
     # ------------------------------------------------------------------------- network
@@ -219,7 +219,7 @@ class _Kernel(RecycleWriter):
             self(
                 f"products(W + {after.base}, act{n}, after{n}, z_now + {after.row_at}, "
                 f"z_was + {after.row_at}, {self.sizes(after)}, {rows}, {columns}, "
-                f"{self.tiles.stages})"
+                f"{self.p.stages})"
             )
         self.barrier()
 

@@ -184,7 +184,7 @@ class PhaseWriter(Writer):
             rows, columns, _ = self.tile(before, 1)
             self(
                 f"row_sizes(W + {before.base}, w_in + {before.row_at}, {self.sizes(before)}, "
-                f"{rows}, {columns}, {self.tiles.stages})"
+                f"{rows}, {columns}, {self.p.stages})"
             )
         if "w_out" in phase.reads:
             self(
@@ -253,7 +253,7 @@ class PhaseWriter(Writer):
                         self(f"u{j}_{name} = tl.load({place}, mask=on{j}, other=0.0)")
                 self(*(f"{name}{j} = tl.zeros({shape}, real)" for name in made))
             with self.inside(
-                f"for c in tl.range(0, {layer.stride}, {columns}, num_stages={self.tiles.stages}):"
+                f"for c in tl.range(0, {layer.stride}, {columns}, num_stages={self.p.stages}):"
             ):
                 self.columns(reads, layer, columns, forms, noisy)
                 for j in each:

@@ -23,7 +23,8 @@ class Tiles:
         rows, columns: Weights at a time, of passes along rows.
         back_rows, back_columns: The same of passes down columns.
         warps: Of a program.
-        stages: Tiles of weights that are on their way at a time.
+        stages: Tiles of weights that are on their way at a time; 0 for as many as a method's
+            states leave room for, see :attr:`Program.stages`.
         registers: Of a thread at most: so four programs share a multiprocessor.
     """
 
@@ -32,7 +33,7 @@ class Tiles:
     back_rows: int = 8
     back_columns: int = 256
     warps: int = 4
-    stages: int = 4
+    stages: int = 0
     registers: int = 128
 
 
@@ -67,6 +68,15 @@ class Program:
     diagnosed: bool = False
     slots: int = TIMES
     tiles: Tiles = Tiles()
+
+    @property
+    def stages(self) -> int:
+        """Four without states, three with one, two with more.
+
+        Each takes shared memory for a tile of weights and of every state. Four programs share a
+        multiprocessor, and what they leave is its cache, for inputs and activations.
+        """
+        return self.tiles.stages or max(2, 4 - len(self.method.states))
 
     @cached_property
     def kept(self) -> KeptLayout:
@@ -148,7 +158,7 @@ class Writer:
     def back_tile(self, layer: Layer) -> str:
         rows = min(self.tiles.back_rows, block(layer.outputs))
         columns = min(self.tiles.back_columns, block(layer.stride))
-        return f"{rows}, {columns}, {self.tiles.stages}"
+        return f"{rows}, {columns}, {self.p.stages}"
 
     def draws(self) -> bool:
         """Whether a phase over weights draws noise."""
