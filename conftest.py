@@ -65,7 +65,7 @@ def definitions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.fixture(scope="module", autouse=True)
 def garbage_collections_are_short() -> None:
-    """What imports and earlier files left is not scanned again: that took half of the time."""
+    """What imports and earlier files left is not scanned again at every collection."""
     gc.collect()
     gc.freeze()
 

@@ -291,10 +291,8 @@ def main() -> None:
     say("Whole steps, metrics included, of samples that lie on the device already.")
     say("The floor counts each method's reads and writes of weights and states, at the copy's")
     say("speed: UPGD six, S-SI ten, S-RWalk twelve. Where all learners fit into the cache of")
-    say(
-        "the GPU together, the share may exceed one. Rows with R = 528 are methods that see layers,"
-    )
-    say("and networks that normalise; samples are copied to the device within the time.")
+    say("the GPU together, the share may exceed one. Rows with R = 528 are methods that see")
+    say("layers, and networks that normalise; there samples are copied to the device in this time.")
     say()
     say("| R | µs per step | sizes | µs per step (R = 100) |")
     say("|---|---|---|---|")

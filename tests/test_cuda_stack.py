@@ -22,7 +22,7 @@ from upgd.engine.dense_cuda import GRAPH_STEPS, CudaStack, Tuning, can_launch_ea
 from upgd.kernels.layout import Layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS = 60 if DEVICE == "cuda" else 2
+STEPS = 60 if DEVICE == "cuda" else 3
 SIZES = (16, 7, 6, 10)
 
 
@@ -73,7 +73,7 @@ def test_every_method_equals_the_plain_loop(part: int) -> None:
         names = ["upgd", "s-rwalk", "n-upgd-2nd-local", "sgdw", "feature-upgd-2nd", "ada-upgd"]
     learners = [Learner(name, {}, 3) for name in names[part::4]]
     stack = make(learners)
-    run(stack, learners, [1, STEPS])
+    run(stack, learners, [2, STEPS])
     check_against_plain(stack, classify, STEPS, sizes=SIZES)
 
 
@@ -194,15 +194,15 @@ def test_a_run_does_not_depend_on_its_neighbours() -> None:
 def test_a_restored_run_goes_on_bit_for_bit() -> None:
     learners = [Learner("s-si", {}, 1), Learner("feature-upgd", {}, 2)]
     whole = make(learners, dtype=torch.float32, stride=2)
-    run(whole, learners, [1, STEPS])
+    run(whole, learners, [2, STEPS])
     first = make(learners, dtype=torch.float32, stride=2)
     samples = feed(learners, classify)
-    first.advance(samples.chunk(0, 1))
+    first.advance(samples.chunk(0, 2))
     second = make(learners, dtype=torch.float32, stride=2)
     for i in range(2):
         second.restore(i, first.state(i))
-    second.step = 1
-    for start in [1, *range(5, STEPS, 5)]:
+    second.step = 2
+    for start in [2, *range(5, STEPS, 5)]:
         second.advance(samples.chunk(start, min(STEPS, 5 * (start // 5 + 1)) - start))
     assert torch.equal(second.weights, whole.weights)
     assert torch.equal(second.series, whole.series)
@@ -212,7 +212,7 @@ def test_several_learners_of_a_method_with_one_pass() -> None:
     """Which are gone through forwards and backwards in turn."""
     learners = [Learner("pgd", {}, seed) for seed in (3, 4)]
     stack = make(learners)
-    run(stack, learners, [1, STEPS])
+    run(stack, learners, [2, STEPS])
     check_against_plain(stack, classify, STEPS, sizes=SIZES)
 
 

@@ -123,6 +123,11 @@ def test_traces_are_the_learners(forget: bool) -> None:
         assert int(opt.state[p]["step"]) == int(other.state[q]["step"])
 
 
+def tolerance(method: str) -> float:
+    """Steps of SelfTunedSGD move outputs by nats, and rounding with them."""
+    return 1e-4 if method == "self-tuned-sgd" else 1e-5
+
+
 @pytest.mark.parametrize(("method", "hyper"), CASES)
 def test_both_kinds_of_networks_learn_alike(method: str, hyper: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
@@ -131,7 +136,7 @@ def test_both_kinds_of_networks_learn_alike(method: str, hyper: dict[str, Any]) 
     compiled = compiled_core((3, 5, 2), method, hyper, 0, False)
     module = ModuleCore(dense_module((3, 5, 2), 0), 3, 2, method, hyper, 0, False)
     found, expected = compiled.learn(rows, labels), module.learn(rows, labels)
-    np.testing.assert_allclose(found, expected, rtol=3e-5, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=tolerance(method))
 
 
 @pytest.mark.parametrize("method", ["upgd", "feature-upgd", "self-tuned-sgd", "centred-sgd"])
@@ -145,7 +150,7 @@ def test_both_kinds_of_networks_grow_alike(method: str) -> None:
         core.learn(np.ascontiguousarray(rows[:30, :3]), labels[:30])
         core.grow(5, 4)
     found, expected = compiled.learn(rows[30:], labels[30:]), module.learn(rows[30:], labels[30:])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(found, expected, atol=tolerance(method))
 
 
 def test_a_regressor_goes_on() -> None:
