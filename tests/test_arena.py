@@ -422,13 +422,45 @@ def test_rows_are_added_where_the_protocol_is_the_same() -> None:
         joined(replace(mine, streams={"west": longer["west"]}), others)
 
 
+def test_streams_that_few_have_do_not_count() -> None:
+    """Others would have no rank for the sake of a stream that has hardly begun."""
+    full, half = {"east": spread(0.8), "west": spread(0.8)}, {"east": spread(0.4)}
+    found = fabricated(a=full, b=half, c=dict(half)).against("b")
+    table = judge(found, "tuned")
+    assert table.counted == ["east"]
+    assert [(row.entrant, row.rank) for row in table.rows] == [("a", 1), ("b", 2), ("c", 2)]
+    assert set(table.row("a").entries) == {"east", "west"}  # is shown nevertheless
+    apart = versus(found, "b").others["a"].mean
+    assert apart is not None
+    assert apart.estimate == pytest.approx(0.4)
+    assert judge(fabricated(a=full, b=dict(full), c=half), "tuned").counted == ["east", "west"]
+    alone = judge(fabricated(a=half, b={}, c={}), "tuned")
+    assert alone.counted == ["east"]  # nothing counts for more
+
+
+def test_an_entrant_with_one_set_is_not_searched() -> None:
+    streams = choose_streams(SCALES["smoke"])
+    entrant = Entrant.named("self-tuned-sgd")
+    assert search_specs([entrant], streams.values()) == []
+    scored = upcoming({}, [entrant], streams.values())
+    assert scored == [spec for s in streams.values() for spec in s.score(entrant, 0)]
+    assert forecast_specs([entrant], streams.values()) == scored
+    found = evidences.gather([over(spec, 0.5) for spec in scored], "smoke", [entrant], streams)
+    assert found.search == {}
+    assert judge(found, "tuned").row("self-tuned-sgd").rank == 1
+    assert judge(found, "one").row("self-tuned-sgd").rank == 1
+    assert board.modes(found) == ["one"]
+    assert board.figures(found) == ["scores"]
+    assert board.figures(found.against("self-tuned-sgd")) == ["scores", "differences"]
+
+
 def test_streams_that_nobody_has_are_left_out() -> None:
     """An arena under way ranks by the streams that are scored, and its page says so."""
     found = fabricated(a={"east": spread(0.8)}, b={"east": spread(0.4)}, c={})
     table = judge(found, "tuned")
     assert [(row.entrant, row.rank) for row in table.rows] == [("a", 1), ("b", 2), ("c", None)]
     assert table.row("b").worst == mean_interval(np.full(5, 0.5))
-    assert "ranks are of the 1 stream" in board.introduction(found)
+    assert "ranks and means are of the 1 stream" in board.introduction(found)
     assert "lacks 1 stream" in board.markdown(found)
     assert "Unfinished" not in board.introduction(fabricated(a=dict.fromkeys(STREAMS, spread(0.8))))
 

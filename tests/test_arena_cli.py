@@ -66,7 +66,7 @@ def contest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "SCALES", {**SCALES, "tiny": TINY})
         patch.setattr(learners, "SECONDS", 0.01)
-        done = call("sgd", "pgd", "--study", folder, "--alone", "--quiet")
+        done = call("sgd", "pgd", "--study", folder, "--alone", "--baseline", "sgd", "--quiet")
     assert done.exit_code == 0, done.output
     return folder
 
@@ -99,7 +99,11 @@ def test_choices_in_files_follow_from_the_search(contest: Path) -> None:
 def check_choices(found: evidence.Evidence) -> None:
     for name in found.entrants:
         mine = {key[1:]: cells for key, cells in found.search.items() if key[0] == name}
-        assert protocol.choose(mine, found.streams.values()) == found.choices[name]
+        if len(found.entrants[name].sets) == 1:
+            assert not mine
+            assert found.choices[name] == protocol.Choice(dict.fromkeys(found.streams, 0), 0)
+        else:
+            assert protocol.choose(mine, found.streams.values()) == found.choices[name]
 
 
 def test_the_same_command_runs_nothing_again(contest: Path) -> None:
@@ -110,6 +114,16 @@ def test_the_same_command_runs_nothing_again(contest: Path) -> None:
     assert {row["method"] for row in facts["one"]} == {"sgd", "pgd"}
     assert set(facts["tuned"][0]["accuracy"]) == set(TINY.streams)
     assert {run.key for run in Study(contest).runs()} == before
+
+
+def test_results_that_are_their_own_rivals_are_counted_once(contest: Path, tmp_path: Path) -> None:
+    """As in a clone, where the results of a scale are the package's."""
+    folder = shutil.copytree(contest / "results", tmp_path / "results")
+    before = evidence.read(folder)
+    arguments = ("--study", tmp_path / "study", "--against", folder, "--results", folder)
+    done = call("sgd", "pgd", *arguments, "--no-run", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert evidence.read(folder) == before
 
 
 @pytest.mark.slow

@@ -144,6 +144,9 @@ def test_prose_was_written_for_these_benchmarks(page: Path) -> None:
         digest = hashlib.sha256((page.parent / name).read_bytes()).hexdigest()[:12]
         mark = f"<!-- written for {name} {digest} -->"
         assert mark in text, f"{page}: compare its numbers with {name}, then say {mark}"
+    for name, digest in re.findall(r"<!-- written for (\S+/\S+) (\w{12}) -->", text):
+        now = hashlib.sha256((page.parent / name).read_bytes()).hexdigest()[:12]
+        assert now == digest, f"{page}: compare its numbers with {name}, then mark it with {now}"
 
 
 def test_the_monitors_rules_and_numbers_are_documented() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from upgd.arena.evidence import Evidence
-from upgd.arena.scores import MODES, Table, searched
+from upgd.arena.scores import MODES, Table, searched, versus
 from upgd.pages.colours import LIGHT
 from upgd.report.figures import canvas, plain, pyplot, save
 
@@ -49,14 +49,31 @@ def _interval(axes: Any, place: float, interval: Any, colour: str, filled: bool)
     axes.plot(100 * interval.estimate, place, "o", color=colour, markerfacecolor=face, markersize=5)
 
 
+def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
+    """A panel per stream, a line per entrant: its difference from the baseline, with intervals."""
+    found = versus(evidence, evidence.baseline)
+    streams = list(found.best)
+    names = [name for name, apart in found.others.items() if apart.streams]
+    figure, panels = _by_stream(streams, names, "Points from the baseline")
+    for axes, stream in zip(panels, streams, strict=True):
+        for place, name in enumerate(names):
+            apart = found.others[name].streams.get(stream)
+            if apart is not None:
+                _interval(axes, place, apart, LIGHT[0], filled=True)
+        axes.axvline(0, color="#9aa0a8", linewidth=0.8, zorder=0)
+        axes.set_xscale("symlog", linthresh=1)
+        ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
+        axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=7)
+    return save(figure, *paths)
+
+
 def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
     """A panel per stream, a strip per entrant: a dot for every set of the search."""
-    streams, names = list(evidence.streams), list(evidence.entrants)
-    columns = 2 if len(streams) in (2, 4) else min(COLUMNS, max(1, len(streams)))
-    rows = max(1, -(-len(streams) // columns))
-    size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
-    figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
-    for axes, stream in zip(grid.flat, streams, strict=False):
+    streams = list(evidence.streams)
+    names = [name for name, entrant in evidence.entrants.items() if len(entrant.sets) > 1]
+    label = "Accuracy in the search, per cent of the best"
+    figure, panels = _by_stream(streams, names, label)
+    for axes, stream in zip(panels, streams, strict=True):
         values = {name: searched(evidence, name, stream) for name in names}
         finite = [v for some in values.values() for v in some if math.isfinite(v)]
         best = max(finite, default=1.0) or 1.0
@@ -65,16 +82,26 @@ def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
             axes.plot(mine, [place] * len(mine), "|", color=LIGHT[0], markersize=9, alpha=0.7)
             if len(mine):
                 axes.plot(mine.max(), place, "o", color=LIGHT[1], markersize=4)
+    return save(figure, *paths)
+
+
+def _by_stream(streams: Sequence[str], names: Sequence[str], label: str) -> tuple[Any, list[Any]]:
+    """A figure with a panel per stream and a line per entrant in each."""
+    columns = 2 if len(streams) in (2, 4) else min(COLUMNS, max(1, len(streams)))
+    rows = max(1, -(-len(streams) // columns))
+    size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
+    figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
+    for axes, stream in zip(grid.flat, streams, strict=False):
         axes.set_title(plain(stream), fontsize=9)
         axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
         axes.set_ylim(len(names) - 0.5, -0.5)
         _tidy(axes)
     for axes in grid.flat[len(streams) :]:
         axes.set_visible(False)
-    for axes in grid.flat[len(streams) - columns : len(streams)]:  # the lowest of each column
-        axes.set_xlabel("Accuracy in the search, per cent of the best", fontsize=8)
+    for axes in grid.flat[max(len(streams) - columns, 0) : len(streams)]:  # lowest of each column
+        axes.set_xlabel(label, fontsize=8)
         axes.tick_params(labelbottom=True, labelsize=8)
-    return save(figure, *paths)
+    return figure, list(grid.flat[: len(streams)])
 
 
 def _tidy(axes: Any) -> None:

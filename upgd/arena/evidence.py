@@ -20,7 +20,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from upgd.arena.protocol import Cell, Choice, Entrant, Known, Stream, cell_of, choose, read_search
+from upgd.arena.protocol import (
+    Cell,
+    Choice,
+    Entrant,
+    Known,
+    Stream,
+    cell_of,
+    choice_of,
+    read_search,
+)
 from upgd.ledger import Run, write_atomically
 from upgd.paper.provenance import Portion, by_age, portions
 
@@ -109,14 +118,14 @@ def gather(
     entered = {entrant.name: entrant for entrant in entrants}
     for name, entrant in entered.items():
         found = read_search(known, entrant, streams.values())
-        choices[name] = choose(found, streams.values())
+        choices[name] = choice_of(known, entrant, streams.values())
         search |= {(name, *key): cells for key, cells in found.items()}
         for stream in streams.values():
             for number in choices[name].numbers(stream.name):
                 specs = stream.score(entrant, number)
                 score[name, stream.name, number] = [known.get(s.key) for s in specs]
                 used |= {s.key: ran[s.key] for s in specs if s.key in ran}
-            for number in range(len(entrant.sets)):
+            for number in entrant.searched():
                 specs = stream.search(entrant, number)
                 used |= {s.key: ran[s.key] for s in specs if s.key in ran}
     parts = portions(run for run in used.values() if run.result is not None)

@@ -53,6 +53,10 @@ class Entrant:
         tried = tuple(grids.sets(name, sets))
         return cls(str(wanted), wanted.method, tried, wanted.options, row.source)
 
+    def searched(self) -> range:
+        """The numbers of the sets that the search tries; none where there is no choice."""
+        return range(len(self.sets) if len(self.sets) > 1 else 0)
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -282,8 +286,16 @@ def read_search(
     return {
         (stream.name, number): [known.get(s.key) for s in stream.search(entrant, number)]
         for stream in streams
-        for number in range(len(entrant.sets))
+        for number in entrant.searched()
     }
+
+
+def choice_of(known: Known, entrant: Entrant, streams: Iterable[Stream]) -> Choice:
+    """The sets of an entrant that are scored: what its search recommends, or its only one."""
+    streams = list(streams)
+    if len(entrant.sets) == 1:
+        return Choice({stream.name: 0 for stream in streams}, 0)
+    return choose(read_search(known, entrant, streams), streams)
 
 
 def search_specs(entrants: Iterable[Entrant], streams: Iterable[Stream]) -> list[RunSpec]:
@@ -293,7 +305,7 @@ def search_specs(entrants: Iterable[Entrant], streams: Iterable[Stream]) -> list
         spec
         for entrant in entrants
         for stream in streams
-        for number in range(len(entrant.sets))
+        for number in entrant.searched()
         for spec in stream.search(entrant, number)
     )
     return list(dict.fromkeys(every))
@@ -324,7 +336,7 @@ def upcoming(
     left = [spec for spec in search_specs(entrants, streams) if spec.key not in done]
     if left:
         return left
-    chosen = ((e, choose(read_search(known, e, streams), streams)) for e in entrants)
+    chosen = ((e, choice_of(known, e, streams)) for e in entrants)
     every = (spec for e, choice in chosen for spec in score_specs(e, streams, choice))
     return [spec for spec in dict.fromkeys(every) if spec.key not in done]
 

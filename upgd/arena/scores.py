@@ -10,9 +10,10 @@ is 1.
 - The *worst case* is the lowest score of a stream. Its bounds are the lowest bounds of any stream:
   the worst stream itself is uncertain.
 
-Entrants are ranked by worst case. Equal ones share a rank. An entrant that lacks a result on some
-stream has neither mean nor worst case and is not ranked, since both could only look better.
-Streams that nobody has results on are left out.
+Entrants are ranked by worst case. Equal ones share a rank. What counts are the streams that at
+least half of the entrants have results on, or all that anybody has if there are none. An entrant
+that lacks one of them has neither mean nor worst case and is not ranked, since both could only look
+better.
 
 Against a *baseline*, an entrant has the difference of accuracies with the same seed, with the same
 kind of interval.
@@ -70,6 +71,7 @@ class Table:
     mode: Mode
     rows: Sequence[Row]
     best: Mapping[str, str]  # by stream, the entrant that others are compared with
+    counted: Sequence[str]  # the streams that means and worst cases are of
 
     def row(self, entrant: str) -> Row:
         """The line of an entrant."""
@@ -92,8 +94,9 @@ def judge(evidence: Evidence, mode: Mode) -> Table:
         for name, values in found.items():
             gone = _diverged(evidence, name, stream, mode)
             entries[name][stream] = _entry(values, found[best[stream]], gone)
-    rows = [_row(name, mine, tuple(best)) for name, mine in entries.items()]
-    return Table(mode, _ranked(rows), best)
+    counted = [s for s in best if 2 * sum(s in e for e in entries.values()) >= len(entries)]
+    rows = [_row(name, mine, counted or list(best)) for name, mine in entries.items()]
+    return Table(mode, _ranked(rows), best, counted or list(best))
 
 
 def accuracies(
@@ -156,7 +159,7 @@ class Difference:
     """Accuracies of one entrant, or of several, minus the baseline's, paired by seeds."""
 
     streams: Mapping[str, Interval]  # where both have all results
-    mean: Interval | None  # over all streams that are scored; None if one is missing
+    mean: Interval | None  # over the streams that count; None if one is missing
 
 
 @dataclass(frozen=True)
@@ -175,29 +178,29 @@ def versus(evidence: Evidence, baseline: str) -> Versus:
     On each stream the best of the others is the one with the largest mean, found by the same runs,
     so the comparison with it flatters the others.
     """
-    scored, best = judge(evidence, "tuned").best, {}
+    table, best = judge(evidence, "tuned"), {}
     apart: dict[str, dict[str, NDArray[np.float64]]] = {name: {} for name in evidence.entrants}
-    for stream in scored:
+    for stream in table.best:
         mine = accuracies(evidence, baseline, stream, "tuned")
         for name, some in apart.items():
             values = accuracies(evidence, name, stream, "tuned")
             if mine is not None and values is not None:
                 some[stream] = values - mine
     del apart[baseline]
-    for stream in scored:
+    for stream in table.best:
         means = {name: some[stream].mean() for name, some in apart.items() if stream in some}
         if means:
             best[stream] = max(means, key=lambda name: float(means[name]))
     rest = {stream: apart[name][stream] for stream, name in best.items()}
-    found = {name: _difference(some, len(scored)) for name, some in apart.items()}
+    found = {name: _difference(some, table.counted) for name, some in apart.items()}
     order = sorted(found, key=lambda n: math.inf if (m := found[n].mean) is None else -m.estimate)
     others = {name: found[name] for name in order}
-    return Versus(baseline, _difference(rest, len(scored)), best, others)
+    return Versus(baseline, _difference(rest, table.counted), best, others)
 
 
-def _difference(apart: Mapping[str, NDArray[np.float64]], streams: int) -> Difference:
-    whole = 0 < len(apart) == streams
-    mean = mean_interval(np.mean(list(apart.values()), axis=0)) if whole else None
+def _difference(apart: Mapping[str, NDArray[np.float64]], counted: Sequence[str]) -> Difference:
+    whole = bool(counted) and all(stream in apart for stream in counted)
+    mean = mean_interval(np.mean([apart[s] for s in counted], axis=0)) if whole else None
     return Difference({stream: mean_interval(some) for stream, some in apart.items()}, mean)
 
 

@@ -51,6 +51,10 @@ def arena(
         Path | None, Option("--page", help="Only make the page of these results again.")
     ] = None,
     run: Annotated[bool, Option("--run/--no-run", help="Or show what there is so far.")] = True,
+    timing: Annotated[
+        bool | None,
+        Option(help="Time steps of methods that have no cost yet; default: with --run."),
+    ] = None,
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
     engine: o.ENGINE = "auto",
@@ -93,7 +97,7 @@ def arena(
         return
     if run:
         contest.run()
-    found = contest.gather(measure=run)
+    found = contest.gather(measure=run if timing is None else timing)
     written = contest.write()
     if as_json:
         print(json.dumps(_facts(found)))

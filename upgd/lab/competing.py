@@ -89,7 +89,8 @@ class Contest:
         if evidence.exists(self.folder):
             before = evidence.read(self.folder)
             self._check_kept(before)
-            self.earlier.append(before)
+            if self.against is None or self.against.resolve() != self.folder.resolve():
+                self.earlier.append(before)
         self.rivals = [e for e in self.earlier if evidence.shared(self.chosen, e.streams)]
         self._check_baseline()
         if self.earlier and not self.rivals:
