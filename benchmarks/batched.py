@@ -1,6 +1,7 @@
 """The batched engine on CUDA: learner-steps per second against the floor of memory traffic.
 
     python benchmarks/batched.py [--output docs/benchmarks/batched.md]
+    python benchmarks/batched.py --arena [--output docs/benchmarks/batched_arena.md]
 
 Everything is a ratio within this run: bandwidth is that of a copy measured here, the peer is the
 authors' optimizer re-created plainly (a Python loop over parameters, twice), one learner at a time
@@ -13,6 +14,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -236,66 +238,93 @@ def one_weight_initialisation() -> None:
 
 
 # -------------------------------------------------------------------------------- report
+class Page:
+    """Lines that are printed, and written at once, so that a cut run keeps what it has."""
+
+    def __init__(self, output: Path | None, title: str, arguments: str = "") -> None:
+        self.output = output
+        self.lines: list[str] = []
+        self.parameters = sum(p.numel() for p in mlp(SIZES).parameters())
+        self.speed = max(bandwidth.__wrapped__(DEVICE) or 0.0 for _ in range(1 if QUICK else 20))
+        self.plain = plain_steps_per_second()
+        name = "Triton's interpreter" if QUICK else torch.cuda.get_device_name()
+        shape, copied = "-".join(map(str, SIZES)), f"{self.speed / 1e12:.2f} TB/s"
+        self.say(f"# {title}")
+        self.say()
+        self.say(f"`python benchmarks/batched.py{arguments}` on {name}, torch {torch.__version__},")
+        self.say(
+            f"upgd {upgd.__version__}. Network {shape}, {self.parameters} parameters, batch 1."
+        )
+        self.say(f"A copy moves {copied}. The peer, the authors' optimizer as they wrote it,")
+        self.say(f"takes {self.plain:.0f} steps/s with one learner. It should take 400: below 360")
+        self.say("something slows it down and no ratio counts; above 440 the host is faster, the")
+        self.say("ratios are smaller.")
+        self.say()
+        self.say("| stack | learner-steps/s | times the peer | share of the floor |")
+        self.say("|---|---|---|---|")
+
+    def say(self, text: str = "") -> None:
+        """Add a line."""
+        print(text, flush=True)
+        self.lines.append(text)
+        if self.output:
+            self.output.write_text("\n".join(self.lines) + "\n")
+
+    def row(self, label: str, found: float, moved: float) -> None:
+        """Add a rate; `moved` numbers per weight and step are its floor."""
+        reached = f"{share(found, moved * 4 * self.parameters, self.speed):.1%}" if moved else "-"
+        self.say(f"| {label} | {found:,.0f} | {found / self.plain:,.0f} | {reached} |")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    every = [*PAPER, *(name for name in rules() if name not in PAPER)]
+    parser.add_argument("--arena", action="store_true", help="what sees layers or normalises")
     parser.add_argument("--methods", default="", help="these alone, comma-separated")
     arguments = parser.parse_args()
     one_weight_initialisation()
-    lines: list[str] = []
+    if arguments.arena:
+        arena_page(arguments.output, arguments.methods)
+    else:
+        engine_page(arguments.output, arguments.methods)
 
-    def say(text: str = "") -> None:
-        print(text, flush=True)
-        lines.append(text)
 
-    name = "Triton's interpreter" if QUICK else torch.cuda.get_device_name()
-    parameters = sum(p.numel() for p in mlp(SIZES).parameters())
-    speed = max(bandwidth.__wrapped__(DEVICE) or 0.0 for _ in range(1 if QUICK else 20))
-    plain = plain_steps_per_second()
-    say("# The batched engine on CUDA")
-    say()
-    say(f"`python benchmarks/batched.py` on {name}, torch {torch.__version__}, upgd")
-    shape = "-".join(map(str, SIZES))
-    say(f"{upgd.__version__}. Network {shape}, {parameters} parameters, batch 1.")
-    say(f"A copy moves {speed / 1e12:.2f} TB/s. The peer, the authors' optimizer as they wrote it,")
-    say(f"takes {plain:.0f} steps/s with one learner. It should take 400: below 360 something")
-    say("slows it down and no ratio counts; above 440 the host is faster, the ratios are smaller.")
-    say()
-    say("| stack | learner-steps/s | times the peer | share of the floor |")
-    say("|---|---|---|---|")
+def arena_page(output: Path | None, methods: str) -> None:
+    """Entrants of the arena whose rules see layers, or whose networks normalise."""
+    page, many = Page(output, "Methods that see layers, on CUDA", " --arena"), 2 if QUICK else 528
+    page.row(f"UPGD-W, R = {many}", dense(("upgd",), many), passes("upgd"))
+    for name in methods.split(",") if methods else entrants_that_see_layers():
+        page.row(f"{name}, R = {many}", seeing_layers(name, many), passes(grids.parse(name).method))
+    page.say()
+    page.say("Whole steps; samples are copied to the device in this time. The floor counts each")
+    page.say("method's reads and writes of weights and states, at the copy's speed.")
 
-    def row(label: str, found: float, moved: float) -> None:
-        reached = f"{share(found, moved * 4 * parameters, speed):.1%}" if moved else "-"
-        say(f"| {label} | {found:,.0f} | {found / plain:,.0f} | {reached} |")
 
-    many, few = (2, 1) if QUICK else (200, 20)
-    row(f"UPGD-W with noise, R = {many}", dense(("upgd",), many), passes("upgd"))
-    row(f"the same as a user's rule, R = {many}", dense((own_upgd(),), many), passes("upgd"))
-    row(f"UPGD-W with noise, R = {few}", dense(("upgd",), few), passes("upgd"))
-    row(f"the same, diagnostics at stride 100, R = {many}", dense(("upgd",), many, stride=100), 6)
-    chosen = arguments.methods.split(",") if arguments.methods else PAPER if QUICK else every
-    for method in chosen:
+def engine_page(output: Path | None, methods: str) -> None:
+    """All methods of single weights, and what learners and parameters cost."""
+    page, (many, few) = Page(output, "The batched engine on CUDA"), (2, 1) if QUICK else (200, 20)
+    page.row(f"UPGD-W with noise, R = {many}", dense(("upgd",), many), passes("upgd"))
+    page.row(f"the same as a user's rule, R = {many}", dense((own_upgd(),), many), passes("upgd"))
+    page.row(f"UPGD-W with noise, R = {few}", dense(("upgd",), few), passes("upgd"))
+    label = f"the same, diagnostics at stride 100, R = {many}"
+    page.row(label, dense(("upgd",), many, stride=100), 6)
+    every = [*PAPER, *(name for name in rules() if name not in PAPER)]
+    for method in methods.split(",") if methods else PAPER if QUICK else every:
         if method != "upgd":
-            row(f"{method}, R = {many}", dense((method,), many), passes(method))
+            page.row(f"{method}, R = {many}", dense((method,), many), passes(method))
     if not QUICK:
         mixed = sum(passes(m) for m in PAPER) / len(PAPER)
-        row(f"the paper's ten methods together, R = {many}", dense(PAPER, many), mixed)
-    most = 2 if QUICK else 528
-    for entrant in () if arguments.methods else entrants_that_see_layers():
-        found = seeing_layers(entrant, most)
-        row(f"{entrant}, R = {most}", found, passes(grids.parse(entrant).method))
-    row(f"CIFAR-10 network, UPGD-W, R = {many // 2}", convolutional("upgd", many // 2), 0)
-    say()
-    say("Whole steps, metrics included, of samples that lie on the device already.")
-    say("The floor counts each method's reads and writes of weights and states, at the copy's")
-    say("speed: UPGD six, S-SI ten, S-RWalk twelve. Where all learners fit into the cache of")
-    say("the GPU together, the share may exceed one. Rows with R = 528 are methods that see")
-    say("layers, and networks that normalise; there samples are copied to the device in this time.")
-    say()
-    say("| R | µs per step | sizes | µs per step (R = 100) |")
-    say("|---|---|---|---|")
+        page.row(f"the paper's ten methods together, R = {many}", dense(PAPER, many), mixed)
+    page.row(f"CIFAR-10 network, UPGD-W, R = {many // 2}", convolutional("upgd", many // 2), 0)
+    page.say()
+    page.say("Whole steps, metrics included, of samples that lie on the device already.")
+    page.say("The floor counts each method's reads and writes of weights and states, at the copy's")
+    page.say("speed: UPGD six, S-SI ten, S-RWalk twelve. Where all learners fit into the cache of")
+    page.say("the GPU together, the share may exceed one.")
+    page.say()
+    page.say("| R | µs per step | sizes | µs per step (R = 100) |")
+    page.say("|---|---|---|---|")
     counts = (1, 2) if QUICK else (10, 20, 50, 100, 200, 400)
     widths: list[tuple[int, ...]] = [(784, w, w // 2, 10) for w in (75, 150, 300, 600, 1200)]
     depths: list[tuple[int, ...]] = [(784, *[300] * depth, 10) for depth in (1, 2, 4, 8)]
@@ -310,14 +339,13 @@ def main() -> None:
     left = [f"{r} | {cost:.1f}" for r, cost in costs["R"].items()]
     shaped = {**costs["width"], **costs["depth"]}
     right = [f"{'-'.join(map(str, s))} | {cost:.1f}" for s, cost in shaped.items()]
-    for i in range(max(len(left), len(right))):
-        say(f"| {left[i] if i < len(left) else ' | '} | {right[i] if i < len(right) else ' | '} |")
-    if arguments.output:
-        picture = arguments.output.with_suffix(".png")
+    for a, b in zip_longest(left, right, fillvalue=" | "):
+        page.say(f"| {a} | {b} |")
+    if output:
+        picture = output.with_suffix(".png")
         draw(costs, picture)
-        say()
-        say(f"![cost against R and against parameters]({picture.name})")
-        arguments.output.write_text("\n".join(lines) + "\n")
+        page.say()
+        page.say(f"![cost against R and against parameters]({picture.name})")
 
 
 def draw(costs: dict[str, dict[Any, float]], path: Path) -> None:
