@@ -438,6 +438,32 @@ def test_streams_that_few_have_do_not_count() -> None:
     assert alone.counted == ["east"]  # nothing counts for more
 
 
+def test_curves_are_means_of_equal_parts(tmp_path: Path) -> None:
+    streams = choose_streams(SCALES["smoke"], ["label-permuted-digits"])
+    entrant = Entrant.named("self-tuned-sgd")
+    [stream] = streams.values()
+    specs = stream.score(entrant, 0)
+    times = np.arange(100)
+    series = {s.key: list(0.1 * k + 0.001 * times) for k, s in enumerate(specs)}
+    runs = [over(spec, 0.5) for spec in specs]
+    found = evidences.gather(runs, "smoke", [entrant], streams, series=series)
+    line = found.curves["self-tuned-sgd", stream.name, 0]
+    assert line == pytest.approx(0.1 + 0.001 * (2 * np.arange(50) + 0.5))
+    assert "curves" in board.figures(found)
+    evidences.write(found, tmp_path)
+    again = evidences.read(tmp_path)
+    assert again.curves == {
+        key: pytest.approx(some, abs=1e-4) for key, some in found.curves.items()
+    }
+    known = evidences.gather([], "smoke", [entrant], streams, again.known({entrant.name: entrant}))
+    assert known.curves == {}
+    assert known.with_curves(again).curves == again.curves  # when the study is gone
+    other = {entrant.name: replace(entrant, source="another rule")}
+    assert known.with_curves(replace(again, entrants=other)).curves == {}
+    series[specs[0].key] = [0.5] * 99  # was cut
+    assert evidences.gather(runs, "smoke", [entrant], streams, series=series).curves == {}
+
+
 def test_an_entrant_with_one_set_is_not_searched() -> None:
     streams = choose_streams(SCALES["smoke"])
     entrant = Entrant.named("self-tuned-sgd")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from upgd.arena.evidence import Evidence
-from upgd.arena.scores import MODES, Table, searched, versus
+from upgd.arena.scores import MODES, Table, chosen, searched, versus
 from upgd.pages.colours import LIGHT
 from upgd.report.figures import canvas, plain, pyplot, save
 
@@ -47,6 +47,44 @@ def _interval(axes: Any, place: float, interval: Any, colour: str, filled: bool)
     if math.isfinite(interval.low):
         axes.plot([100 * interval.low, 100 * interval.high], [place] * 2, color=colour, linewidth=1)
     axes.plot(100 * interval.estimate, place, "o", color=colour, markerfacecolor=face, markersize=5)
+
+
+def draw_curves(
+    evidence: Evidence,
+    table: Table,
+    *paths: Path,
+    names: Mapping[str, str] | None = None,
+    streams: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """A panel per stream: the accuracy of entrants over the run.
+
+    Args:
+        evidence: Of the arena.
+        table: Whose sets are shown.
+        paths: Of the figure.
+        names: Labels by entrant; by default the best six.
+        streams: Titles by stream; by default all that are scored.
+    """
+    names = names or {row.entrant: row.entrant for row in table.rows[: len(LIGHT)]}
+    streams = streams or {name: name for name in evidence.streams if name in table.best}
+    height = 2.2 if len(streams) > COLUMNS else 2.8  # with the legend
+    figure, panels = _panels(len(streams), height, sharex=False, sharey=False)
+    for axes, (stream, title) in zip(panels, streams.items(), strict=True):
+        thousands = evidence.streams[stream].steps / 1000
+        for colour, (name, label) in zip(LIGHT, names.items(), strict=False):
+            number = chosen(evidence, name, stream, table.mode)
+            found = [] if number is None else evidence.curves.get((name, stream, number), ())
+            times = (np.arange(len(found)) + 0.5) / max(len(found), 1) * thousands
+            axes.plot(times, 100 * np.array(found), color=colour, linewidth=1.1, label=plain(label))
+        axes.set_title(plain(title), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.set_ylabel("Accuracy, per cent", fontsize=8)
+        axes.set_xlabel("Thousand steps", fontsize=8)
+        _tidy(axes)
+    handles, labels = panels[0].get_legend_handles_labels() if panels else ([], [])
+    place = {"loc": "outside lower center", "ncols": 3 + (len(names) == 4), "frameon": False, "fontsize": 8}
+    figure.legend(handles, labels, **place)
+    return save(figure, *paths)
 
 
 def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
@@ -87,21 +125,30 @@ def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
 
 def _by_stream(streams: Sequence[str], names: Sequence[str], label: str) -> tuple[Any, list[Any]]:
     """A figure with a panel per stream and a line per entrant in each."""
-    columns = 2 if len(streams) in (2, 4) else min(COLUMNS, max(1, len(streams)))
-    rows = max(1, -(-len(streams) // columns))
-    size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
-    figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
-    for axes, stream in zip(grid.flat, streams, strict=False):
+    figure, panels = _panels(len(streams), 0.9 + 0.2 * len(names), sharey=True, sharex=True)
+    for axes, stream in zip(panels, streams, strict=True):
         axes.set_title(plain(stream), fontsize=9)
         axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
         axes.set_ylim(len(names) - 0.5, -0.5)
         _tidy(axes)
-    for axes in grid.flat[len(streams) :]:
-        axes.set_visible(False)
-    for axes in grid.flat[max(len(streams) - columns, 0) : len(streams)]:  # lowest of each column
+    for axes in panels[-_columns(len(streams)) :]:  # the lowest of each column
         axes.set_xlabel(label, fontsize=8)
         axes.tick_params(labelbottom=True, labelsize=8)
-    return figure, list(grid.flat[: len(streams)])
+    return figure, panels
+
+
+def _columns(count: int) -> int:
+    return 2 if count in (2, 4) else min(COLUMNS, max(1, count))
+
+
+def _panels(count: int, height: float, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with so many panels, each of a height in inches."""
+    columns = _columns(count)
+    rows = max(1, -(-count // columns))
+    figure, grid = canvas(rows, columns, (1.6 + 3.1 * columns, rows * height), **options)
+    for axes in grid.flat[count:]:
+        axes.set_visible(False)
+    return figure, list(grid.flat[:count])
 
 
 def _tidy(axes: Any) -> None:

@@ -1,9 +1,10 @@
-"""What the arena's runs gave, as three small files that are committed.
+"""What the arena's runs gave, as four small files that are committed.
 
 ===============  ==============================================================================
 ``arena.json``   streams, entrants with their sets, which of them are scored, provenance
 ``search.csv``   an entrant, a stream and a set per row; mean accuracies, a column per seed
 ``score.csv``    the same of the sets that are scored
+``curves.csv``   how their accuracy goes over the run: means over seeds of fifty equal parts
 ===============  ==============================================================================
 
 A cell is a mean accuracy over a whole run, ``diverged``, or empty where there is no result. Pages
@@ -20,6 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from upgd.arena.protocol import (
     Cell,
     Choice,
@@ -33,9 +36,11 @@ from upgd.arena.protocol import (
 from upgd.ledger import Run, write_atomically
 from upgd.paper.provenance import Portion, by_age, portions
 
-FACTS, SEARCH, SCORE = "arena.json", "search.csv", "score.csv"
+FACTS, SEARCH, SCORE, CURVES = "arena.json", "search.csv", "score.csv", "curves.csv"
 COLUMNS = ["entrant", "stream", "set"]
 FORMAT = 1
+POINTS = 50
+"""Parts of a curve at most."""
 Cells = Mapping[tuple[str, str, int], Sequence[Cell]]
 """By entrant, stream and number of the set, in the order of seeds."""
 
@@ -69,10 +74,27 @@ class Evidence:
     parts: Sequence[Portion] = ()
     data: Mapping[str, Any] = field(default_factory=dict)  # by dataset: samples and checksums
     baseline: str = ""  # the entrant that others are compared with, if any
+    curves: Mapping[tuple[str, str, int], Sequence[float]] = field(default_factory=dict)
 
     def with_costs(self, costs: Mapping[str, Cost]) -> Evidence:
         """The same with some costs in place of others."""
         return replace(self, costs={**self.costs, **costs})
+
+    def with_curves(self, others: Evidence) -> Evidence:
+        """The same with curves of others where it has none of the same runs."""
+        found = {}
+        for name, stream, number in self.score:
+            rival = others.entrants.get(name)
+            mine = self.entrants[name]
+            if (
+                rival is not None
+                and rival.source == mine.source
+                and mine.sets[number] in rival.sets
+            ):
+                there = (name, stream, rival.sets.index(mine.sets[number]))
+                if there in others.curves:
+                    found[name, stream, number] = others.curves[there]
+        return replace(self, curves={**found, **self.curves})
 
     def against(self, baseline: str) -> Evidence:
         """The same, with others compared with this entrant; ValueError if there is none."""
@@ -106,8 +128,19 @@ def gather(
     streams: Mapping[str, Stream],
     earlier: Known | None = None,
     data: Mapping[str, Any] | None = None,
+    series: Mapping[str, Sequence[float]] | None = None,
 ) -> Evidence:
-    """What ledgers, or earlier results, have of entrants on streams."""
+    """What ledgers, or earlier results, have of entrants on streams.
+
+    Args:
+        runs: Of ledgers.
+        scale: Its name.
+        entrants: Whose runs are meant.
+        streams: On which.
+        earlier: What earlier results have, by keys of runs.
+        data: Facts about datasets.
+        series: Accuracies over time of runs, by their keys.
+    """
     every, earlier = list(runs), earlier or {}
     known = {**earlier, **cells_of(every)}
     ran = {run.key: run for run in every if run.key not in earlier}  # whose parts are not known yet
@@ -115,6 +148,7 @@ def gather(
     score: dict[tuple[str, str, int], Sequence[Cell]] = {}
     choices: dict[str, Choice] = {}
     used: dict[str, Run] = {}
+    curves: dict[tuple[str, str, int], Sequence[float]] = {}
     entered = {entrant.name: entrant for entrant in entrants}
     for name, entrant in entered.items():
         found = read_search(known, entrant, streams.values())
@@ -125,11 +159,36 @@ def gather(
                 specs = stream.score(entrant, number)
                 score[name, stream.name, number] = [known.get(s.key) for s in specs]
                 used |= {s.key: ran[s.key] for s in specs if s.key in ran}
+                if series and all(s.key in series for s in specs):
+                    curves[name, stream.name, number] = curve([series[s.key] for s in specs])
             for number in entrant.searched():
                 specs = stream.search(entrant, number)
                 used |= {s.key: ran[s.key] for s in specs if s.key in ran}
     parts = portions(run for run in used.values() if run.result is not None)
-    return Evidence(scale, streams, entered, choices, search, score, {}, parts, data or {})
+    return Evidence(
+        scale,
+        streams,
+        entered,
+        choices,
+        search,
+        score,
+        parts=parts,
+        data=data or {},
+        curves={key: some for key, some in curves.items() if some},
+    )
+
+
+def curve(series: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of series, in :data:`POINTS` equal parts at most; empty if lengths differ.
+
+    Example:
+        >>> curve([[0.0, 1.0, 0.5], [1.0, 1.0, 0.0]])
+        [0.5, 1.0, 0.25]
+    """
+    if len({len(some) for some in series}) != 1:
+        return []
+    mean = np.mean(np.array(series, dtype=np.float64), axis=0)
+    return [float(part.mean()) for part in np.array_split(mean, min(POINTS, len(mean)))]
 
 
 def shared(mine: Mapping[str, Stream], others: Mapping[str, Stream]) -> list[str]:
@@ -162,6 +221,12 @@ def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
             if key[0] == name and key[1] in alike
         }
 
+    lines = {
+        key: line
+        for name in names
+        for key, line in origin[name].curves.items()
+        if key[0] == name and key[1] in alike
+    }
     both = Evidence(
         mine.scale,
         {name: mine.streams[name] for name in alike},
@@ -173,13 +238,14 @@ def joined(mine: Evidence, others: Evidence) -> tuple[Evidence, list[str]]:
         by_age([*others.parts, *mine.parts]),
         {**others.data, **mine.data},
         mine.baseline or others.baseline,
+        lines,
     )
     return both, [name for name in mine.streams if name not in alike]
 
 
 # ----------------------------------------------------------------------------------- files
 def write(evidence: Evidence, folder: Path) -> list[Path]:
-    """Write the three files; returns their paths."""
+    """Write the files; returns their paths."""
     facts = {
         "format": FORMAT,
         "scale": evidence.scale,
@@ -195,6 +261,8 @@ def write(evidence: Evidence, folder: Path) -> list[Path]:
         SEARCH: _table(evidence.search),
         SCORE: _table(evidence.score),
     }
+    if evidence.curves:
+        contents[CURVES] = _table(evidence.curves, "part", 4)
     for name, content in contents.items():
         write_atomically(folder / name, content.encode())
     return [folder / name for name in contents]
@@ -207,18 +275,18 @@ def _entrant_facts(evidence: Evidence, name: str) -> dict[str, Any]:
     return {**facts, "chosen": chosen, "cost": None if cost is None else asdict(cost)}
 
 
-def _table(cells: Cells) -> str:
+def _table(cells: Cells, column: str = "seed", digits: int = 6) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     most = max((len(some) for some in cells.values()), default=0)
-    writer.writerow([*COLUMNS, *(f"seed {i}" for i in range(1, most + 1))])
+    writer.writerow([*COLUMNS, *(f"{column} {i}" for i in range(1, most + 1))])
     for key, some in cells.items():
-        writer.writerow([*key, *map(_written, some)])
+        writer.writerow([*key, *(_written(cell, digits) for cell in some)])
     return text.getvalue()
 
 
-def _written(cell: Cell) -> str:
-    return f"{cell:.6f}" if isinstance(cell, float) else cell or ""
+def _written(cell: Cell, digits: int) -> str:
+    return f"{cell:.{digits}f}" if isinstance(cell, float) else cell or ""
 
 
 def exists(folder: Path) -> bool:
@@ -244,11 +312,12 @@ def read(folder: Path) -> Evidence:
                 costs[entrant.name] = Cost(**cost)
         parts = [Portion(**part) for part in facts["ran"]]
         tables = [_read_table(folder / name) for name in (SEARCH, SCORE)]
+        curves = _read_curves(folder / CURVES)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{folder} has no results of the arena: {error}") from None
     by_name = {stream.name: stream for stream in streams}
     whole = (facts["scale"], by_name, entrants, choices, *tables, costs, parts, facts["data"])
-    return Evidence(*whole).against(facts.get("baseline", ""))
+    return replace(Evidence(*whole), curves=curves).against(facts.get("baseline", ""))
 
 
 def _stream(facts: Mapping[str, Any]) -> Stream:
@@ -262,6 +331,12 @@ def _read_table(path: Path) -> dict[tuple[str, str, int], list[Cell]]:
     if header[:3] != COLUMNS:
         raise ValueError(f"{path.name} has columns {', '.join(header[:3])}")
     return {(row[0], row[1], int(row[2])): [_cell(text) for text in row[3:]] for row in rows}
+
+
+def _read_curves(path: Path) -> dict[tuple[str, str, int], list[float]]:
+    """The curves, each as long as it is; none where there is no such file."""
+    found = _read_table(path) if path.is_file() else {}
+    return {key: [x for x in some if isinstance(x, float)] for key, some in found.items()}
 
 
 def _cell(text: str) -> Cell:

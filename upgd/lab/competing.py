@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,11 +131,24 @@ class Contest:
 
     def runs(self) -> list[Run]:
         """All runs of the studies."""
-        with ExitStack() as stack:
-            there = [self.study.folder, *self.others]
-            folders = [folder for folder in there if (folder / NAME).exists()]
-            opened = [Ledger.open(each, create=False, read_only=True) for each in folders]
-            return [run for ledger in opened for run in stack.enter_context(ledger).runs()]
+        return [run for ledger in self._ledgers() for run in ledger.runs()]
+
+    def series(self) -> dict[str, list[float]]:
+        """Accuracies over time of the runs that are scored, by their keys."""
+        lengths = {stream.steps for stream in self._each()}
+        return {
+            key: [float(value) for value in ledger.series(key, "accuracy")]
+            for ledger in self._ledgers()
+            for key in [
+                r.key for r in ledger.runs() if r.state == "done" and r.spec.steps in lengths
+            ]
+        }
+
+    def _ledgers(self) -> Iterator[Ledger]:
+        for folder in (self.study.folder, *self.others):
+            if (folder / NAME).exists():
+                with Ledger.open(folder, create=False, read_only=True) as ledger:
+                    yield ledger
 
     def known(self) -> dict[str, Cell]:
         """What earlier results have of the entrants, by keys of runs."""
@@ -197,9 +209,11 @@ class Contest:
             if name is not None
         }
         entrants = self.entrants.values()
-        mine = gather(self.runs(), self.scale, entrants, self.chosen, self.known(), data)
+        runs, series, known = self.runs(), self.series(), self.known()
+        mine = gather(runs, self.scale, entrants, self.chosen, known, data, series)
         mine = mine.with_costs(self._costs(mine, measure))
         for rivals in self.rivals:
+            mine = mine.with_curves(rivals)
             mine, left = joined(mine, rivals)
             if left:
                 self.study.note(f"rivals have another protocol on {', '.join(left)}: left out")
