@@ -1,6 +1,6 @@
 """Learn from a Redis stream; nothing is learned twice or lost, even if the learner is killed.
 
-    pip install 'upgd[stream]' redis
+    pip install ".[stream]" redis
     python examples/redis_stream.py demo
 
 The demo starts a Redis server of its own (``redis-server``, Debian's package of that name; or

@@ -34,7 +34,7 @@ utility
 optim
 curvature
 kernels
-rules metrics pages sources caches filesystem processes text threads timing
+rules metrics pages sources caches extras filesystem processes text threads timing
 """
 """Folders and modules of the package, top to bottom; ``upgd`` is the package's ``__init__``.
 

@@ -171,6 +171,6 @@ def test_no_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     said = call("export", tmp_path, "--tensorboard", tmp_path / "logs")
     assert said.exit_code == 2
-    assert said.output == "upgd: event files need tensorboard: pip install 'upgd[tensorboard]'\n"
+    assert said.output == "upgd: event files need tensorboard: pip install 'tensorboard>=2.14'\n"
     both = call("export", tmp_path, "--tensorboard", tmp_path / "logs", "--metric", "loss")
     assert both.exit_code == 2

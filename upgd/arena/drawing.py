@@ -82,7 +82,12 @@ def draw_curves(
         axes.set_xlabel("Thousand steps", fontsize=8)
         _tidy(axes)
     handles, labels = panels[0].get_legend_handles_labels() if panels else ([], [])
-    place = {"loc": "outside lower center", "ncols": 3 + (len(names) == 4), "frameon": False, "fontsize": 8}
+    place = {
+        "loc": "outside lower center",
+        "ncols": 3 + (len(names) == 4),
+        "frameon": False,
+        "fontsize": 8,
+    }
     figure.legend(handles, labels, **place)
     return save(figure, *paths)
 

@@ -1,12 +1,12 @@
 """The command line of the laboratory: ``upgd --help``."""
 
+from upgd.extras import install
+
 try:
     import rich  # noqa: F401
     import typer  # noqa: F401
 except ImportError as error:  # the library works without
-    raise SystemExit(
-        f"upgd: the command line needs {error.name}: pip install 'upgd[lab]'"
-    ) from error
+    raise SystemExit(f"upgd: the command line needs {error.name}: {install('lab')}") from error
 
 from upgd.cli import (  # noqa: F401  (they register their commands)
     arena,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from upgd.engine.dense import COLUMNS, DenseStack, Learner
 from upgd.engine.feed import Chunk
+from upgd.extras import install
 from upgd.kernels.layout import ALIGN, Layout
 from upgd.kernels.rules import traces_utility
 
@@ -36,7 +37,7 @@ def compiled_modules(*names: str) -> list[ModuleType]:
     except ImportError as error:
         if (error.name or "").split(".")[0] in ("numba", "llvmlite"):
             raise ImportError(
-                "the fused CPU engine needs numba: pip install 'upgd[fast]'", name=error.name
+                f"the fused CPU engine needs numba: {install('fast')}", name=error.name
             ) from error
         raise
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from upgd.extras import install
 from upgd.lab.study import Study
 from upgd.ledger import Ledger, Run, RunSpec
 from upgd.ledger.files import check_generated, check_output_folder
@@ -277,7 +278,7 @@ class Reproduction:
         if find_spec("gymnasium") is not None:
             return list(names)
         agents = [name for name in names if name in FIGURES and _has_agents(FIGURES[name])]
-        self._warn(f'leaving out {", ".join(agents)}, which need gymnasium: pip install "upgd[rl]"')
+        self._warn(f"leaving out {', '.join(agents)}, which need gymnasium: {install('rl')}")
         return [name for name in names if name not in agents]
 
     def _check_outputs(self) -> None:

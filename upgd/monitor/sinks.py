@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from upgd.extras import install
+
 if TYPE_CHECKING:
     from upgd.monitor.monitor import Monitor
 
@@ -72,7 +74,7 @@ class TensorBoard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                wrong = "TensorBoard: it is not installed: pip install 'upgd[tensorboard]'"
+                wrong = f"TensorBoard: it is not installed: {install('tensorboard')}"
                 raise ImportError(wrong) from None
             writer = SummaryWriter(log_dir=os.fspath(writer))
         self.writer, self.prefix, self._monitor = writer, prefix, monitor

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from upgd.extras import install
 from upgd.kernels import flat
 from upgd.kernels.rules import STATES
 from upgd.optim import checks
@@ -61,7 +62,7 @@ def refuse(opt: RuleOptimizer, foreach: bool | None) -> None:
 def missing(device: str) -> str:
     """What to install for ``fused=True`` on a kind of device."""
     module, extra = _EXTRAS[device]
-    return f"fused=True on {device} needs {module} (pip install 'upgd[{extra}]')"
+    return f"fused=True on {device} needs {module} ({install(extra)})"
 
 
 @dataclass

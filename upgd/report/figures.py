@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from upgd import metrics
 from upgd.caches import use_matplotlib_cache
+from upgd.extras import install
 from upgd.ledger import Ledger, Run, StudyError, write_atomically
 from upgd.ledger.queries import StoredSeries
 from upgd.pages.colours import LIGHT, style
@@ -152,7 +153,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise StudyError("figures need matplotlib: pip install 'upgd[lab]'") from None
+        raise StudyError(f"figures need matplotlib: {install('demo')}") from None
     if "ipykernel" not in sys.modules:
         matplotlib.use("Agg")
     from matplotlib import pyplot as plt

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
+from upgd.extras import install
 from upgd.ledger import Result, Run, StudyError
 from upgd.pages import alike, as_table, details, document, grouped, join
 from upgd.pages.colours import DASHES, style
@@ -101,7 +102,7 @@ def plotly_source() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise StudyError("reports need plotly: pip install 'upgd[report]'") from None
+        raise StudyError(f"reports need plotly: {install('report')}") from None
     return str(get_plotlyjs())
 
 

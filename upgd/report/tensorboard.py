@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from upgd.extras import install
 from upgd.ledger.errors import StudyError
 from upgd.ledger.ledger import Ledger
 from upgd.ledger.queries import StoredSeries
@@ -91,7 +92,7 @@ def _writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise StudyError("event files need tensorboard: pip install 'upgd[tensorboard]'") from None
+        raise StudyError(f"event files need tensorboard: {install('tensorboard')}") from None
     return SummaryWriter
 
 

@@ -1,6 +1,6 @@
 """Reinforcement learning: PPO with any optimizer of the registry, many agents at once.
 
-Needs ``pip install "upgd[rl]"``.
+Needs the extra ``rl``: in a clone ``pip install ".[rl]"``.
 
 =====================  ===================================================================
 ``ppo.py``             the settings and the algorithm, on tensors of many agents; runs on CUDA

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.extras import install
+
 _log = logging.getLogger(__name__)
-_MISSING = 'reinforcement learning needs {}: pip install "upgd[rl]"'
+_MISSING = f"reinforcement learning needs {{}}: {install('rl')}"
 # Quantities that MuJoCo derives at the beginning of a step and environments read after it.
 _DERIVED = re.compile(
     r"^(x|ximat$|geom_x|site_x|cam_x|light_x|c(inert|vel|acc|rb|dof|dof_dot|frc_ext|frc_int)$|"

@@ -1,13 +1,15 @@
 """Learners for people who have a stream: scikit-learn's and river's methods, one sample at a time.
 
-Needs scikit-learn; numba makes them fast: ``pip install 'upgd[stream]'``.
+Needs scikit-learn; numba makes them fast: in a clone ``pip install ".[stream]"``.
 """
+
+from upgd.extras import install
 
 try:
     import sklearn  # noqa: F401
 except ImportError as _error:
     raise ImportError(
-        "upgd.stream needs scikit-learn: pip install 'upgd[stream]'", name="sklearn"
+        f"upgd.stream needs scikit-learn: {install('stream')}", name="sklearn"
     ) from _error
 
 from upgd.stream.columns import StreamWarning

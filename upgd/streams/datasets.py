@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.caches import home
+from upgd.extras import install
 from upgd.streams.files import DATASETS, Source, fetch, find, missing, npz_source
 from upgd.streams.readers import DataError, Inputs, Labels, check_labels, read_arrays, save_npz
 
@@ -252,7 +253,7 @@ def _digits(split: Split) -> Dataset:
         try:
             sklearn = importlib.import_module("sklearn.datasets")
         except ImportError as error:
-            wrong = "the embedded digits come with scikit-learn; pip install 'upgd[demo]'"
+            wrong = f"the embedded digits come with scikit-learn; {install('demo')}"
             raise ImportError(wrong) from error
         bundle = sklearn.load_digits()
         chosen = (np.arange(len(bundle.target)) % 5 == 4) == (split == "test")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from upgd.extras import install
 from upgd.ledger.errors import SpecError
 
 ENGINES = ("auto", "batched", "eager")
@@ -44,7 +45,7 @@ class Options:
             if self.device.partition(":")[0] not in ("cpu", "cuda"):
                 raise ValueError(f"workers of a cluster have cpu or cuda, not {self.device!r}")
             if find_spec("ray") is None:
-                raise ImportError("Ray is not installed; pip install 'upgd[ray]'")
+                raise ImportError(f"Ray is not installed; {install('ray')}")
 
     @property
     def here(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from upgd.engine.dense_cpu import cores
+from upgd.extras import install
 from upgd.ledger.errors import StudyError
 from upgd.study.pools import Roll
 from upgd.study.worker import Alive, Died, Event, Job, Worker
@@ -18,7 +19,7 @@ try:
     import ray
     from ray.exceptions import RayError
 except ImportError as error:
-    raise ImportError("Ray is not installed; pip install 'upgd[ray]'") from error
+    raise ImportError(f"Ray is not installed; {install('ray')}") from error
 
 SLOTS = 3  # calls that an actor serves at a time: one that waits for events, a job's start, a stop
 

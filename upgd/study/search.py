@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from upgd.extras import install
 from upgd.ledger.errors import StudyError
 from upgd.ledger.ledger import Ledger
 from upgd.rules.vocabulary import setting
@@ -179,7 +180,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise StudyError("--search needs optuna: pip install 'upgd[search]'") from None
+        raise StudyError(f"--search needs optuna: {install('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
