@@ -32,7 +32,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/scheduler.py
 
 results: $(INSTALLED)
-	$(BIN)/upgd results docs/results --page README.md --page docs/paper.md
+	$(BIN)/upgd results docs/results --page docs/paper.md
 	for folder in docs/results/arena/*/; do $(BIN)/upgd arena --page $$folder || exit 1; done
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -2,7 +2,7 @@
 
     python benchmarks/optimizer_step.py [--device cuda] [--network paper] [--output table.md]
     python benchmarks/optimizer_step.py --fused --busy    # fused steps alone, on a shared machine
-    python benchmarks/optimizer_step.py --readme    # put the committed numbers into README.md
+    python benchmarks/optimizer_step.py --docs      # put the committed numbers into docs/optimizers.md
 
 Networks: ``paper`` is the setting of the paper's computational-time figure
 (784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024²;
@@ -194,10 +194,11 @@ def goals(times: dict[str, list[float]], device: str) -> list[str]:
     return lines
 
 
-def readme() -> None:
-    """Copy the ratios to AdamW(foreach) from the committed pages into README.md."""
+def fill_in() -> None:
+    """Copy the ratios to AdamW(foreach) from the committed pages into docs/optimizers.md."""
     root = Path(__file__).parents[1]
-    lines = ["", "  | optimizer | 784-1024-512-10 | 10 × 1024² |", "  |---|---:|---:|"]
+    guide = root / "docs" / "optimizers.md"
+    lines = ["", "| optimizer | 784-1024-512-10 | 10 × 1024² |", "|---|---:|---:|"]
     for device, names in (
         ("CUDA", ["upgd", "ada-upgd", "s-ewc", "upgd, fused"]),
         ("CPU", ["upgd", "upgd, sigma=0", "upgd, fused", "upgd, fused, sigma=0"]),
@@ -206,11 +207,10 @@ def readme() -> None:
             kind = f"fused_{device.lower()}" if "fused" in name else device.lower()
             page = (root / f"docs/benchmarks/optimizer_step_{kind}.md").read_text()
             cells = re.findall(rf"^\| {re.escape(name)} \| \d+ \| ([\d.]+) \|", page, re.M)
-            lines.append(f"  | {device}, `{name}` | " + " | ".join(cells) + " |")
-    text = (root / "README.md").read_text()
+            lines.append(f"| {device}, `{name}` | " + " | ".join(cells) + " |")
     body = "\n".join([*lines, ""])
     pattern = r"(<!-- speed[^\n]*-->).*?(<!-- /speed -->)"
-    (root / "README.md").write_text(re.sub(pattern, rf"\1\n{body}\n\2", text, flags=re.S))
+    guide.write_text(re.sub(pattern, rf"\1\n{body}\n\2", guide.read_text(), flags=re.S))
 
 
 def machine(device: str) -> str:
@@ -234,10 +234,10 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="write a Markdown page here")
     parser.add_argument("--raw", type=Path, help="write all times here as JSON")
-    parser.add_argument("--readme", action="store_true", help="update README.md and stop")
+    parser.add_argument("--docs", action="store_true", help="update docs/optimizers.md and stop")
     args = parser.parse_args()
-    if args.readme:
-        readme()
+    if args.docs:
+        fill_in()
         return
     if args.busy:
         torch.set_num_threads(1)
