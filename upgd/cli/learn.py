@@ -15,7 +15,6 @@ from typer import Argument, Exit, Option
 from upgd.cli import options as o
 from upgd.cli.app import command, err, out, say, warn
 from upgd.cli.arguments import whole
-from upgd.study.prepare import units
 from upgd.text import count, duration, short
 
 if TYPE_CHECKING:
@@ -25,7 +24,13 @@ SECONDS_BETWEEN_LINES, SECONDS_OF_PACE = 30.0, 10.0
 _NAMED = ("small", "medium", "large")
 
 
-@command(interrupted="what was saved is whole, and the same command continues from there")
+@command(
+    interrupted="what was saved is whole, and the same command continues from there",
+    examples=(
+        "upgd learn --target price --state prices.upgd < stream.csv",
+        "upgd learn log.csv --target class --classify --predict predicted.csv",
+    ),
+)
 def learn(
     files: Annotated[
         list[str] | None, Argument(help="CSV or JSON lines; default, or -: standard input.")
@@ -73,16 +78,15 @@ def learn(
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
 ) -> None:
-    """Learn from CSV or JSON lines as they come, and predict each row before it is learned.
+    """Learn from CSV or JSON lines as they come, predicting each first.
 
     Reports how good predictions were. With --state nothing learned is lost: the same command goes
     on where a killed one was. Rows without a target are predicted only.
-
-    Example: upgd learn --target price --state prices.upgd < stream.csv
     """
     from upgd.pipe.parameters import parse_parameters
     from upgd.pipe.pipe import Pipe
     from upgd.pipe.task import Task
+    from upgd.study.prepare import units
 
     if classify and regress:
         raise ValueError("--classify and --regress exclude each other; give one of them")

@@ -173,6 +173,27 @@ PROBLEMS |= {problem.name: problem for problem in _rows()}  # those that are in 
 _BUILT_IN = frozenset(PROBLEMS)
 
 
+def families() -> dict[str, list[str]]:
+    """Names of problems by family; in some, DATA stands for each name that the last one lists.
+
+    Example:
+        >>> families()["stationary"]
+        ['stationary-DATA']
+    """
+    paper = [problem.name for problem in _rows() if problem.dataset != "digits"]
+    changes = {how: [f"{how}{what}-permuted-DATA" for what in _WHAT] for how in _HOW}
+    found = {
+        "the paper's": paper,
+        "sudden": changes[""],
+        "gradual": changes["gradual-"],
+        "recurring": changes["recurring-"],
+        "stationary": ["stationary-DATA"],
+        "your own": [name for name in PROBLEMS if name not in _BUILT_IN],
+        "DATA": list(_DATA),
+    }
+    return {family: names for family, names in found.items() if names}
+
+
 def register(problem: Problem) -> Problem:
     """Add a user's problem, or replace it; returns it with a `source`.
 
