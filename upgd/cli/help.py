@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 WIDEST = 30  # characters of a name; the text of longer ones starts on the next line
+
+SECTIONS = ("Arguments", "Options", "Stream and network", "Execution", "Output")
 
 Rows = list[tuple[str, str]]
 
@@ -42,15 +45,24 @@ class Group(TyperGroup):
 
 
 def _options(params: Iterable[Any], ctx: Any) -> dict[str, Rows]:
-    """Arguments and options by section: plain ones first, then panels as they come."""
-    found: dict[str, Rows] = {"Arguments": [], "Options": []}
+    """Arguments and options by section."""
+    found: dict[str, Rows] = {section: [] for section in SECTIONS}
     for param in params:
         record = param.get_help_record(ctx)
         if record is not None:
             plain = f"{param.param_type_name.capitalize()}s"
             panel = getattr(param, "rich_help_panel", None) or plain
-            found.setdefault(panel, []).append(record)
+            found.setdefault(panel, []).append((_plain(record[0]), record[1]))
     return found
+
+
+def _plain(name: str) -> str:
+    """Types in one word.
+
+    >>> _plain("--set <list[str]>"), _plain("--seeds <int range>")
+    ('--set <str>', '--seeds <int>')
+    """
+    return re.sub(r"<(?:list\[)?(\w+?)\]?(?: range)?>", r"<\1>", name)
 
 
 def write(formatter: Any, sections: Mapping[str, Rows]) -> None:

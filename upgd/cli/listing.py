@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
 from typer import Argument
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out, say
 from upgd.cli.options import load
-from upgd.text import pairs, printable
+from upgd.text import pairs
 
 if TYPE_CHECKING:
     from upgd.optim.registry import Row
@@ -95,7 +95,7 @@ def _show_all() -> None:
     from upgd.streams.problems import families
 
     _heading("Problems")
-    _columns({family: ", ".join(names) for family, names in families().items()}.items())
+    _columns((family, ", ".join(names)) for family, names in families().items())
     _heading("Methods")
     _columns(
         (family.rpartition(".")[2].replace("_", " "), _some_names(rows))
@@ -116,7 +116,8 @@ def _show_problems(problems: Mapping[str, Facts]) -> None:
     groups: dict[str, list[tuple[str, str]]] = {}
     for name, facts in problems.items():
         task = f"tasks of {facts['task']}, " if facts["task"] else ""
-        group = f"data {facts['data']}, network {facts['network']}, {facts['seeds']} seeds"
+        data = "no data" if facts["data"] == "-" else f"data {facts['data']}"
+        group = f"{data}, network {facts['network']}, {facts['seeds']} seeds"
         groups.setdefault(group, []).append((name, f"{task}{facts['steps']} steps"))
     width = max(map(len, problems))
     for group, rows in groups.items():
@@ -156,7 +157,6 @@ def _explain(
     aliases = {alias for facts in methods.values() for alias in facts["aliases"]}
     if name in problems:
         facts = {"problem": name, **problems[name]}
-        facts["task"] = facts["task"] or "nothing changes"
     elif name.lower() in (*methods, *aliases):
         row, hyper = get(name)
         facts = _method(name.lower(), row, hyper)
@@ -168,8 +168,8 @@ def _explain(
     if as_json:
         print(json.dumps(facts))
         return
-    values = {k: pairs(v) if isinstance(v, dict) else str(v) for k, v in facts.items()}
-    _columns((key, value) for key, value in values.items() if value)
+    values = {k: pairs(v) if isinstance(v, dict) else str(v or "-") for k, v in facts.items()}
+    _columns(values.items())
 
 
 def _method(name: str, row: Row, hyper: Mapping[str, Any]) -> Facts:
@@ -192,11 +192,11 @@ def _heading(text: str) -> None:
     say(text, style="bold")
 
 
-def _columns(rows: Iterable[tuple[str, str]], width: int | None = None) -> None:
+def _columns(rows: Iterable[tuple[str, str]], width: int = 0) -> None:
     """Print names and texts in two columns; texts continue below themselves."""
-    from rich.table import Column, Table
-
-    grid = Table.grid(Column(no_wrap=True, min_width=width), Column(), padding=(0, 2, 0, 0))
+    rows = list(rows)
+    width = width or max(len(name) for name, _ in rows)
     for name, text in rows:
-        grid.add_row(Text(f"  {printable(name)}"), Text(printable(text)))
-    out.print(grid)
+        lines = textwrap.wrap(text, max(20, out.width - width - 4), break_on_hyphens=False)
+        for first, line in zip((name, *[""] * len(lines)), lines, strict=False):
+            say(f"  {first:{width}}  {line}")
