@@ -36,7 +36,7 @@ def arena(
         ),
     ] = None,
     use: o.USE = None,
-    scale: Annotated[str, Option(help="smoke, quick or full.")] = "quick",
+    scale: Annotated[str, Option(help="smoke, quick, full or long.")] = "quick",
     streams: Annotated[str, Option(help="Other streams than the scale's, comma-separated.")] = "",
     study: Annotated[
         list[Path] | None,
