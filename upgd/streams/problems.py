@@ -231,4 +231,4 @@ def get(name: str) -> Problem:
     part = [known for known in PROBLEMS if name and name in known]
     close = difflib.get_close_matches(name, PROBLEMS, 1, cutoff=0.5) or part
     hint = f" did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"unknown problem {name!r};{hint} 'upgd list' shows all")
+    raise ValueError(f"unknown problem {name!r};{hint} 'upgd list problems' shows all")
