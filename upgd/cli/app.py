@@ -85,8 +85,8 @@ class Commands(Group):
                 error.show()  # type: ignore[attr-defined]
             else:
                 what = error.format_message().rstrip(".")
-                way_out = f"; '{context.command_path} --help' explains" if context else ""
-                tell(what + way_out)
+                way_out = f"'{context.command_path} --help' explains" if context else ""
+                tell((" " if what.endswith("?") else "; ").join(filter(None, (what, way_out))))
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -23,7 +23,9 @@ def demo(
     output: Annotated[
         Path | None, o.OUTPUT(help="The page, with a .png; default STUDY/demo.html.")
     ] = None,
-    workers: Annotated[int, o.EXECUTION(min=0, help="Processes; default one per core.")] = 0,
+    workers: Annotated[
+        int, o.EXECUTION(min=0, show_default=False, help="Processes; default one per core.")
+    ] = 0,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
 ) -> None:

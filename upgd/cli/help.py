@@ -62,7 +62,7 @@ def _plain(name: str) -> str:
     >>> _plain("--set <list[str]>"), _plain("--seeds <int range>")
     ('--set <str>', '--seeds <int>')
     """
-    return re.sub(r"<(?:list\[)?(\w+?)\]?(?: range)?>", r"<\1>", name)
+    return re.sub(r"<(?:list\[)?(\w+?)\]?(?: range)?>", lambda found: f"<{found[1].lower()}>", name)
 
 
 def write(formatter: Any, sections: Mapping[str, Rows]) -> None:

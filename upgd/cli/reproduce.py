@@ -21,7 +21,9 @@ from upgd.cli.options import end, open_study
 def reproduce(
     figures: Annotated[list[str], Argument(help="Such as fig3, or 'all'; 'list' shows them.")],
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the paper's steps.")] = 1.0,
-    seeds: Annotated[int, Option(min=0, help="How many; default the paper's.")] = 0,
+    seeds: Annotated[
+        int, Option(min=0, show_default=False, help="How many; default the paper's.")
+    ] = 0,
     study: Annotated[
         list[Path] | None,
         Option(

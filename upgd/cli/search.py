@@ -29,7 +29,9 @@ def search(
     arms: Annotated[str, Option(help="Only these: upgd,pgd. Default all.")] = "",
     settings: o.AXES = None,
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
-    seeds: Annotated[int, Option(min=0, help="How many; default the search's.")] = 0,
+    seeds: Annotated[
+        int, Option(min=0, show_default=False, help="How many; default the search's.")
+    ] = 0,
     keep: Annotated[
         str, Option(help="How many sets reach each later stage: 12,2. Default more.")
     ] = "",

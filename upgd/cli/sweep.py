@@ -19,7 +19,7 @@ from upgd.cli.options import end, load, open_study
     interrupted=o.CONTINUES,
     examples=(
         "upgd sweep label-permuted-digits upgd-w sgd --set lr=0.1,0.01 --seeds 3",
-        "upgd sweep input-permuted-mnist paper --paper --halving 4 --dry-run",
+        "upgd sweep input-permuted-mnist paper --halving 4 --dry-run",
     ),
 )
 def sweep(
