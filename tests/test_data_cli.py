@@ -486,7 +486,7 @@ def test_fetch_shows_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Mon
     from rich.console import Console
 
     screen = io.StringIO()
-    module = sys.modules["upgd.cli.data"]
+    module = importlib.import_module("upgd.cli.data")
     monkeypatch.setattr(module, "err", Console(file=screen, force_terminal=True, width=100))
     fake_pooch(monkeypatch, lambda path, file: put_idx(path))
     assert call("fetch", "mnist", "--data-dir", tmp_path).exit_code == 0
@@ -624,7 +624,7 @@ def test_features_show_progress_on_a_terminal(
     from rich.console import Console
 
     screen = io.StringIO()
-    module = sys.modules["upgd.cli.data"]
+    module = importlib.import_module("upgd.cli.data")
     monkeypatch.setattr(module, "err", Console(file=screen, force_terminal=True, width=100))
     folder = put_images(tmp_path / "raw", IMAGES)
     assert call("features", folder, tmp_path / "x.npz", "--batch", 3).exit_code == 0

@@ -106,5 +106,5 @@ def test_hard_dependencies_are_two() -> None:
 
 def test_importing_does_not_import_the_compiler() -> None:
     """Which takes as long as all of PyTorch; it is there once a step is done."""
-    code = "import sys, upgd, upgd.cli; assert 'torch._dynamo' not in sys.modules"
+    code = "import sys, upgd, upgd.cli; upgd.UPGD; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

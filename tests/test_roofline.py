@@ -105,7 +105,7 @@ def test_the_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         line = "".join(capsys.readouterr().err.splitlines())
         assert line == (
             "200 runs at step 500000: 100.0 of 200 runs, "
-            "503k steps/s, 81% of the roofline, 3:19 left"
+            "503k steps/s, 81% of what memory bandwidth allows, 3:19 left"
         )
         tell(Progress(specs[0], 999_000, 40.0, {}))
         line = "".join(capsys.readouterr().err.splitlines())

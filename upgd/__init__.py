@@ -4,38 +4,39 @@ from upgd import processes as _processes  # noqa: F401 - first: see there
 
 # isort: split
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from upgd import curvature, utility
-from upgd.monitor import Monitor
-from upgd.optim import (
-    FADE,
-    PGD,
-    SGDW,
-    TRAC,
-    UPGD,
-    AdaUPGD,
-    CentredSGD,
-    ContinualBackprop,
-    Features,
-    FeatureUPGD,
-    GatedUPGD,
-    HareTortoise,
-    L2Init,
-    Layers,
-    ReDo,
-    SelfTunedSGD,
-    ShrinkAndPerturb,
-    StreamingEWC,
-    StreamingMAS,
-    StreamingRWalk,
-    StreamingSI,
-    WeightClipping,
-    WeightClippingAdam,
-    layer_groups,
-    param_groups,
-)
-from upgd.optim.registry import create
+if TYPE_CHECKING:
+    from upgd import curvature, utility
+    from upgd.monitor import Monitor
+    from upgd.optim import (
+        FADE,
+        PGD,
+        SGDW,
+        TRAC,
+        UPGD,
+        AdaUPGD,
+        CentredSGD,
+        ContinualBackprop,
+        Features,
+        FeatureUPGD,
+        GatedUPGD,
+        HareTortoise,
+        L2Init,
+        Layers,
+        ReDo,
+        SelfTunedSGD,
+        ShrinkAndPerturb,
+        StreamingEWC,
+        StreamingMAS,
+        StreamingRWalk,
+        StreamingSI,
+        WeightClipping,
+        WeightClippingAdam,
+        create,
+        layer_groups,
+        param_groups,
+    )
 
 __version__ = "0.1.0"
 
@@ -73,8 +74,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """``upgd.lab`` and ``upgd.stream``, imported when used: the library needs torch and numpy."""
-    if name in ("lab", "stream"):
+_MODULES = frozenset(
+    {"curvature", "kernels", "lab", "metrics", "monitor", "optim", "rules", "stream", "utility"}
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is used: ``upgd --help`` does without torch."""
+    if name in _MODULES:
         return import_module(f"upgd.{name}")
-    raise AttributeError(f"module 'upgd' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'upgd' has no attribute {name!r}")
+    home = import_module("upgd.monitor" if name == "Monitor" else "upgd.optim")
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

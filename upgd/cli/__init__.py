@@ -8,31 +8,12 @@ try:
 except ImportError as error:  # the library works without
     raise SystemExit(f"upgd: the command line needs {error.name}: {install('lab')}") from error
 
-from upgd.cli import (  # noqa: F401  (they register their commands)
-    arena,
-    best,
-    check,
-    claims,
-    compare,
-    data,
-    demo,
-    learn,
-    report,
-    reproduce,
-    results,
-    rl,
-    run,
-    search,
-    show,
-    sweep,
-    watch,
-)
 from upgd.cli.app import app
 
 
 def main() -> None:
     """The ``upgd`` command."""
-    app()
+    app(prog_name="upgd")
 
 
 __all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""The frame of the command line: consoles, and errors as one line."""
+"""The frame of the command line: commands on demand, consoles, and errors as one line."""
 
 from __future__ import annotations
 
@@ -7,25 +7,58 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 import upgd
-from upgd.ledger import StudyError
-from upgd.streams import DataError, DataNotFoundError
+from upgd.cli.commands import COMMANDS, SECTIONS
+from upgd.cli.help import Command, Group, Rows, summary
 from upgd.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 out, err = Console(), Console(stderr=True)
+_TYPERS: dict[str, typer.Typer] = {}
 
 
-class Commands(TyperGroup):
-    """Commands whose usage errors are one line with exit code 2, like all others."""
+class OnDemand(Mapping[str, Any]):
+    """The commands by name; a command's module is imported when the command is looked up."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The command; KeyError if there is none."""
+        if name not in self._made:
+            module, _ = COMMANDS[name]
+            import_module(f"upgd.cli.{module}")
+            self._made[name] = typer.main.get_command(_TYPERS[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Commands(Group):
+    """All commands; usage errors are one line with exit code 2, like all others."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = OnDemand()  # type: ignore[assignment]
+
+    def sections(self, ctx: Any) -> dict[str, Rows]:
+        """The table of commands, without importing them."""
+        return {
+            section: [(name, summary(text)) for name, (_, text) in rows.items()]
+            for section, rows in SECTIONS.items()
+        }
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line, and exit in standalone mode."""
@@ -52,17 +85,17 @@ class Commands(TyperGroup):
                 error.show()  # type: ignore[attr-defined]
             else:
                 what = error.format_message().rstrip(".")
-                way_out = f"; '{context.command_path} --help' explains" if context else ""
-                tell(what + way_out)
+                way_out = f"'{context.command_path} --help' explains" if context else ""
+                tell((" " if what.endswith("?") else "; ").join(filter(None, (what, way_out))))
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 app = typer.Typer(
     cls=Commands,
-    help="Run streaming continual-learning studies; a study is a folder, and nothing is lost.",
+    help="Optimizers for networks that keep learning, and a laboratory for them.\n\n"
+    "Start with 'upgd demo'. 'upgd COMMAND --help' has options and examples.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -92,11 +125,32 @@ def _end_output() -> NoReturn:
 
 def command(
     name: str | None = None,
-    group: typer.Typer = app,
+    group: typer.Typer | None = None,
     interrupted: str = "'upgd resume' continues from here",
+    examples: Sequence[str] = (),
 ) -> Callable[[F], F]:
-    """Register a command; errors of the user's input become one line and exit code 2."""
-    return lambda function: group.command(name)(_guarded(function, interrupted))
+    """Make a command; errors of the user's input become one line and exit code 2.
+
+    Args:
+        name: By default that of the function. It has a row in :data:`upgd.cli.commands.SECTIONS`.
+        group: The group that the command belongs to, instead.
+        interrupted: What Ctrl-C reports.
+        examples: Command lines at the end of the help page.
+    """
+
+    def make(function: F) -> F:
+        owner = new_typer(name or function.__name__) if group is None else group
+        register = owner.command(name, cls=Command, epilog="\n".join(examples))
+        return register(_guarded(function, interrupted))
+
+    return make
+
+
+def new_typer(name: str, **settings: Any) -> typer.Typer:
+    """The Typer of a command or group in :data:`upgd.cli.commands.SECTIONS`."""
+    plain: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
+    _TYPERS[name] = typer.Typer(name=name, cls=Group, **plain, **settings)
+    return _TYPERS[name]
 
 
 def _guarded(function: F, interrupted: str) -> F:
@@ -107,7 +161,7 @@ def _guarded(function: F, interrupted: str) -> F:
         except UnicodeEncodeError as error:
             around = error.object[max(0, error.start - 20) : error.end + 20]
             _fail(f"{around!r} cannot be written in {error.encoding}; use other characters")
-        except (StudyError, DataError, DataNotFoundError, ValueError, ImportError) as error:
+        except (ValueError, ImportError) as error:
             _fail(str(error))
         except BrokenPipeError:
             _end_output()
@@ -121,8 +175,17 @@ def _guarded(function: F, interrupted: str) -> F:
         except KeyboardInterrupt:
             warn(f"interrupted; {interrupted}")
             raise typer.Exit(130) from None
+        except _study_error() as error:
+            _fail(str(error))
 
     return guarded  # type: ignore[return-value]
+
+
+def _study_error() -> type[Exception]:
+    """Imported only where something went wrong: it needs torch."""
+    from upgd.ledger.errors import StudyError
+
+    return StudyError
 
 
 def say(text: object, console: Console = out, style: str = "") -> None:
@@ -165,4 +228,4 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Run streaming continual-learning studies."""
+    """Optimizers for networks that keep learning, and a laboratory for them."""

@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from upgd.arena import board, grids
-from upgd.arena.evidence import Evidence
-from upgd.arena.protocol import SCALES
-from upgd.arena.scores import MODES, judge, versus
 from upgd.cli import options as o
 from upgd.cli.app import command, say, wrote
 from upgd.cli.arguments import all_methods
 from upgd.cli.options import end, load, open_study
-from upgd.lab.competing import Contest, committed, page
 from upgd.text import count, pairs
 
+if TYPE_CHECKING:
+    from upgd.arena.evidence import Evidence
 
-@command(interrupted=o.CONTINUES)
+
+@command(
+    interrupted=o.CONTINUES,
+    examples=(
+        "upgd arena list",
+        "upgd arena upgd-w sgd --scale quick --dry-run",
+        "upgd arena --use mine.py --baseline sgdw",
+    ),
+)
 def arena(
     methods: Annotated[
         list[str] | None,
@@ -31,7 +36,7 @@ def arena(
         ),
     ] = None,
     use: o.USE = None,
-    scale: Annotated[str, Option(help=f"{', '.join(SCALES)}.")] = "quick",
+    scale: Annotated[str, Option(help="smoke, quick, full or long.")] = "quick",
     streams: Annotated[str, Option(help="Other streams than the scale's, comma-separated.")] = "",
     study: Annotated[
         list[Path] | None,
@@ -42,18 +47,18 @@ def arena(
     ] = None,
     alone: Annotated[bool, Option("--alone", help="No rivals from earlier results.")] = False,
     results: Annotated[
-        Path | None, Option(help="For tables and pages; default STUDY/results.")
+        Path | None, o.OUTPUT(help="For tables and pages; default STUDY/results.")
     ] = None,
     baseline: Annotated[
         str, Option(help="Compare all methods with this one, stream by stream.")
     ] = "",
     only_page: Annotated[
-        Path | None, Option("--page", help="Only make the page of these results again.")
+        Path | None, o.OUTPUT("--page", help="Only make the page of these results again.")
     ] = None,
     run: Annotated[bool, Option("--run/--no-run", help="Or show what there is so far.")] = True,
     timing: Annotated[
         bool | None,
-        Option(help="Time steps of methods that have no cost yet; default: with --run."),
+        o.EXECUTION(help="Time steps of methods that have no cost yet; default: with --run."),
     ] = None,
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
@@ -65,11 +70,13 @@ def arena(
     on: o.ON = "local",
     workers: o.WORKERS = None,
 ) -> None:
-    """Rank methods on streams of one protocol, each with the same budget for its search.
+    """Rank methods on many streams, each with the same search budget.
 
-    The same command goes on after an interruption. Two tables: sets tuned per stream, and one set
-    for all streams.
+    All streams are of one protocol. The same command goes on after an interruption. Two tables:
+    sets tuned per stream, and one set for all streams.
     """
+    from upgd.lab.competing import Contest, committed, page
+
     load(use)
     if only_page is not None:
         for path in page(only_page, baseline):
@@ -109,6 +116,9 @@ def arena(
 
 
 def _list() -> None:
+    from upgd.arena import grids
+    from upgd.arena.protocol import SCALES
+
     for scale in SCALES.values():
         size = f"{scale.steps} steps, {scale.seeds} seeds, {scale.sets} sets"
         say(f"{scale.name}: {scale.about}; {size}")
@@ -122,6 +132,9 @@ def _list() -> None:
 
 
 def _show(found: Evidence) -> None:
+    from upgd.arena import board
+    from upgd.arena.scores import MODES
+
     for mode in board.modes(found):
         say(f"{MODES[mode]}, per cent of the best method's accuracy:")
         _print(board.lines(found, mode))
@@ -139,6 +152,8 @@ def _print(rows: Sequence[Sequence[str]]) -> None:
 
 def _facts(found: Evidence) -> dict[str, Any]:
     """The rankings for scripts: scores are shares."""
+    from upgd.arena.scores import MODES, judge, versus
+
     facts: dict[str, Any] = {
         mode: [
             {

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from upgd.paper.sets import METHODS as PAPER_METHODS
-
 MOST_SEEDS = MOST_VALUES = 100_000
 
 
@@ -50,6 +48,8 @@ def seed_list(text: str) -> list[int]:
 
 def all_methods(methods: list[str]) -> list[str]:
     """Method names, possibly separated by commas; ``paper`` means the ten of the main figures."""
+    from upgd.paper.sets import METHODS as PAPER_METHODS
+
     given = [name.strip() for word in methods for name in word.split(",")]
     return [name for m in given for name in (PAPER_METHODS if m.lower() == "paper" else (m,))]
 

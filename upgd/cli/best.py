@@ -7,26 +7,25 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Column, Table
 from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out, say, wrote
 from upgd.cli.arguments import length, seed_list
-from upgd.lab.study import Study
-from upgd.ledger.files import check_output
-from upgd.optim.registry import get as get_method
-from upgd.paper import searches
-from upgd.report.figures import check_format
-from upgd.report.sensitivity import draw_sensitivity
-from upgd.study.prepare import NO_LAYERS
-from upgd.study.selection import Candidate, Ranking
 from upgd.text import count, pairs, ranges
 
+if TYPE_CHECKING:
+    from upgd.study.selection import Candidate, Ranking
 
-@command("best")
+
+@command(
+    examples=(
+        "upgd best studies/label-permuted-digits",
+        "upgd best studies/label-permuted-digits --method upgd --plot best.png",
+    )
+)
 def best(
     study: o.STUDY,
     problem: o.PROBLEM = "",
@@ -34,14 +33,19 @@ def best(
     seeds: Annotated[str, Option(help="Seeds that a set must have; default the study's.")] = "",
     steps: Annotated[str, Option(help="Runs of this length; default the longest.")] = "",
     plot: Annotated[
-        Path | None, Option(help="Draw accuracy against hyperparameters: .png.")
+        Path | None, o.OUTPUT(help="Draw accuracy against hyperparameters: .png.")
     ] = None,
     as_json: o.FACTS = False,
 ) -> None:
-    """Show each method's best set: by area under the online accuracy curve, as in the paper.
+    """Show each method's best set of hyperparameters.
 
-    Only sets that have all their seeds are compared. On squared error the lowest loss wins.
+    The best has the largest area under the online accuracy curve, as in the paper. Only sets that
+    have all their seeds are compared. On squared error the lowest loss wins.
     """
+    from upgd.lab.study import Study
+    from upgd.ledger.files import check_output
+    from upgd.report.figures import check_format
+
     if plot is not None:
         check_format(plot)
         check_output(plot)
@@ -71,6 +75,8 @@ def _by_problem(found: Iterable[Ranking]) -> dict[str, list[Ranking]]:
 
 
 def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
+    from rich.table import Column, Table
+
     metrics = " or ".join(dict.fromkeys(ranking.metric for ranking in found))
     table = Table(Column("method", no_wrap=True), "best set", "sets", title=problem)
     table.title_style = "bold"
@@ -111,6 +117,10 @@ def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
 
 def printed_set(ranking: Ranking) -> Mapping[str, float] | None:
     """The set that the paper prints as best for a ranking's method and problem, or None."""
+    from upgd.optim.registry import get as get_method
+    from upgd.paper import searches
+    from upgd.study.prepare import NO_LAYERS
+
     try:
         name = get_method(ranking.family.method)[0].name
     except KeyError:  # a method that is not registered here
@@ -153,6 +163,8 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
 
 def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     """Draw a figure per problem; with several, file names contain the problem."""
+    from upgd.report.sensitivity import draw_sensitivity
+
     problems, written = _by_problem(found), []
     for problem, mine in problems.items():
         target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, say
-from upgd.ledger.checking import Findings, check_study
-from upgd.ledger.repairing import repair_study
 from upgd.text import count
 
+if TYPE_CHECKING:
+    from upgd.ledger.checking import Findings
 
-@command()
+
+@command(examples=("upgd check studies/demo", "upgd check studies/demo --repair"))
 def check(
     study: o.STUDY,
     repair: Annotated[
         bool, Option("--repair", help="Keep a copy, and mark damaged runs to be computed again.")
     ] = False,
 ) -> None:
-    """Check a study for damage: the ledger's file, all results, checkpoints.
+    """Check a study for damage: the ledger, results, checkpoints.
 
     Exit code 0: intact; 1: damaged, with one line per damage.
     """
+    from upgd.ledger.checking import check_study
+    from upgd.ledger.repairing import repair_study
+
     found = check_study(study)
     for line in found.lines:
         say(f"damaged: {line}")

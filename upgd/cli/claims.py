@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-from typer import Argument, Option
+from typer import Argument
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out
-from upgd.paper.claims import Judged, judge, sure, table
-from upgd.paper.evidence import NO, NOTHING, TOLD, YES, shown
 
-STYLES = {YES: "green", NO: "red", TOLD: "dim"}
+if TYPE_CHECKING:
+    from upgd.paper.claims import Judged
 
 
-@command()
+@command(examples=("upgd claims docs/results", "upgd claims studies/paper --details"))
 def claims(
     places: Annotated[list[Path], Argument(help="Studies, or folders of tables as docs/results.")],
-    details: Annotated[bool, Option("--details", help="All statements with statistics.")] = False,
-    markdown: Annotated[bool, Option("--markdown", help="A table for a page.")] = False,
+    details: Annotated[bool, o.OUTPUT("--details", help="All statements with statistics.")] = False,
+    markdown: Annotated[bool, o.OUTPUT("--markdown", help="A table for a page.")] = False,
     as_json: o.FACTS = False,
 ) -> None:
     """Judge the paper's claims by finished runs.
 
     Statistics are shown at any scale. Verdicts need half of the paper's steps and three seeds.
     """
+    from upgd.paper.claims import judge, table
+    from upgd.paper.evidence import NOTHING
+
     for place in places:
         if not place.is_dir():
             raise ValueError(f"{place} is no folder; give a study or a folder of results")
@@ -44,14 +45,20 @@ def claims(
 
 
 def _print(found: list[Judged], details: bool) -> None:
+    from rich.table import Table
+
+    from upgd.paper.claims import sure
+    from upgd.paper.evidence import NO, TOLD, YES, shown
+
+    styles = {YES: "green", NO: "red", TOLD: "dim"}
     grid = Table("", "claim", "holds", "verdict")
     for claim in found:
-        style = STYLES.get(claim.verdict, "yellow")
+        style = styles.get(claim.verdict, "yellow")
         verdict = f"[{style}]{claim.verdict}[/{style}]"
         text = f"{claim.text}\n[dim]{claim.data}[/dim]"
         grid.add_row(str(claim.number), text, sure(claim), verdict, end_section=details)
         for finding in claim.findings if details else ():
-            style = STYLES.get(finding.verdict, "yellow")
+            style = styles.get(finding.verdict, "yellow")
             line = f"  {finding.statement}: {shown(finding)}".replace("[", r"\[")
             grid.add_row("", line, "", f"[{style}]{finding.verdict}[/{style}]")
     out.print(grid)

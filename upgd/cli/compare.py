@@ -11,13 +11,15 @@ from typer import Argument, Option
 from upgd.cli import options as o
 from upgd.cli.app import command, say, wrote
 from upgd.cli.arguments import length, numbers, seed_list
-from upgd.lab.comparing import compare as run_comparison
-from upgd.lab.comparing import from_file
-from upgd.lab.comparison import check_figure
-from upgd.study.prepare import units
 
 
-@command(interrupted="nothing was written")
+@command(
+    interrupted="nothing was written",
+    examples=(
+        "upgd compare mine.py                        # defines model and data",
+        "upgd compare samples.npz --hidden 64-32 --stream",
+    ),
+)
 def compare(
     what: Annotated[
         Path,
@@ -48,16 +50,19 @@ def compare(
     ] = None,
     device: o.DEVICE = "cpu",
     output: Annotated[
-        Path | None, Option("--output", "-o", help="The figure; default compare.png.")
+        Path | None, o.OUTPUT("--output", "-o", help="The figure; default compare.png.")
     ] = None,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
 ) -> None:
-    """Compare UPGD and AdaUPGD with your optimizer, on your own module and data.
+    """Compare UPGD and AdaUPGD with your optimizer, on your own data.
 
     The file defines model and data, and if you like held_out, loss and optimizer, as upgd.lab's
     compare() takes them. Prints a table and a verdict, and draws a figure.
     """
+    from upgd.lab.comparing import compare as run_comparison
+    from upgd.lab.comparison import check_figure
+
     check_figure(output)
     found = run_comparison(
         **_arguments(what, hidden, held_out), steps=length(steps), batch=batch, stream=stream,
@@ -76,6 +81,9 @@ def compare(
 
 def _arguments(what: Path, hidden: str, held_out: float | None) -> dict[str, Any]:
     """What a file and the options say of model and data."""
+    from upgd.lab.comparing import from_file
+    from upgd.study.prepare import units
+
     if what.suffix not in (".py", ".npz"):
         raise ValueError(f"{what} is neither a Python file nor an .npz file")
     found: dict[str, Any] = from_file(what) if what.suffix == ".py" else {"data": what}

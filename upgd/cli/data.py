@@ -7,52 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import typer
-from rich import filesize
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
 from typer import Argument, Exit, Option
 
 from upgd.cli import options as o
-from upgd.cli.app import app, command, err, out, say, tell, wrote
-from upgd.ledger.files import check_output
-from upgd.streams import DATASETS, PROBLEMS, DataNotFoundError, Facts, load, search_path
-from upgd.streams import check as check_data
-from upgd.streams.convert import Content, describe, read_source, write_content
-from upgd.streams.datasets import expanded, splits_of
-from upgd.streams.extract import extract, list_images
-from upgd.streams.files import fetch as download
-from upgd.streams.files import find
-from upgd.streams.readers import DataError, OnProgress
+from upgd.cli.app import command, err, new_typer, out, say, tell, wrote
+from upgd.cli.commands import COMMANDS
 
-data = typer.Typer(
-    help="Find, fetch, check and convert the data behind the problems.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(data, name="data")
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+    from upgd.streams import Facts
+    from upgd.streams.convert import Content
+    from upgd.streams.readers import OnProgress
+
+data = new_typer("data", help=COMMANDS["data"][1], no_args_is_help=True)
 command = partial(command, group=data, interrupted="no file was half written")
 
-NAMES = ("digits", *DATASETS)
 SHOWN = 3  # problems of a dataset that the list names
 DATA_DIR = Annotated[
     Path | None,
     Option(help="Searched first; then $UPGD_DATA, then the user's cache.", show_default=False),
 ]
 AS_JSON = o.FACTS
-QUIET = Annotated[bool, Option(help="No progress, no summary.")]
-FORCE = Annotated[bool, Option(help="Replace TARGET if it exists.")]
+QUIET = Annotated[bool, o.OUTPUT("--quiet", help="No progress, no summary.")]
+FORCE = Annotated[bool, o.OUTPUT("--force", help="Replace TARGET if it exists.")]
 NAME = Annotated[
     str,
     Option(
@@ -62,14 +42,18 @@ NAME = Annotated[
 ]
 
 
-@command("list")
+@command("list", examples=("upgd data list", "upgd data list --data-dir ~/data"))
 def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
-    """Show every dataset: where it was found, how many samples, which problems need it.
+    """Show every dataset: where it is, its samples, and who needs it.
 
     Reads only what is needed to count samples; 'upgd data check' reads everything.
     """
+    from rich.table import Column, Table
+
+    from upgd.streams import search_path
+
     _must_exist(data_dir)
-    found = {name: _look(name, data_dir) for name in NAMES}
+    found = {name: _look(name, data_dir) for name in _names()}
     if as_json:
         searched = [str(folder) for folder in search_path(data_dir)]
         print(json.dumps({"searched": searched, "datasets": found}))
@@ -86,6 +70,13 @@ def list_(data_dir: DATA_DIR = None, as_json: AS_JSON = False) -> None:
         out.print("'upgd data check NAME' says what is wrong and what to put where")
 
 
+def _names() -> tuple[str, ...]:
+    """All datasets: the embedded one, and those that need files."""
+    from upgd.streams import DATASETS
+
+    return ("digits", *DATASETS)
+
+
 def _first(problems: list[str]) -> list[str]:
     """Some problems of a dataset, and how many there are besides."""
     shown = problems[:SHOWN]
@@ -94,6 +85,10 @@ def _first(problems: list[str]) -> list[str]:
 
 def _look(name: str, data_dir: Path | None) -> dict[str, Any]:
     """The location and size of a dataset, without reading it."""
+    from upgd.streams import PROBLEMS, DataError, load, search_path
+    from upgd.streams.datasets import splits_of
+    from upgd.streams.files import find
+
     facts: dict[str, Any] = {"source": None, "samples": {}, "error": None}
     facts["problems"] = [p.name for p in PROBLEMS.values() if p.dataset == name]
     for split in splits_of(name):
@@ -113,16 +108,22 @@ def _look(name: str, data_dir: Path | None) -> dict[str, Any]:
     return facts
 
 
-@command("fetch")
+@command(examples=("upgd data fetch mnist", "upgd data fetch emnist47 cifar10 --data-dir ~/data"))
 def fetch(
     names: Annotated[list[str], Argument(help="mnist, emnist47, cifar10.")],
     data_dir: DATA_DIR = None,
     quiet: QUIET = False,
 ) -> None:
-    """Download public datasets, with checksums, into the first folder that is searched.
+    """Download public datasets, with checksums.
 
-    Existing files are not downloaded again. Without a network, says which file to put where.
+    They go into the first folder that is searched. Existing files are not downloaded again. Without
+    a network, says which file to put where.
     """
+    from upgd.streams import DataNotFoundError, search_path
+    from upgd.streams import check as check_data
+    from upgd.streams.datasets import splits_of
+    from upgd.streams.files import fetch as download
+
     for name in names:
         splits_of(name)  # all names, before the first download
     for name in names:
@@ -136,7 +137,7 @@ def fetch(
             _say_facts(name, facts)
 
 
-@command("check")
+@command(examples=("upgd data check", "upgd data check mnist mine.npz"))
 def check(
     names: Annotated[
         list[str] | None, Argument(help="Datasets or .npz files; default all.")
@@ -144,13 +145,20 @@ def check(
     data_dir: DATA_DIR = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Read whole datasets: names a truncated or wrong file, with exit code 2."""
+    """Read whole datasets, and name truncated or wrong files.
+
+    Exit code 2: one is wrong.
+    """
+    from upgd.streams import DataError, DataNotFoundError
+    from upgd.streams import check as check_data
+    from upgd.streams.datasets import splits_of
+
     _must_exist(data_dir)
     for name in names or []:
         if not name.endswith(".npz"):
             splits_of(name)
     told: dict[str, Any] = {}
-    for name in names or NAMES:
+    for name in names or _names():
         try:
             facts = check_data(name, data_dir)
         except (DataError, DataNotFoundError, ImportError) as error:
@@ -170,7 +178,12 @@ def check(
         raise Exit(2)
 
 
-@command("convert")
+@command(
+    examples=(
+        "upgd data convert ~/cifar-10-batches-bin ~/data/cifar10.npz",
+        "upgd data convert images/ mine.npz --force",
+    )
+)
 def convert(
     source: Annotated[Path, Argument(help="A folder, or an .npz with other names.")],
     target: Annotated[Path, Argument(help="The file to write, NAME.npz.")],
@@ -179,23 +192,23 @@ def convert(
     quiet: QUIET = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """Convert a dataset to one compressed .npz, which replaces the original files.
+    """Convert a dataset to one .npz, which replaces the original files.
 
     SOURCE may be a folder with idx files (MNIST, EMNIST; .gz or not), with CIFAR-10's binary
     batches, with images in a sub-folder per class (directly, or below train and test), or
     with sprites: large images that are grids of small square ones, and a labels.npz with the
     labels of each under its name. Or an .npz with inputs, images, features or codes (uint8, with
     scale: a feature is (code * scale) ** 2) and labels.
-
-    Example: upgd data convert ~/cifar-10-batches-bin ~/data/cifar10.npz
     """
+    from upgd.streams.convert import read_source
+
     known = _target(target, name, force)
     with _bar(f"reading {source.name}", quiet or as_json) as on_progress:
         content = read_source(source, known, on_progress)
     _write(target, content, known, quiet, as_json)
 
 
-@command("features")
+@command(examples=("upgd data features ~/mini-imagenet ~/data/mini-imagenet.npz --device cuda",))
 def features(
     images: Annotated[Path, Argument(help="A folder; an image's class is its folder.")],
     target: Annotated[Path, Argument(help="The file to write, such as mini-imagenet.npz.")],
@@ -205,21 +218,24 @@ def features(
             help="State dict of a ResNet-50; default torchvision's download.", show_default=False
         ),
     ] = None,
-    device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
-    batch: Annotated[int, Option(min=1, help="Images at a time.")] = 64,
+    device: o.DEVICE = "cpu",
+    batch: Annotated[int, o.EXECUTION(min=1, help="Images at a time.")] = 64,
     name: NAME = "",
     force: FORCE = False,
     quiet: QUIET = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """Compute features of images: 2048 numbers each, from a frozen ResNet-50 of ImageNet.
+    """Compute features of images with a ResNet-50: 2048 numbers each.
 
-    Images are cut to their middle square and scaled to 84x84; features are averages over the last
-    layer's places. mini-ImageNet's train, val and test folders may lie side by side in IMAGES:
-    they make one dataset. Needs torchvision.
-
-    Example: upgd data features ~/mini-imagenet ~/data/mini-imagenet.npz --device cuda
+    The network is ImageNet's, and frozen. Images are cut to their middle square and scaled to
+    84x84; features are averages over the last layer's places. mini-ImageNet's train, val and test
+    folders may lie side by side in IMAGES: they make one dataset. Needs torchvision.
     """
+    import numpy as np
+
+    from upgd.streams import DATASETS, DataError
+    from upgd.streams.extract import extract, list_images
+
     known = _target(target, name, force)
     files, labels, classes = list_images(images)
     if known and len(classes) > DATASETS[known].classes:
@@ -235,11 +251,15 @@ def features(
 
 
 def _must_exist(data_dir: Path | None) -> None:
+    from upgd.streams.datasets import expanded
+
     if data_dir is not None and not expanded(data_dir).is_dir():
         raise ValueError(f"{data_dir}: no such folder; --data-dir is where the data are")
 
 
 def _say_facts(name: str, facts: list[Facts]) -> None:
+    from upgd.streams import DATASETS
+
     published = DATASETS[name].published if name in DATASETS else ()
     parts = []
     for i, split in enumerate(facts):
@@ -253,6 +273,10 @@ def _say_facts(name: str, facts: list[Facts]) -> None:
 
 def _target(target: Path, name: str, force: bool) -> str | None:
     """Check an output path before any work; returns its dataset, if known."""
+    from upgd.ledger.files import check_output
+    from upgd.streams import DATASETS
+    from upgd.streams.datasets import splits_of
+
     if target.suffix != ".npz":
         raise ValueError(f"{target} must end in .npz; such as {target.with_suffix('.npz').name}")
     if target.is_dir():
@@ -269,6 +293,10 @@ def _target(target: Path, name: str, force: bool) -> str | None:
 
 
 def _write(target: Path, content: Content, known: str | None, quiet: bool, as_json: bool) -> None:
+    from rich import filesize
+
+    from upgd.streams.convert import describe, write_content
+
     with _bar(f"writing {target.name}", quiet or as_json):
         write_content(target, content, known)
     splits, size = describe(content), target.stat().st_size
@@ -284,6 +312,8 @@ def _write(target: Path, content: Content, known: str | None, quiet: bool, as_js
 
 
 def _progress(column: ProgressColumn) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), column, TimeRemainingColumn())
     return Progress(*columns, console=err, transient=True)
 
@@ -294,6 +324,8 @@ def _bar(what: str, quiet: bool) -> Iterator[OnProgress | None]:
     if quiet or not err.is_terminal:
         yield None
         return
+    from rich.progress import MofNCompleteColumn
+
     with _progress(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -328,5 +360,7 @@ def _download_bar(name: str, quiet: bool) -> Iterator[Any]:
     if quiet or not err.is_terminal:
         yield False
         return
+    from rich.progress import DownloadColumn
+
     with _progress(DownloadColumn()) as bar:
         yield _Bytes(bar, name)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
@@ -15,17 +16,24 @@ from typer import Argument, Exit, Option
 from upgd.cli import options as o
 from upgd.cli.app import command, err, out, say, warn
 from upgd.cli.arguments import whole
-from upgd.study.prepare import units
 from upgd.text import count, duration, short
 
 if TYPE_CHECKING:
     from upgd.pipe.task import Progress
 
+INPUT: Any = partial(Option, rich_help_panel="Input")
+LEARNER: Any = partial(Option, rich_help_panel="Learner")
 SECONDS_BETWEEN_LINES, SECONDS_OF_PACE = 30.0, 10.0
 _NAMED = ("small", "medium", "large")
 
 
-@command(interrupted="what was saved is whole, and the same command continues from there")
+@command(
+    interrupted="what was saved is whole, and the same command continues from there",
+    examples=(
+        "upgd learn --target price --state prices.upgd < stream.csv",
+        "upgd learn log.csv --target class --classify --predict predicted.csv",
+    ),
+)
 def learn(
     files: Annotated[
         list[str] | None, Argument(help="CSV or JSON lines; default, or -: standard input.")
@@ -37,52 +45,51 @@ def learn(
     regress: Annotated[
         bool, Option("--regress", help="The target is a number; default: guessed.")
     ] = False,
-    format: Annotated[str, Option(help="csv or jsonl; default: guessed.")] = "",
-    delimiter: Annotated[str, Option(help="Of CSV, such as ';' or tab; default: guessed.")] = "",
-    columns: Annotated[str, Option(help="Names for CSV without a header, such as a,b,y.")] = "",
+    format: Annotated[str, INPUT(help="csv or jsonl; default: guessed.")] = "",
+    delimiter: Annotated[str, INPUT(help="Of CSV, such as ';' or tab; default: guessed.")] = "",
+    columns: Annotated[str, INPUT(help="Names for CSV without a header, such as a,b,y.")] = "",
     ignore: Annotated[
-        list[str] | None, Option(help="A column not to learn from. Repeatable.")
+        list[str] | None, INPUT(help="A column not to learn from. Repeatable.")
     ] = None,
     network: Annotated[
-        str, Option(help="small, medium or large, or hidden units such as 64-32, or none.")
+        str, LEARNER(help="small, medium or large, or hidden units such as 64-32, or none.")
     ] = "",
     settings: Annotated[
         list[str] | None,
-        Option("--set", help="A parameter of the learner, such as horizon=500. Repeatable."),
+        LEARNER("--set", help="A parameter of the learner, such as horizon=500. Repeatable."),
     ] = None,
     state: Annotated[
-        str | None, Option(help="The learner's file; if it is there, learning goes on from it.")
+        str | None, LEARNER(help="The learner's file; if it is there, learning goes on from it.")
     ] = None,
     save_every: Annotated[
-        str, Option(help="Samples after which the state is saved; also every minute.")
+        str, LEARNER(help="Samples after which the state is saved; also every minute.")
     ] = "10000",
     predict: Annotated[
         str | None,
-        Option(help="A file, or -: predictions made before each row was learned, as CSV."),
+        o.OUTPUT(help="A file, or -: predictions made before each row was learned, as CSV."),
     ] = None,
-    bad: Annotated[str, Option(help="What to do with bad lines: skip or refuse.")] = "skip",
-    bad_file: Annotated[str | None, Option(help="A file that keeps bad lines.")] = None,
+    bad: Annotated[str, INPUT(help="What to do with bad lines: skip or refuse.")] = "skip",
+    bad_file: Annotated[str | None, INPUT(help="A file that keeps bad lines.")] = None,
     skip_seen: Annotated[
         bool,
-        Option("--skip-seen", help="Skip records that the state has seen: the pipe starts again."),
+        INPUT("--skip-seen", help="Skip records that the state has seen: the pipe starts again."),
     ] = False,
     complete: Annotated[
         bool,
-        Option("--complete", help="With --state: learn a file's last line even without a newline."),
+        INPUT("--complete", help="With --state: learn a file's last line even without a newline."),
     ] = False,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
 ) -> None:
-    """Learn from CSV or JSON lines as they come, and predict each row before it is learned.
+    """Learn from CSV or JSON lines as they come, predicting each first.
 
     Reports how good predictions were. With --state nothing learned is lost: the same command goes
     on where a killed one was. Rows without a target are predicted only.
-
-    Example: upgd learn --target price --state prices.upgd < stream.csv
     """
     from upgd.pipe.parameters import parse_parameters
     from upgd.pipe.pipe import Pipe
     from upgd.pipe.task import Task
+    from upgd.study.prepare import units
 
     if classify and regress:
         raise ValueError("--classify and --regress exclude each other; give one of them")

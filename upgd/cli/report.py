@@ -10,21 +10,25 @@ from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, wrote
-from upgd.lab.study import Study
 
 
-@command()
+@command(examples=("upgd report studies/demo --open", "upgd report studies/demo -o demo.html"))
 def report(
     study: o.STUDY,
-    output: Annotated[Path | None, Option("--output", "-o", help="Or STUDY/report.html.")] = None,
+    output: Annotated[Path | None, o.OUTPUT("--output", "-o", help="Or STUDY/report.html.")] = None,
     problem: o.PROBLEM = "",
-    metric: Annotated[list[str] | None, Option(help="Only this metric. Repeatable.")] = None,
-    opened: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
+    metric: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Only this metric. Repeatable.")
+    ] = None,
+    opened: Annotated[bool, o.OUTPUT("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write a study as one page: interactive figures, tables, claims, provenance.
+    """Write a study as one page with interactive figures.
 
-    The page is a single file that needs no network.
+    Also tables, claims, and where the numbers come from. The page is a single file that needs no
+    network.
     """
+    from upgd.lab.study import Study
+
     page = Study(study).report(output, problem=problem, metrics=metric or ())
     wrote(page)
     if opened:

@@ -10,16 +10,20 @@ from typer import Argument, Option
 from upgd.cli import options as o
 from upgd.cli.app import command, say, wrote
 from upgd.cli.options import end, open_study
-from upgd.lab.reproducing import Reproduction
-from upgd.paper.figures import FIGURES
-from upgd.paper.measured import MEASURED
 
 
-@command()
+@command(
+    examples=(
+        "upgd reproduce list",
+        "upgd reproduce fig3 --scale 0.02 --seeds 3 --problems input-permuted-mnist",
+    )
+)
 def reproduce(
     figures: Annotated[list[str], Argument(help="Such as fig3, or 'all'; 'list' shows them.")],
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the paper's steps.")] = 1.0,
-    seeds: Annotated[int, Option(min=0, help="How many; default the paper's.")] = 0,
+    seeds: Annotated[
+        int, Option(min=0, show_default=False, help="How many; default the paper's.")
+    ] = 0,
     study: Annotated[
         list[Path] | None,
         Option(
@@ -27,11 +31,11 @@ def reproduce(
             "are only read: what they have is not run again."
         ),
     ] = None,
-    results: Annotated[Path | None, Option(help="For tables; default STUDY/results.")] = None,
+    results: Annotated[Path | None, o.OUTPUT(help="For tables; default STUDY/results.")] = None,
     problems: Annotated[str, Option(help="Only these: input-permuted-mnist. Default all.")] = "",
     environments: Annotated[str, Option(help="Only these agents': Hopper,Ant. Default all.")] = "",
     run: Annotated[bool, Option("--run/--no-run", help="Or only draw from what there is.")] = True,
-    formats: Annotated[str, Option("--format", help="Such as png,svg.")] = "png,svg",
+    formats: Annotated[str, o.OUTPUT("--format", help="Such as png,svg.")] = "png,svg",
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
     engine: o.ENGINE = "auto",
@@ -41,13 +45,16 @@ def reproduce(
     on: o.ON = "local",
     workers: o.WORKERS = None,
 ) -> None:
-    """Run what figures of the paper need and the study lacks, draw them, and keep the numbers.
+    """Run what the paper's figures need, and draw them.
 
-    Tables and where they come from go into STUDY/results; 'upgd results' makes pages of them.
+    Only what the study lacks is run. Tables and where they come from go into STUDY/results; 'upgd
+    results' makes pages of them.
     """
     if figures == ["list"]:
         _list()
         return
+    from upgd.lab.reproducing import Reproduction
+
     first, *others = study or [Path("studies/paper")]
     mine = open_study(first, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     chosen = Reproduction(
@@ -67,6 +74,9 @@ def reproduce(
 
 
 def _list() -> None:
+    from upgd.paper.figures import FIGURES
+    from upgd.paper.measured import MEASURED
+
     for figure in FIGURES.values():
         say(f"{figure.name:18} {figure.caption} ({', '.join(figure.run)})")
     for each in MEASURED.values():

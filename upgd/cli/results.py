@@ -8,11 +8,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from upgd.cli.app import command, wrote
-from upgd.ledger import write_atomically
-from upgd.paper.pages import Site
 
 
-@command()
+@command(examples=("upgd results studies/paper/results", "upgd results docs/results --no-figures"))
 def results(
     folder: Annotated[Path, Argument(help="Tables of 'upgd reproduce', as docs/results.")],
     page: Annotated[
@@ -20,7 +18,13 @@ def results(
     ] = None,
     figures: Annotated[bool, Option(help="Draw the figures too.")] = True,
 ) -> None:
-    """Generate pages and figures from tables: per experiment, an index, parts of other pages."""
+    """Generate pages and figures from tables of results.
+
+    A page per experiment, an index, and the generated parts of other pages.
+    """
+    from upgd.ledger import write_atomically
+    from upgd.paper.pages import Site
+
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; 'upgd reproduce' writes STUDY/results")
     site = Site(folder)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Column, Table
 from typer import Argument, Exit, Option
 
 from upgd.cli import options as o
@@ -17,19 +16,23 @@ from upgd.cli.app import command, out, say, warn
 from upgd.cli.arguments import check_once, seed_list, whole
 from upgd.cli.options import end, open_study
 from upgd.cli.show import show_table
-from upgd.lab.study import Study
-from upgd.ledger import RunSpec
-from upgd.ledger.canonical import proper_name
-from upgd.optim.registry import scalars
-from upgd.rl.environments import RLError, Spaces, make, newest_environments
-from upgd.rl.runs import PREFIX, parse_settings
-from upgd.study.forecast import forecast_lines
 from upgd.text import count
+
+if TYPE_CHECKING:
+    from upgd.lab.study import Study
+    from upgd.ledger import RunSpec
+    from upgd.rl.environments import Spaces
 
 Arm = tuple[str, dict[str, float]]
 
 
-@command()
+@command(
+    examples=(
+        "upgd rl --list",
+        "upgd rl Hopper --optimizers adam,ada-upgd --seeds 5 --steps 1e6",
+        "upgd rl Ant --set ada-upgd:lr=3e-4 --ppo gamma=0.995 --dry-run",
+    )
+)
 def rl(
     environments: Annotated[
         list[str] | None, Argument(help="Such as Hopper or Ant-v4; see '--list'.")
@@ -41,37 +44,51 @@ def rl(
     steps: Annotated[str, Option(help="Steps of each agent in its environment.")] = "1e6",
     settings: Annotated[
         list[str] | None,
-        Option("--set", help="lr=1e-3, or a method's own: ada-upgd:lr=3e-4. Repeatable."),
+        Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="lr=1e-3, or a method's own: ada-upgd:lr=3e-4. Repeatable.",
+        ),
     ] = None,
     anneal: Annotated[
         bool,
         Option("--anneal/--constant-lr", help="Whether the step size falls to zero, as CleanRL's."),
     ] = True,
     ppo: Annotated[
-        list[str] | None, Option("--ppo", help="A PPO setting: gamma=0.995. Repeatable.")
+        list[str] | None,
+        Option("--ppo", metavar="NAME=VALUE", help="A PPO setting: gamma=0.995. Repeatable."),
     ] = None,
     window: Annotated[str, Option(help="Steps per point, whole iterations; default ten.")] = "",
     study: Annotated[Path, Option(help="A folder.")] = Path("studies/ppo"),
     workers: Annotated[
         int | None,
-        Option(min=0, help="Processes for the agents; 0: this one; default one per core."),
+        o.EXECUTION(
+            min=0,
+            metavar="NUMBER",
+            help="Processes for the agents; 0: this one; default one per core.",
+        ),
     ] = None,
     device: o.DEVICE = "cpu",
     list_: Annotated[bool, Option("--list", help="Show the environments there are.")] = False,
     dry_run: o.DRY_RUN = False,
     quiet: o.QUIET = False,
-    as_json: Annotated[bool, Option("--json", help="The table for scripts.")] = False,
+    as_json: o.JSON = False,
     checkpoint_seconds: o.CHECKPOINT = None,
 ) -> None:
-    """Train agents by PPO: all seeds of all optimizers at once, one environment after the other.
+    """Train agents by PPO: all seeds of all optimizers at once.
 
-    What the study has already is not run again; 'upgd resume' goes on after an interruption.
+    One environment comes after the other. What the study has already is not run again; 'upgd
+    resume' goes on after an interruption.
     """
     if list_:
         _list(as_json)
         return
     if not environments:
         raise ValueError("name an environment, such as Hopper; 'upgd rl --list' shows them")
+    from upgd.ledger import RunSpec
+    from upgd.rl.environments import make
+    from upgd.rl.runs import PREFIX, parse_settings
+
     check_once("--ppo", ppo or [])
     options: dict[str, Any] = parse_settings(ppo or [])
     options |= {} if anneal else {"anneal": False}
@@ -101,6 +118,9 @@ def rl(
 # ---------------------------------------------------------------------------- optimizers
 def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
     """The methods and their hyperparameters."""
+    from upgd.ledger.canonical import proper_name
+    from upgd.optim.registry import scalars
+
     found: list[Arm] = []
     used: set[str] = set()
     check_once("--set", map(_of_one_name, settings))
@@ -134,6 +154,8 @@ def _arms(optimizers: str, settings: Sequence[str]) -> list[Arm]:
 
 
 def _of_one_name(setting: str) -> str:
+    from upgd.ledger.canonical import proper_name
+
     whose, colon, rest = setting.rpartition(":")
     return f"{proper_name(whose)}:{rest}" if colon else rest
 
@@ -147,6 +169,10 @@ def _pair(text: str, whole_text: str) -> tuple[str, float]:
 
 # -------------------------------------------------------------------------- environments
 def _list(as_json: bool) -> None:
+    from rich.table import Column, Table
+
+    from upgd.rl.environments import RLError, make, newest_environments
+
     found: list[Spaces] = []
     for name in newest_environments():
         with suppress(RLError):
@@ -166,6 +192,8 @@ def _list(as_json: bool) -> None:
 
 def _outlook(study: Study, specs: Sequence[RunSpec]) -> None:
     """Say what would be run, and how long it takes at the pace of a few iterations."""
+    from upgd.study.forecast import forecast_lines
+
     left, runs = study.missing(specs), count(len(specs), "run")
     say(f"{len(left)} of {runs} to do in {study.folder}: {specs[0].steps} steps each")
     for line in forecast_lines(left, [], study.options):

@@ -12,17 +12,23 @@ from upgd.cli.app import command, say
 from upgd.cli.arguments import all_methods, length, numbers, seed_list
 from upgd.cli.options import end, load, open_study
 from upgd.cli.show import show_table
-from upgd.lab.definitions import resolve_problem
 
 
-@command()
+@command(
+    examples=(
+        "upgd run label-permuted-digits upgd-w sgd --seeds 5",
+        "upgd run input-permuted-mnist paper --best --seeds 20 --device cuda",
+        "upgd run label-permuted-digits upgd --set lr=0.1 --set sigma=0.01",
+    )
+)
 def run(
     problem: o.ANY_PROBLEM,
     methods: o.METHODS,
     seeds: o.SEEDS = "5",
     steps: o.STEPS = "",
     settings: Annotated[
-        list[str] | None, Option("--set", help="Such as lr=0.01. Repeatable.")
+        list[str] | None,
+        Option("--set", metavar="NAME=VALUE", help="Such as lr=0.01. Repeatable."),
     ] = None,
     best: Annotated[bool, Option("--best", help="Start from the paper's printed sets.")] = False,
     use: o.USE = None,
@@ -31,9 +37,15 @@ def run(
     device: o.DEVICE = "cpu",
     engine: o.ENGINE = "auto",
     batch: o.BATCH = 1,
-    restart: Annotated[bool, Option(help="A fresh learner for every task.")] = False,
-    held_out: Annotated[int, Option(min=0, help="Held-out samples after each task.")] = 0,
-    stride: Annotated[int, Option(min=0, help="Diagnostics every so many steps.")] = 0,
+    restart: Annotated[
+        bool, o.LEARNER("--restart", help="A fresh learner for every task.")
+    ] = False,
+    held_out: Annotated[
+        int, o.LEARNER(min=0, metavar="SAMPLES", help="Held-out samples after each task.")
+    ] = 0,
+    stride: Annotated[
+        int, o.LEARNER(min=0, metavar="STEPS", help="Diagnostics every so many steps; 0: never.")
+    ] = 0,
     window: o.WINDOW = 0,
     task_length: o.TASK_LENGTH = 0,
     hidden: o.HIDDEN = "",
@@ -47,7 +59,12 @@ def run(
     on: o.ON = "local",
     workers: o.WORKERS = None,
 ) -> None:
-    """Run methods on a problem; what the study has already is not run again."""
+    """Run methods on a problem.
+
+    What the study has already is not run again.
+    """
+    from upgd.lab.definitions import resolve_problem
+
     load(use)
     row = resolve_problem(problem)
     folder = Path("studies") / row.name if study is None else study
@@ -69,7 +86,7 @@ def run(
     end(mine)
 
 
-@command()
+@command(examples=("upgd resume studies/demo", "upgd resume studies/demo --retry"))
 def resume(
     study: o.STUDY,
     use: o.USE = None,

@@ -12,16 +12,16 @@ from upgd.cli.app import command, err, say, wrote
 from upgd.cli.arguments import axes
 from upgd.cli.best import show_best
 from upgd.cli.options import end, open_study
-from upgd.lab import searching
-from upgd.ledger.files import check_output
-from upgd.paper import found as sets_found
-from upgd.paper.searches import SEARCHES
-from upgd.study.execution import Tally
-from upgd.study.options import check_device
 from upgd.text import count
 
 
-@command(interrupted=o.CONTINUES)
+@command(
+    interrupted=o.CONTINUES,
+    examples=(
+        "upgd search list",
+        "upgd search label-permuted-mini-imagenet --arms upgd,pgd --dry-run",
+    ),
+)
 def search(
     problems: Annotated[
         list[str], Argument(help="Problems, or toys, main, all; 'list' shows them.")
@@ -29,12 +29,14 @@ def search(
     arms: Annotated[str, Option(help="Only these: upgd,pgd. Default all.")] = "",
     settings: o.AXES = None,
     scale: Annotated[float, Option(min=0.0, max=1.0, help="Share of the steps.")] = 1.0,
-    seeds: Annotated[int, Option(min=0, help="How many; default the search's.")] = 0,
+    seeds: Annotated[
+        int, Option(min=0, show_default=False, help="How many; default the search's.")
+    ] = 0,
     keep: Annotated[
         str, Option(help="How many sets reach each later stage: 12,2. Default more.")
     ] = "",
     study: Annotated[Path, Option(help="For the runs.")] = Path("studies/search"),
-    save: Annotated[Path | None, Option(help="Add what was found to this file.")] = None,
+    save: Annotated[Path | None, o.OUTPUT(help="Add what was found to this file.")] = None,
     run: Annotated[bool, Option("--run/--no-run", help="Or show what was found so far.")] = True,
     data_dir: o.DATA_DIR = None,
     device: o.DEVICE = "cpu",
@@ -45,10 +47,17 @@ def search(
     on: o.ON = "local",
     workers: o.WORKERS = None,
 ) -> None:
-    """Search hyperparameter sets: which are best where the paper prints none, and where it does.
+    """Search the best sets, also where the paper prints none.
 
     Many sets run briefly, the best of them longer; the same command goes on after an interruption.
     """
+    from upgd.lab import searching
+    from upgd.ledger.files import check_output
+    from upgd.paper import found as sets_found
+    from upgd.paper.searches import SEARCHES
+    from upgd.study.execution import Tally
+    from upgd.study.options import check_device
+
     if problems == ["list"]:
         for each in SEARCHES.values():
             for line in searching.describe(each):

@@ -1,103 +1,71 @@
-"""``upgd list``, ``upgd show``, ``upgd plot`` and ``upgd export``."""
+"""``upgd show``, ``upgd plot`` and ``upgd export``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Column, Table
-from typer import Argument, Option
+from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out, say, wrote
-from upgd.cli.options import load, open_study
-from upgd.lab import views
-from upgd.lab.study import Study
-from upgd.ledger import RULES_VERSION, Ledger
-from upgd.ledger.files import check_output, check_output_folder
-from upgd.optim.registry import METHODS
-from upgd.report import tables
-from upgd.report.tensorboard import write_events
-from upgd.streams import PROBLEMS
-from upgd.text import pairs
+from upgd.cli.options import open_study
+
+if TYPE_CHECKING:
+    from upgd.lab import views
 
 
-@command("list")
-def list_(
-    what: Annotated[str, Argument(help="problems, methods or all")] = "all",
-    use: o.USE = None,
-    as_json: o.FACTS = False,
-) -> None:
-    """List problems and methods."""
-    if what not in ("problems", "methods", "all"):
-        raise ValueError(f"cannot list {what!r}; there are problems and methods")
-    load(use)
-    problems = {name: _describe(name) for name in PROBLEMS}
-    methods: dict[str, dict[str, Any]] = {}
-    for name, row in METHODS.items():
-        aliases = {alias: dict(changed) for alias, changed in row.aliases.items()}
-        methods[name] = {"title": row.title, "hyper": row.defaults, "aliases": aliases}
-    if as_json:
-        both = {"problems": problems, "methods": methods}
-        print(json.dumps(both if what == "all" else both[what]))
-        return
-    if what != "methods":
-        columns = ("data", "network", "task", "steps", "seeds")
-        table = Table(Column("problem", no_wrap=True), *columns, title="Problems")
-        for name, facts in problems.items():
-            table.add_row(name, *(str(facts[column]) for column in columns))
-        out.print(table)
-    if what != "problems":
-        table = Table(Column("method", no_wrap=True), "in the paper", "hyperparameters")
-        table.title = "Methods"
-        for name, facts in methods.items():
-            table.add_row(name, facts["title"], pairs(facts["hyper"]))
-            for alias, changed in facts["aliases"].items():
-                table.add_row(alias, f"= {name}", pairs(changed))
-        out.print(table)
-
-
-def _describe(name: str) -> dict[str, Any]:
-    problem = PROBLEMS[name]
-    own = problem.network
-    network = own if isinstance(own, str) else "-".join(map(str, own))
-    facts = {"data": problem.dataset or "-", "network": network, "task": problem.task_length}
-    return facts | {"steps": problem.steps, "seeds": problem.runs}
-
-
-@command()
+@command(examples=("upgd show studies/demo", "upgd show studies/demo --method upgd-w --json"))
 def show(
     study: o.STUDY, problem: o.PROBLEM = "", method: o.METHOD = "", as_json: o.FACTS = False
 ) -> None:
-    """Show a study's results: means over seeds with standard errors and intervals."""
+    """Show a study's results: means over seeds, with intervals."""
+    from upgd.lab.study import Study
+
     show_table(Study(study).table(problem, method), study, as_json)
 
 
-@command()
+@command(
+    examples=(
+        "upgd plot studies/demo",
+        "upgd plot studies/demo --metric plasticity --output plasticity.svg",
+    )
+)
 def plot(
     study: o.STUDY,
     metric: Annotated[str, Option(help="accuracy, loss, plasticity, ...")] = "",
     problem: o.PROBLEM = "",
     method: o.METHOD = "",
     every: Annotated[bool, Option("--all", help="Every setting, however many.")] = False,
-    output: Annotated[Path | None, Option(help="Default STUDY/METRIC.png.")] = None,
+    output: Annotated[Path | None, o.OUTPUT(help="Default STUDY/METRIC.png.")] = None,
 ) -> None:
-    """Draw a metric over time: mean and standard error over seeds, a line per setting.
+    """Draw a metric over time, a line per setting.
 
-    With more than ten settings only each method's best is drawn, by area under the curve.
+    Lines are means over seeds, with their standard errors. With more than ten settings only each
+    method's best is drawn, by area under the curve.
     """
     wrote(open_study(study).plot(metric, problem=problem, method=method, every=every, path=output))
 
 
-@command()
+@command(
+    examples=(
+        "upgd export studies/demo --output runs.csv",
+        "upgd export studies/demo --metric accuracy",
+        "upgd export studies/demo --tensorboard events",
+    )
+)
 def export(
     study: o.STUDY,
-    output: Annotated[Path | None, Option(help="Default STUDY/runs.csv.")] = None,
+    output: Annotated[Path | None, o.OUTPUT(help="Default STUDY/runs.csv.")] = None,
     metric: Annotated[str, Option(help="This metric over time instead of a row per run.")] = "",
-    tensorboard: Annotated[Path | None, Option(help="A folder for event files instead.")] = None,
+    tensorboard: Annotated[Path | None, o.OUTPUT(help="A folder for event files instead.")] = None,
 ) -> None:
     """Export a study as CSV, or as TensorBoard event files."""
+    from upgd.ledger import Ledger
+    from upgd.ledger.files import check_output, check_output_folder
+    from upgd.report.tensorboard import write_events
+
     if tensorboard is not None:
         if metric or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
@@ -120,6 +88,8 @@ def export(
 
 def show_table(found: views.Table, study: Path, as_json: bool) -> None:
     """Print a table of a study."""
+    from upgd.ledger import RULES_VERSION
+
     rows, counts = [dict(row) for row in found.rows], found.counts
     if as_json:
         print(json.dumps({"study": str(study), "counts": dict(counts), "results": rows}))
@@ -139,6 +109,11 @@ def show_table(found: views.Table, study: Path, as_json: bool) -> None:
 
 def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """The table of one problem."""
+    from rich.table import Table
+
+    from upgd.lab import views
+    from upgd.report import tables
+
     table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]", title=title)
     names = tables.labels(rows)
     for row, name in zip(rows, names, strict=True):
@@ -154,6 +129,8 @@ def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
     agents = [(n, r) for n, r in zip(names, rows, strict=True) if r.get("collapse")]
     if not agents:
         return
+    from rich.table import Table
+
     columns = (key.replace("_", " ") for key in keys)
     table = Table("method", "steps", *columns, title="Policy collapse")
     table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"

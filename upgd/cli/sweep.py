@@ -13,12 +13,15 @@ from upgd.cli.app import command, say
 from upgd.cli.arguments import all_methods, axes, length, seed_list
 from upgd.cli.best import show_best
 from upgd.cli.options import end, load, open_study
-from upgd.lab.definitions import resolve_problem
-from upgd.lab.outlook import lines
-from upgd.lab.sweeping import MOST_RUNS
 
 
-@command(interrupted=o.CONTINUES)
+@command(
+    interrupted=o.CONTINUES,
+    examples=(
+        "upgd sweep label-permuted-digits upgd-w sgd --set lr=0.1,0.01 --seeds 3",
+        "upgd sweep input-permuted-mnist paper --halving 4 --dry-run",
+    ),
+)
 def sweep(
     problem: o.ANY_PROBLEM,
     methods: o.METHODS,
@@ -36,7 +39,12 @@ def sweep(
     search: Annotated[
         int | None, Option(min=1, help="Optuna chooses so many sets per method.")
     ] = None,
-    max_runs: Annotated[int, Option(min=1, help="Refuse a sweep with more runs.")] = MOST_RUNS,
+    max_runs: Annotated[
+        int | None,
+        o.EXECUTION(
+            min=1, metavar="NUMBER", help="Refuse a sweep with more runs; default 200 000."
+        ),
+    ] = None,
     use: o.USE = None,
     study: o.FOLDER = None,
     data_dir: o.DATA_DIR = None,
@@ -49,7 +57,9 @@ def sweep(
     network: o.NETWORK = "",
     layer_norm: o.LAYER_NORM = False,
     input_norm: o.INPUT_NORM = False,
-    dry_run: Annotated[bool, Option(help="Say how many runs, how long, and stop.")] = False,
+    dry_run: Annotated[
+        bool, o.EXECUTION("--dry-run", help="Say how many runs, how long, and stop.")
+    ] = False,
     quiet: o.QUIET = False,
     as_json: o.JSON = False,
     checkpoint_seconds: o.CHECKPOINT = None,
@@ -60,6 +70,10 @@ def sweep(
 
     What the study has already is not run again: the same command continues after an interruption.
     """
+    from upgd.lab.definitions import resolve_problem
+    from upgd.lab.outlook import lines
+    from upgd.lab.sweeping import MOST_RUNS
+
     if sum((paper, best, grid is not None)) > 1:
         raise ValueError("choose one of --paper, --best and --grid")
     load(use)
@@ -68,7 +82,7 @@ def sweep(
     mine = open_study(folder, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
     planned = mine.plan_sweep(
         row, all_methods(methods), "best" if best else grid, seeds=seed_list(seeds),
-        steps=length(steps), halving=halving, search=search, max_runs=max_runs,
+        steps=length(steps), halving=halving, search=search, max_runs=max_runs or MOST_RUNS,
         batch=batch if batch > 1 else 0, window=window, task_length=task_length, hidden=hidden,
         network=network, layer_norm=layer_norm, input_norm=input_norm, **axes(settings or []),
     )  # fmt: skip

@@ -7,36 +7,38 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
 from upgd.cli import options as o
 from upgd.cli.app import command, out
-from upgd.ledger import Ledger
-from upgd.report.watching import MethodProgress, View, look
 from upgd.text import clock, count, printable, short
+
+if TYPE_CHECKING:
+    from upgd.ledger import Ledger
+    from upgd.report.watching import MethodProgress, View
 
 LONGEST = 400  # characters of a note
 LOOKS = 3  # polls without work before it ends: a sweep adds runs after each of its rungs
 
 
-@command()
+@command(examples=("upgd watch studies/demo", "upgd watch studies/demo --once"))
 def watch(
     study: o.STUDY,
     every: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, Option("--once", help="Look once.")] = False,
-    as_json: Annotated[bool, Option("--json", help="One look, for scripts.")] = False,
+    as_json: Annotated[bool, o.OUTPUT("--json", help="One look, for scripts.")] = False,
 ) -> None:
-    """Watch a study: progress, pace and time left of each method, and what failed.
+    """Watch a study: progress, pace, time left, and what failed.
 
     Only reads. Ends when nothing is left to do, or with Ctrl-C.
     """
+    from upgd.ledger import Ledger
+    from upgd.report.watching import look
+
     with Ledger.open(study, create=False, read_only=True) as ledger:
         if as_json:
             print(json.dumps(_facts(look(ledger), study)))
@@ -48,6 +50,10 @@ def watch(
 
 
 def _watch(ledger: Ledger, study: Path, every: float) -> None:
+    from rich.live import Live
+
+    from upgd.report.watching import look
+
     idle = 0
     view = look(ledger)
     with Live(frame(view, study), console=out, auto_refresh=False) as live:
@@ -62,6 +68,8 @@ def _watch(ledger: Ledger, study: Path, every: float) -> None:
 
 def frame(view: View, study: Path) -> Group:
     """The display at one moment."""
+    from rich.table import Column, Table
+
     names = ("done", "running", "steps/s", "left")
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(Column("method", no_wrap=True), "", *columns, "", title=Text(printable(study)))
@@ -76,6 +84,8 @@ def frame(view: View, study: Path) -> Group:
 
 
 def _cells(row: MethodProgress, name: str) -> list[Any]:
+    from rich.progress_bar import ProgressBar
+
     over = row.runs - row.to_do
     lost = [f"{row.counts[s]} {s}" for s in ("failed", "diverged") if row.counts.get(s)]
     left = "-" if row.seconds_left is None else clock(row.seconds_left)

@@ -129,10 +129,10 @@ class _Done:
         return sum(self._parts.values())
 
     def pace(self, progress: Progress) -> str:
-        """Learner-steps per second, the share of the roofline, and the time left at this pace."""
+        """Learner-steps per second, their share of the possible ones, and the time left."""
         found = [f"{short(progress.rate)} steps/s"]
         if progress.share is not None:
-            found.append(f"{progress.share:.0%} of the roofline")
+            found.append(f"{progress.share:.0%} of what memory bandwidth allows")
         if progress.rate > 0:
             left = max(0.0, self.total - self.runs) * progress.spec.steps / progress.rate
             found.append(f"{clock(left)} left")

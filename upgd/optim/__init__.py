@@ -11,6 +11,7 @@ from upgd.optim.groups import layer_groups, param_groups
 from upgd.optim.layers import Layers
 from upgd.optim.perturbed import PGD, SGDW, ShrinkAndPerturb
 from upgd.optim.recycling import ContinualBackprop, ReDo
+from upgd.optim.registry import create
 from upgd.optim.restrained import HareTortoise, L2Init, WeightClipping, WeightClippingAdam
 from upgd.optim.self_tuned import SelfTunedSGD
 from upgd.optim.trac import TRAC
@@ -40,6 +41,7 @@ __all__ = [
     "StreamingSI",
     "WeightClipping",
     "WeightClippingAdam",
+    "create",
     "layer_groups",
     "param_groups",
 ]

@@ -173,6 +173,27 @@ PROBLEMS |= {problem.name: problem for problem in _rows()}  # those that are in 
 _BUILT_IN = frozenset(PROBLEMS)
 
 
+def families() -> dict[str, list[str]]:
+    """Names of problems by family; in some, DATA stands for each name that the last one lists.
+
+    Example:
+        >>> families()["stationary"]
+        ['stationary-DATA']
+    """
+    paper = [problem.name for problem in _rows() if problem.dataset != "digits"]
+    changes = {how: [f"{how}{what}-permuted-DATA" for what in _WHAT] for how in _HOW}
+    found = {
+        "the paper's": paper,
+        "sudden": changes[""],
+        "gradual": changes["gradual-"],
+        "recurring": changes["recurring-"],
+        "stationary": ["stationary-DATA"],
+        "your own": [name for name in PROBLEMS if name not in _BUILT_IN],
+        "DATA": list(_DATA),
+    }
+    return {family: names for family, names in found.items() if names}
+
+
 def register(problem: Problem) -> Problem:
     """Add a user's problem, or replace it; returns it with a `source`.
 
@@ -210,4 +231,4 @@ def get(name: str) -> Problem:
     part = [known for known in PROBLEMS if name and name in known]
     close = difflib.get_close_matches(name, PROBLEMS, 1, cutoff=0.5) or part
     hint = f" did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"unknown problem {name!r};{hint} 'upgd list' shows all")
+    raise ValueError(f"unknown problem {name!r};{hint} 'upgd list problems' shows all")
