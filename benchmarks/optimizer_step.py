@@ -2,7 +2,7 @@
 
     python benchmarks/optimizer_step.py [--device cuda] [--network paper] [--output table.md]
     python benchmarks/optimizer_step.py --fused --busy    # fused steps alone, on a shared machine
-    python benchmarks/optimizer_step.py --docs      # put the committed numbers into docs/optimizers.md
+    python benchmarks/optimizer_step.py --docs      # put committed numbers into docs/optimizers.md
 
 Networks: ``paper`` is the setting of the paper's computational-time figure
 (784-1024-512-10, batch of 100 MNIST-shaped samples); ``stack`` is ten layers of 1024²;
