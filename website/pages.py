@@ -40,7 +40,14 @@ def _expanded(nav: Any, docs: Path) -> Any:
     found += [path.relative_to(docs).with_suffix(".md") for path in folder.glob("*.ipynb")]
     if any(path.suffix == ".ipynb" for path in folder.glob("*")):
         found.append(Path(nav, "index.md"))  # website/notebooks.py writes it
-    return [path.as_posix() for path in sorted(found, key=_order)]
+    return [_entry(path, docs) for path in sorted(found, key=_order)]
+
+
+def _entry(path: Path, docs: Path) -> Any:
+    """A page by its heading, which in generated pages is not the first line."""
+    text = (docs / path).read_text("utf-8") if (docs / path).exists() else ""
+    heading = re.search(r"^# (.+)$", text, re.M)
+    return {heading[1]: path.as_posix()} if heading else path.as_posix()
 
 
 def _order(path: Path) -> tuple[bool, str]:
@@ -49,8 +56,9 @@ def _order(path: Path) -> tuple[bool, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the stylesheet, and the repository's pages that are not in ``docs``."""
-    files.append(File("site.css", str(ROOT / "website"), config.site_dir, False))
+    """Adds stylesheet and script, and the repository's pages that are not in ``docs``."""
+    for name in ("site.css", "iframe-worker.js"):
+        files.append(File(name, str(ROOT / "website"), config.site_dir, False))
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     text = re.sub(r"\]\(docs/", "](", text)
     files.append(File.generated(config, OUTSIDE["CONTRIBUTING.md"], content=text))
