@@ -6,7 +6,6 @@ The part of LaTeX that this package's docstrings use; anything else is an error 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html import escape
 
 OPERATORS = {
@@ -24,6 +23,7 @@ ACCENTS = {"bar": "¯", "overline": "¯", "hat": "^", "tilde": "~"}
 SPACES = {",": "0.17em", ";": "0.28em", " ": "0.28em", "quad": "1em", "qquad": "2em", "!": "0"}
 SIZES = ("big", "Big", "bigl", "bigr", "Bigl", "Bigr", "left", "right", "textstyle")
 CALLIGRAPHIC = {"N": "𝒩", "L": "ℒ"}
+SCRIPTS = {"^": "msup", "_": "msub"}
 STRETCHING = "()[]{}‖|⟨⟩"
 
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\S", re.S)
@@ -56,21 +56,20 @@ def to_mathml(latex: str, display: bool = False) -> str:
 
 def _elements(latex: str) -> list[str]:
     """All of a formula's elements, with what is above and below them."""
-    tokens = iter(TOKEN.findall(latex))
-    return _until(tokens, "")
+    return _until(TOKEN.findall(latex)[::-1], "")
 
 
-def _until(tokens: Iterator[str], end: str) -> list[str]:
-    """The elements up to a closing brace, or all."""
+def _until(tokens: list[str], end: str) -> list[str]:
+    """The elements up to a closing brace, or all; `tokens` are taken from their end."""
     found: list[str] = []
-    for token in tokens:
+    while tokens:
+        token = tokens.pop()
         if end and token == end:
             return found
         if token.isdigit() and found and found[-1].startswith("<mn>"):
             found[-1] = found[-1].replace("</mn>", f"{token}</mn>")
-        elif token in "^_":
-            base = found.pop() if found else "<mrow></mrow>"
-            found.append(_scripted(base, token, _argument(tokens)))
+        elif token in SCRIPTS:
+            found.append(_scripted(found.pop() if found else "<mrow></mrow>", token, tokens))
         else:
             found.append(_element(token, tokens))
     if end:
@@ -78,30 +77,29 @@ def _until(tokens: Iterator[str], end: str) -> list[str]:
     return found
 
 
-def _scripted(base: str, mark: str, script: str) -> str:
-    """`base` with an exponent or an index; one that has the other already gets both."""
-    both = re.fullmatch(r"<(msup|msub)>(.*)<!--s-->(.*)</\1>", base, re.S)
-    if both:
-        first, inner, old = both.groups()
-        low, high = (old, script) if first == "msub" else (script, old)
-        return f"<msubsup>{inner}{low}{high}</msubsup>"
-    name = "msup" if mark == "^" else "msub"
-    return f"<{name}>{base}<!--s-->{script}</{name}>"
+def _scripted(base: str, mark: str, tokens: list[str]) -> str:
+    """`base` with an exponent, an index, or both."""
+    scripts = {mark: _argument(tokens)}
+    if tokens and tokens[-1] in SCRIPTS and tokens[-1] != mark:
+        other = tokens.pop()
+        scripts[other] = _argument(tokens)
+    name = "msubsup" if len(scripts) == 2 else SCRIPTS[mark]
+    return f"<{name}>{base}{scripts.get('_', '')}{scripts.get('^', '')}</{name}>"
 
 
-def _argument(tokens: Iterator[str]) -> str:
+def _argument(tokens: list[str]) -> str:
     """What the next command, letter, digit or group in braces stands for, as one element."""
-    token = next(tokens, "")
-    if token == "{":
-        return _row(_until(tokens, "}"))
-    return _element(token, tokens)
+    if not tokens:
+        raise FormulaError("a formula ends too early")
+    token = tokens.pop()
+    return _row(_until(tokens, "}")) if token == "{" else _element(token, tokens)
 
 
 def _row(elements: list[str]) -> str:
     return elements[0] if len(elements) == 1 else f"<mrow>{''.join(elements)}</mrow>"
 
 
-def _element(token: str, tokens: Iterator[str]) -> str:
+def _element(token: str, tokens: list[str]) -> str:
     if token == "{":
         return _row(_until(tokens, "}"))
     if token.startswith("\\"):
@@ -113,7 +111,7 @@ def _element(token: str, tokens: Iterator[str]) -> str:
     return _operator("−" if token == "-" else token)
 
 
-def _command(name: str, tokens: Iterator[str]) -> str:
+def _command(name: str, tokens: list[str]) -> str:
     if name in LETTERS:
         return f"<mi>{LETTERS[name]}</mi>"
     if name in OPERATORS:

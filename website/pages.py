@@ -40,7 +40,17 @@ def _expanded(nav: Any, docs: Path) -> Any:
     found += [path.relative_to(docs).with_suffix(".md") for path in folder.glob("*.ipynb")]
     if any(path.suffix == ".ipynb" for path in folder.glob("*")):
         found.append(Path(nav, "index.md"))  # website/notebooks.py writes it
-    return [_entry(path, docs) for path in sorted(found, key=_order)]
+    index = next((folder / n for n in ("README.md", "index.md") if (folder / n).exists()), None)
+    order = index.read_text("utf-8") if index else ""
+
+    def place(path: Path) -> tuple[int, str]:
+        """The folder's own page, then pages as it names them, then all others."""
+        name = path.relative_to(Path(nav)).as_posix()
+        named = order.find(f"]({name}")
+        own = name in ("README.md", "index.md")
+        return (-1 if own else named if named >= 0 else len(order), name)
+
+    return [_entry(path, docs) for path in sorted(found, key=place)]
 
 
 def _entry(path: Path, docs: Path) -> Any:
@@ -48,11 +58,6 @@ def _entry(path: Path, docs: Path) -> Any:
     text = (docs / path).read_text("utf-8") if (docs / path).exists() else ""
     heading = re.search(r"^# (.+)$", text, re.M)
     return {heading[1]: path.as_posix()} if heading else path.as_posix()
-
-
-def _order(path: Path) -> tuple[bool, str]:
-    """The folder's own page first."""
-    return (path.stem not in ("README", "index") or len(path.parts) > 2, path.as_posix())
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
