@@ -23,6 +23,7 @@ pytest.importorskip("mkdocstrings")
 from filelock import FileLock
 
 from tests.test_architecture import LAYERS
+from tests.waiting import PATIENCE
 from website.links import Links, broken
 
 ROOT = Path(__file__).parents[1]
@@ -152,8 +153,11 @@ def served(site: Path) -> Iterator[str]:
 @pytest.mark.parametrize("where", ["folder", "server"])
 def test_search_finds_a_class(where: str, site: Path, served: str, browser: Any) -> None:
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
     page.goto(served + "index.html" if where == "server" else (site / "index.html").as_uri())
-    page.locator(".md-search__input").fill("AdaUPGD")
+    page.locator(".md-search__input").click()
+    page.get_by_text("Type to start searching").wait_for()  # the index is loaded
+    page.keyboard.type("AdaUPGD")
     found = page.locator(".md-search-result__item a").filter(has_text="AdaUPGD").first
     found.wait_for(state="attached")
     page.goto(found.evaluate("a => a.href"))

@@ -59,7 +59,7 @@ def test_docstrings_become_markdown() -> None:
         "Example:\n    >>> 1\n"
     )
     assert '<autoref optional identifier="upgd.UPGD"><code>UPGD</code></autoref>' in text
-    assert "<math><msup><mi>a</mi><mn>2</mn></msup></math>." in text
+    assert "<math><msup><mi>a</mi><mn>2</mn></msup></math></span>." in text
     assert '<div class="formula"><math display="block"><mtable>' in text
     assert "| ``x`` | first more |\n| ``y`` | second |" in text
     assert "Examples:\n" in text

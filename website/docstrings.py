@@ -27,7 +27,7 @@ class Docstrings(Extension):
 def to_markdown(text: str, obj: Object | None = None) -> str:
     """A docstring in Markdown; names that the site documents become links."""
     text = DISPLAY.sub(_display, text)
-    text = INLINE.sub(lambda m: to_mathml(" ".join(m[1].split())), text)
+    text = INLINE.sub(_inline, text)
     text = TABLE.sub(_table, text)
     text = ROLE.sub(lambda m: _reference(m[2], bool(m[1]), obj), text)
     text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.M)
@@ -37,6 +37,11 @@ def to_markdown(text: str, obj: Object | None = None) -> str:
 def _display(match: re.Match[str]) -> str:
     formula = to_mathml(" ".join(match[2].split()), display=True)
     return f'{match[1]}<div class="formula">{formula}</div>'
+
+
+def _inline(match: re.Match[str]) -> str:
+    """In a span, since Markdown takes a line that begins with ``<math>`` for a block."""
+    return f'<span class="formula-inline">{to_mathml(" ".join(match[1].split()))}</span>'
 
 
 def _reference(name: str, short: bool, obj: Object | None) -> str:

@@ -117,7 +117,8 @@ def _command(name: str, tokens: list[str]) -> str:
     if name in OPERATORS:
         return _operator(OPERATORS[name])
     if name in FUNCTIONS:
-        return f"<mi>{name}</mi>"
+        space = _command(",", tokens) if name in ("ln", "log") else ""
+        return f"<mi>{name}</mi>{space}"
     if name in SPACES:
         return f'<mspace width="{SPACES[name]}"></mspace>'
     if name in SIZES:
