@@ -82,8 +82,12 @@ def test_a_notebook_becomes_a_page() -> None:
         v4.new_output("execute_result", data={"text/html": "<table>\n\n</table>"}),
     ]
     code = v4.new_code_cell("print('```')", outputs=outputs)
-    page, images = notebooks.to_markdown(notebook(v4.new_markdown_cell("# Title"), code), "01_a")
-    assert page.startswith("# Title\n\n````python\nprint('```')\n````\n\n```text\none\n100%\n```")
+    text = v4.new_markdown_cell("# Title\n\n$a^2$, but `$HOME`")
+    page, images = notebooks.to_markdown(notebook(text, code), "01_a")
+    assert "<msup><mi>a</mi><mn>2</mn></msup></math></span>, but `$HOME`" in page
+    assert page.split("`$HOME`")[1].startswith(
+        "\n\n````python\nprint('```')\n````\n\n```text\none\n100%\n```"
+    )
     assert images == {"01_a_1.png": b"image"}
     assert "![Figure 1](01_a_1.png)" in page
     assert '<div class="output"><table></table></div>' in page
@@ -98,7 +102,7 @@ def test_notebooks_are_executed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(notebooks, "KEPT", tmp_path / "kept")
     monkeypatch.delenv("UPGD_DOCS_NOTEBOOKS", raising=False)
     path = tmp_path / "01_a.ipynb"
-    cell = "with open('runs', 'a') as file:\n    file.write('x')\nprint(6 * 7)"
+    cell = f"with open({str(tmp_path / 'runs')!r}, 'a') as file:\n    file.write('x')\nprint(6 * 7)"
     nbformat.write(notebook(nbformat.v4.new_code_cell(cell)), path)
     for _ in range(2):
         assert "```text\n42\n```" in notebooks.to_markdown(notebooks.executed(path), "01_a")[0]

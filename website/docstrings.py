@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from typing import Any
 
 from griffe import Extension, NameResolutionError, Object
@@ -21,7 +23,15 @@ class Docstrings(Extension):
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Rewrites the docstring of one object, if it has one."""
         if obj.docstring:
-            obj.docstring.value = to_markdown(obj.docstring.value, obj)
+            obj.docstring.value = to_markdown(obj.docstring.value + _added(obj), obj)
+
+
+def _added(obj: Object) -> str:
+    """What ``Consolidation`` adds to the docstrings of its subclasses when they are made."""
+    if not obj.is_class or "Consolidation" not in map(str, getattr(obj, "bases", ())):
+        return ""
+    text = ast.literal_eval(str(obj.module.members["_ARGUMENTS"].value))
+    return "\n" + textwrap.dedent(text).format(name=obj.name)
 
 
 def to_markdown(text: str, obj: Object | None = None) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+
+from website.formulas import to_mathml
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "tutorials"
@@ -30,6 +33,9 @@ Notebooks, each executed when this site was built, on data that comes with the p
 they are in `docs/tutorials`.
 """
 
+FORMULA = re.compile(
+    r"```.*?```|`[^`]*`|\$\$(?P<display>.+?)\$\$|(?<!\\)\$(?P<inline>[^$\n]+?)\$", re.S
+)
 log = logging.getLogger("mkdocs.hooks.notebooks")
 
 
@@ -61,9 +67,10 @@ def executed(path: Path) -> Any:
     from nbclient import NotebookClient
 
     started = time.perf_counter()
-    os.environ.setdefault("PYTHONPATH", str(ROOT))  # the kernel finds the package of this clone
-    resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=LONGEST, resources=resources).execute()
+    os.environ.setdefault("PYTHONPATH", str(ROOT))  # for the kernel
+    with tempfile.TemporaryDirectory() as folder:  # what a notebook writes does not stay
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=LONGEST, resources=resources).execute()
     log.info("executed %s in %.0f s", path.name, time.perf_counter() - started)
     KEPT.mkdir(parents=True, exist_ok=True)
     for old in KEPT.glob(f"{path.stem}-*.ipynb"):
@@ -92,13 +99,21 @@ def to_markdown(notebook: Any, stem: str) -> tuple[str, dict[str, bytes]]:
     images: dict[str, bytes] = {}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(FORMULA.sub(_formula, cell.source))
         elif cell.cell_type == "code" and cell.source.strip():
             parts.append(fenced(cell.source, "python"))
             for output in merged(cell.get("outputs", [])):
                 parts.append(_shown(output, stem, images))
     parts.append(f"[This page as a notebook]({stem}.ipynb)")
     return "\n\n".join(part for part in parts if part) + "\n", images
+
+
+def _formula(match: re.Match[str]) -> str:
+    """A formula between dollars as MathML; code stays as it is."""
+    if match["display"]:
+        return f'<div class="formula">{to_mathml(match["display"], display=True)}</div>'
+    inline = match["inline"]
+    return f'<span class="formula-inline">{to_mathml(inline)}</span>' if inline else match[0]
 
 
 def merged(outputs: list[Any]) -> Iterator[Any]:
