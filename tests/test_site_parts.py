@@ -93,7 +93,12 @@ def test_a_notebook_becomes_a_page() -> None:
     assert '<div class="output"><table></table></div>' in page
     assert "warning" not in page
     assert "<Figure>" not in page
-    assert page.endswith("[This page as a notebook](01_a.ipynb)\n")
+    assert page.endswith('<a href="01_a.ipynb" download>This page as a notebook</a>\n')
+
+
+def test_links_to_notebooks_lead_to_their_pages() -> None:
+    shown = notebooks.on_page_markdown("[a](tutorials/01_a.ipynb#x), `b.ipynb`, [c](c.md)")
+    assert shown == "[a](tutorials/01_a.md#x), `b.ipynb`, [c](c.md)"
 
 
 def test_notebooks_are_executed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

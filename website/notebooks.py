@@ -27,12 +27,6 @@ ROOT = Path(__file__).parents[1]
 FOLDER = "tutorials"
 KEPT = ROOT / "build" / "notebooks"
 LONGEST = 600  # seconds that a cell may take
-INTRODUCTION = """# Tutorials
-
-Notebooks, each executed when this site was built, on data that comes with the package. In a clone
-they are in `docs/tutorials`.
-"""
-
 FORMULA = re.compile(
     r"```.*?```|`[^`]*`|\$\$(?P<display>.+?)\$\$|(?<!\\)\$(?P<inline>[^$\n]+?)\$", re.S
 )
@@ -40,20 +34,18 @@ log = logging.getLogger("mkdocs.hooks.notebooks")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for every notebook, its figures, and a list of them."""
-    paths = sorted(Path(config.docs_dir, FOLDER).glob("*.ipynb"))
-    entries = []
-    for path in paths:
-        notebook = executed(path)
-        page, images = to_markdown(notebook, path.stem)
+    """Adds a page for every notebook, and its figures."""
+    for path in sorted(Path(config.docs_dir, FOLDER).glob("*.ipynb")):
+        page, images = to_markdown(executed(path), path.stem)
         files.append(File.generated(config, f"{FOLDER}/{path.stem}.md", content=page))
         for name, content in images.items():
             files.append(File.generated(config, f"{FOLDER}/{name}", content=content))
-        entries.append(f"- [{title(notebook, path.stem)}]({path.stem}.md)")
-    if entries:
-        index = "\n".join([INTRODUCTION, *entries, ""])
-        files.append(File.generated(config, f"{FOLDER}/index.md", content=index))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to notebooks lead to their pages."""
+    return re.sub(r"\]\(([\w./-]+)\.ipynb(#[^)]*)?\)", r"](\1.md\2)", markdown)
 
 
 def executed(path: Path) -> Any:
@@ -86,13 +78,6 @@ def _version(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def title(notebook: Any, default: str) -> str:
-    """The first heading of a notebook."""
-    text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    found = re.search(r"^# (.+)$", text, re.M)
-    return found[1] if found else default
-
-
 def to_markdown(notebook: Any, stem: str) -> tuple[str, dict[str, bytes]]:
     """The page of a notebook, and the images that it shows by their names."""
     parts: list[str] = []
@@ -104,7 +89,7 @@ def to_markdown(notebook: Any, stem: str) -> tuple[str, dict[str, bytes]]:
             parts.append(fenced(cell.source, "python"))
             for output in merged(cell.get("outputs", [])):
                 parts.append(_shown(output, stem, images))
-    parts.append(f"[This page as a notebook]({stem}.ipynb)")
+    parts.append(f'<a href="{stem}.ipynb" download>This page as a notebook</a>')
     return "\n\n".join(part for part in parts if part) + "\n", images
 
 

@@ -38,15 +38,13 @@ def _expanded(nav: Any, docs: Path) -> Any:
     folder = docs / nav
     found = [path.relative_to(docs) for path in folder.rglob("*.md") if path.name != "notes.md"]
     found += [path.relative_to(docs).with_suffix(".md") for path in folder.glob("*.ipynb")]
-    if any(path.suffix == ".ipynb" for path in folder.glob("*")):
-        found.append(Path(nav, "index.md"))  # website/notebooks.py writes it
     index = next((folder / n for n in ("README.md", "index.md") if (folder / n).exists()), None)
     order = index.read_text("utf-8") if index else ""
 
     def place(path: Path) -> tuple[int, str]:
         """The folder's own page, then pages as it names them, then all others."""
         name = path.relative_to(Path(nav)).as_posix()
-        named = order.find(f"]({name}")
+        named = order.find(f"]({name.removesuffix('.md')}")
         own = name in ("README.md", "index.md")
         return (-1 if own else named if named >= 0 else len(order), name)
 
@@ -55,7 +53,7 @@ def _expanded(nav: Any, docs: Path) -> Any:
 
 def _entry(path: Path, docs: Path) -> Any:
     """A page by its heading, which in generated pages is not the first line."""
-    text = (docs / path).read_text("utf-8") if (docs / path).exists() else ""
+    text = (docs / path).read_text("utf-8") if (docs / path).exists() else ""  # or a notebook
     heading = re.search(r"^# (.+)$", text, re.M)
     return {heading[1]: path.as_posix()} if heading else path.as_posix()
 
