@@ -1,10 +1,11 @@
-# make demo | test | slow | check | format | bench | results; each works on a fresh clone.
+# make demo | test | slow | check | format | docs | docs-serve | bench | results; each works on a
+# fresh clone.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test slow check format bench results clean
+.PHONY: demo test slow check format docs docs-serve bench results clean
 
 demo: $(INSTALLED)
 	$(BIN)/upgd demo
@@ -23,6 +24,13 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The site, in build/site. UPGD_DOCS_NOTEBOOKS=0 does not execute the tutorials.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+docs-serve: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --watch upgd --watch website
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/optimizer_step.py

@@ -21,21 +21,16 @@ from upgd.optim.registry import table
 from upgd.rules.vocabulary import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
-PAGES += [
-    ROOT / "docs" / f"{name}.md"
-    for name in (
-        "arena",
-        "choosing",
-        "data",
-        "laboratory",
-        "monitor",
-        "paper",
-        "rivals",
-        "stream",
-        "sweeps",
-    )
+FIRST = [ROOT / "README.md", ROOT / "docs" / "optimizers.md", ROOT / "docs" / "curvature.md"]
+PAGES = FIRST + [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "```python\n" in page.read_text("utf-8")
+    and page not in FIRST
+    and page.name not in ("frameworks.md", "notes.md")
 ]
+"""Pages whose examples are run; docs/frameworks.md is run section by section."""
+
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 
 

@@ -1,0 +1,1 @@
+"""What the documentation site is built with; ``mkdocs.yml`` names these modules."""
