@@ -25,7 +25,7 @@ from ordinary.evidence import (
 from ordinary.runs import TORCH, Hyper
 from ordinary.tasks import TASKS
 from upgd.optim import registry
-from upgd.report.figures import canvas, save
+from upgd.report.plotting import canvas, save
 from upgd.text import count, pairs
 
 TITLES = {"sgd": "SGD", "sgd-momentum": "SGD, momentum 0.9", "adam": "Adam"}

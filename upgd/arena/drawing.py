@@ -11,12 +11,13 @@ import numpy as np
 
 from upgd.arena.evidence import Evidence
 from upgd.arena.scores import MODES, Table, searched, versus
-from upgd.pages.colours import LIGHT
-from upgd.report.figures import canvas, plain, pyplot, save
+from upgd.pages.colours import BLUE, EDGE, ORANGE
+from upgd.report.plotting import SMALL, TINY, canvas, footnote, plain, pyplot, save, seeds, styled
 
 COLUMNS = 3
 
 
+@styled()
 def draw_scores(tables: Sequence[Table], *paths: Path) -> list[Path]:
     """A panel per table: worst case and mean of each entrant with their intervals."""
     most = max(len(table.rows) for table in tables)
@@ -27,18 +28,20 @@ def draw_scores(tables: Sequence[Table], *paths: Path) -> list[Path]:
         for place, row in enumerate(rows):
             for shift, interval, filled in ((-0.13, row.worst, True), (0.13, row.mean, False)):
                 assert interval is not None
-                _interval(axes, place + shift, interval, LIGHT[0] if filled else LIGHT[1], filled)
+                _interval(axes, place + shift, interval, BLUE if filled else ORANGE, filled)
         axes.set_yticks(range(len(rows)), [plain(row.entrant) for row in rows])
         axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
         axes.set(xlabel="Accuracy relative to the best, per cent", title=MODES[table.mode])
-        axes.axvline(100, color="#9aa0a8", linewidth=0.8, zorder=0)
-        _tidy(axes)
-    marks = {"worst case over streams": (LIGHT[0], LIGHT[0]), "mean": (LIGHT[1], "white")}
+        axes.axvline(100, color=EDGE, linewidth=0.8, zorder=0)
+        axes.grid(axis="x")
+        counts = [len(entry.ratios) for row in rows for entry in row.entries.values()]
+        footnote(axes, f"{seeds(counts)}; 95% intervals" if counts else "no results")
+    marks = {"worst case over streams": (BLUE, BLUE), "mean": (ORANGE, "white")}
     handles = [
         pyplot().Line2D([], [], color=c, marker="o", markerfacecolor=face, markersize=5, label=name)
         for name, (c, face) in marks.items()
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return save(figure, *paths)
 
 
@@ -49,6 +52,7 @@ def _interval(axes: Any, place: float, interval: Any, colour: str, filled: bool)
     axes.plot(100 * interval.estimate, place, "o", color=colour, markerfacecolor=face, markersize=5)
 
 
+@styled()
 def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
     """A panel per stream, a line per entrant: its difference from the baseline, with intervals."""
     found = versus(evidence, evidence.baseline)
@@ -59,14 +63,16 @@ def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
         for place, name in enumerate(names):
             apart = found.others[name].streams.get(stream)
             if apart is not None:
-                _interval(axes, place, apart, LIGHT[0], filled=True)
-        axes.axvline(0, color="#9aa0a8", linewidth=0.8, zorder=0)
+                _interval(axes, place, apart, BLUE, filled=True)
+        axes.axvline(0, color=EDGE, linewidth=0.8, zorder=0)
         axes.set_xscale("symlog", linthresh=1)
         ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
-        axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=7)
+        axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=TINY)
+        footnote(axes, f"{seeds([len(evidence.streams[stream].seeds)])}; 95% intervals")
     return save(figure, *paths)
 
 
+@styled()
 def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
     """A panel per stream, a strip per entrant: a dot for every set of the search."""
     streams = list(evidence.streams)
@@ -79,9 +85,15 @@ def draw_sensitivity(evidence: Evidence, *paths: Path) -> list[Path]:
         best = max(finite, default=1.0) or 1.0
         for place, name in enumerate(names):
             mine = 100 * np.array([v for v in values[name] if math.isfinite(v)]) / best
-            axes.plot(mine, [place] * len(mine), "|", color=LIGHT[0], markersize=9, alpha=0.7)
+            x = np.repeat(mine, 3)  # a stroke per set, all of them one line with gaps
+            x[2::3] = np.nan
+            y = np.tile([place - 0.32, place + 0.32, np.nan], len(mine))
+            axes.plot(x, y, color=BLUE, linewidth=0.8, alpha=0.7)
             if len(mine):
-                axes.plot(mine.max(), place, "o", color=LIGHT[1], markersize=4)
+                axes.plot(mine.max(), place, "o", color=ORANGE, markersize=4)
+        footnote(
+            axes, seeds([len(evidence.streams[stream].search_seeds)]) + "; a dot: the best set"
+        )
     return save(figure, *paths)
 
 
@@ -92,19 +104,13 @@ def _by_stream(streams: Sequence[str], names: Sequence[str], label: str) -> tupl
     size = (1.6 + 3.1 * columns, rows * (0.9 + 0.2 * len(names)))
     figure, grid = canvas(rows, columns, size, sharey=True, sharex=True)
     for axes, stream in zip(grid.flat, streams, strict=False):
-        axes.set_title(plain(stream), fontsize=9)
-        axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
+        axes.set_title(plain(stream))
+        axes.set_yticks(range(len(names)), [plain(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
-        _tidy(axes)
+        axes.grid(axis="x")
     for axes in grid.flat[len(streams) :]:
         axes.set_visible(False)
     for axes in grid.flat[max(len(streams) - columns, 0) : len(streams)]:  # lowest of each column
-        axes.set_xlabel(label, fontsize=8)
-        axes.tick_params(labelbottom=True, labelsize=8)
+        axes.set_xlabel(label, fontsize=SMALL)
+        axes.tick_params(labelbottom=True)
     return figure, list(grid.flat[: len(streams)])
-
-
-def _tidy(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#e4e6ea", linewidth=0.6)
-    axes.set_axisbelow(True)

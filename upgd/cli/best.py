@@ -19,7 +19,7 @@ from upgd.lab.study import Study
 from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
 from upgd.paper import searches
-from upgd.report.figures import check_format
+from upgd.report.plotting import check_format
 from upgd.report.sensitivity import draw_sensitivity
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Ranking

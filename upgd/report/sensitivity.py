@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upgd.metrics import Interval
-from upgd.report.figures import canvas, plain, pyplot, save
+from upgd.report.plotting import canvas, plain, pyplot, save
 from upgd.rules.vocabulary import setting
 from upgd.study.selection import Ranking
 
