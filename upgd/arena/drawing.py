@@ -11,6 +11,7 @@ import numpy as np
 
 from upgd.arena.evidence import Evidence
 from upgd.arena.scores import MODES, Table, searched, versus
+from upgd.metrics import Interval
 from upgd.pages.colours import BLUE, EDGE, ORANGE
 from upgd.report.plotting import SMALL, TINY, canvas, footnote, plain, pyplot, save, seeds, styled
 
@@ -59,6 +60,7 @@ def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
     streams = list(found.best)
     names = [name for name, apart in found.others.items() if apart.streams]
     figure, panels = _by_stream(streams, names, "Points from the baseline")
+    ticks, limits = _reach([x for name in names for x in found.others[name].streams.values()])
     for axes, stream in zip(panels, streams, strict=True):
         for place, name in enumerate(names):
             apart = found.others[name].streams.get(stream)
@@ -66,10 +68,19 @@ def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
                 _interval(axes, place, apart, BLUE, filled=True)
         axes.axvline(0, color=EDGE, linewidth=0.8, zorder=0)
         axes.set_xscale("symlog", linthresh=1)
-        ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
         axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=TINY)
+        axes.set_xlim(*limits)
+        axes.tick_params(labelbottom=True)
         footnote(axes, f"{seeds([len(evidence.streams[stream].seeds)])}; 95% intervals")
     return save(figure, *paths)
+
+
+def _reach(found: Sequence[Interval]) -> tuple[list[int], tuple[float, float]]:
+    """Ticks in points, and the limits of an axis on which all differences and 0 are seen."""
+    ends = [100 * x for one in found for x in one if math.isfinite(x)]
+    low, high = min([*ends, -1.0]), max([*ends, 1.0])
+    ticks = [tick for tick in (-30, -10, -3, -1, 0, 1, 3, 10, 30) if low <= tick <= high]
+    return ticks, (1.3 * low, 1.3 * high)
 
 
 @styled()

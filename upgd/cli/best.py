@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from upgd.ledger.files import check_output
 from upgd.optim.registry import get as get_method
 from upgd.paper import searches
 from upgd.report.plotting import check_format
-from upgd.report.sensitivity import draw_sensitivity
+from upgd.report.sensitivity import by_name, draw_sensitivity
 from upgd.study.prepare import NO_LAYERS
 from upgd.study.selection import Candidate, Ranking
 from upgd.text import count, pairs, ranges
@@ -34,7 +33,7 @@ def best(
     seeds: Annotated[str, Option(help="Seeds that a set must have; default the study's.")] = "",
     steps: Annotated[str, Option(help="Runs of this length; default the longest.")] = "",
     plot: Annotated[
-        Path | None, Option(help="Draw accuracy against hyperparameters: .png.")
+        Path | None, Option(help="Draw accuracy against hyperparameters: .png, .svg or .pdf.")
     ] = None,
     as_json: o.FACTS = False,
 ) -> None:
@@ -156,9 +155,6 @@ def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     problems, written = _by_problem(found), []
     for problem, mine in problems.items():
         target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")
-        times = Counter(ranking.name for ranking in mine)
-        options = (pairs(dict(r.family.options)) if times[r.name] > 1 else "" for r in mine)
-        names = (f"{r.name} {own}".strip() for r, own in zip(mine, options, strict=True))
-        draw_sensitivity(dict(zip(names, mine, strict=True)), problem, target)
+        draw_sensitivity(by_name(mine), problem, target)
         written.append(target)
     return written

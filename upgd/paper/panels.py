@@ -17,7 +17,7 @@ from upgd.paper.looks import colour, look
 from upgd.paper.policy_collapse import curves as returns_of
 from upgd.paper.results import Results
 from upgd.paper.sets import MAIN, METHODS
-from upgd.report.plotting import BAND, SMALL, curve, footnote, seeds
+from upgd.report.plotting import BAND, SMALL, curve, footnote, in_thousands, seeds
 from upgd.report.sections import Line, thin
 from upgd.streams import get as get_problem
 from upgd.text import count
@@ -96,8 +96,20 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
         axes.set_ylim(0, SURGE / 2 * usual)  # a curve that nearly diverges would hide the others
     axes.xaxis.get_major_locator().set_params(integer=True)
     along = "Task number" if _task_length(panel) else "Samples"
+    if along == "Samples":
+        _skip_start(axes)
+        in_thousands(axes.xaxis)
     more = "; dashed: online" if panel.dashed else ""
     axes.set(xlabel=along, ylabel=AXES.get(panel.metric, panel.metric) + more)
+
+
+def _skip_start(axes: Any) -> None:
+    """Limits of the values after the first twentieth, in which all lines rise alike."""
+    lines = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
+    later = np.concatenate([y[len(y) // 20 :] for y in lines])
+    low, high = float(np.nanmin(later)), float(np.nanmax(later))
+    room = 0.05 * max(high - low, 1e-6)
+    axes.set_ylim(low - room, high + room)
 
 
 def _thinned(panel: Panel, results: Results, arm: str, metric: str) -> Any:
@@ -114,7 +126,7 @@ def _point(panel: Panel, results: Results) -> list[str]:
     steps = {line.samples[0] for line in lines if line is not None}
     several = max(steps, default=1)
     unit = "task" if _task_length(panel) else "sample"
-    return [f"a point: mean of {count(int(several), unit)}"] if several > 1 else []
+    return [f"a point: {count(int(several), unit)}"] if several > 1 else []
 
 
 def _task_length(panel: Panel) -> int | None:
@@ -153,6 +165,7 @@ def _returns(axes: Any, panel: Panel, results: Results) -> None:
             curve(axes, steps, returns, look(arm), name)
     axes.set_xlim(left=0)
     axes.tick_params(labelbottom=True)
+    in_thousands(axes.yaxis)
     axes.set(xlabel="Steps (millions)", ylabel=AXES["return"])
 
 

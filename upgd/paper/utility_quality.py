@@ -45,6 +45,7 @@ from upgd.report.plotting import (
     seeds,
     styled,
 )
+from upgd.report.sections import Line, thin
 from upgd.text import count
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
 
@@ -61,6 +62,8 @@ NAMES = {name: module.__name__ for name, module in ACTIVATIONS.items()}
 SIZES: dict[str, list[int]] = {"weight": [5, 50, 1], "feature": [5, 50, 50, 1]}
 STEP_SIZE = 0.01
 POINT = 10
+DRAWN = 100
+"""Points of a line in the figures; beyond, they are means of several."""
 LABELS: dict[str, str] = {
     "second": "Second-order utility",
     "first": "First-order utility",
@@ -407,16 +410,14 @@ def _appendix(results: Results) -> Any:
 
 
 def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) -> None:
-    counts = []
-    for number, kind in enumerate(get_args(Kind)):
-        values = results.series[activation, of, scope, kind]
-        time_steps = POINT * (np.arange(values.shape[1]) + 1)
-        curve(axes, time_steps, values, look(number), LABELS[kind])
-        counts.append(len(values))
+    lines = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
+    for number, (kind, values) in enumerate(lines.items()):
+        drawn = thin(Line(POINT, tuple(range(len(values))), values), DRAWN)
+        curve(axes, drawn.samples, drawn.values, look(number), LABELS[kind])
     axes.set_ylim(-0.25, 1.05)
     axes.axhline(0, color=RULE, linewidth=0.6, zorder=0)
     axes.set_xlabel("Time step")
-    footnote(axes, f"{seeds(counts)}; bands: {BAND}; a point: mean of {POINT} steps")
+    footnote(axes, f"{seeds([len(values) for values in lines.values()])}; bands: {BAND}")
 
 
 def page(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ from upgd.report.plotting import (
     canvas,
     curve,
     footnote,
+    in_thousands,
     label_ends,
     legend,
     look,
@@ -131,6 +132,7 @@ def draw_curves(
             told = f" ({count(len(values), 'seed')})" if len(set(counts)) > 1 else ""
             curve(axes, x, values, look(number), name + told)
     axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
+    in_thousands(axes.xaxis)
     band = f"; bands: {BAND}" if not many and max(counts) > 1 else ""
     footnote(axes, f"{seeds(counts)}{band}")
     if at_lines:

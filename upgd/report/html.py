@@ -26,7 +26,7 @@ from upgd.ledger import Result, Run, StudyError
 from upgd.pages import alike, as_table, details, document, grouped, join
 from upgd.pages.colours import DASHES, style
 from upgd.report import sections as content
-from upgd.report import tables
+from upgd.report import sets, tables
 from upgd.report.sections import Arm, Line, Section
 from upgd.study.kinds import kind_of
 from upgd.text import count, duration, ranges
@@ -125,7 +125,7 @@ def _section_data(section: Section) -> dict[str, Any]:
         }
         for metric, lines in section.lines.items()
     ]
-    return {"arms": arms, "figures": figures}
+    return {"arms": arms, "figures": [*figures, *sets.figures(section)]}
 
 
 def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
@@ -182,6 +182,7 @@ def _section(number: int, section: Section, report: Report) -> str:
         more = join(_figure(number, section, n) for n in rest)
         what = escape(", ".join(_title(metrics_[n]).lower() for n in rest))
         parts.append(details(f"Diagnostics: {what}", more))
+    parts += list(sets.parts(number, section, len(metrics_)))
     heading = escape(_heading(section, report.sections))
     return f"""<section aria-labelledby="section-{number}">
 <h2 id="section-{number}">{heading}</h2>
@@ -252,11 +253,16 @@ def _numbers(section: Section, metric: str) -> str:
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
     header = ["method", "mean over the run", late, "change [95%]", "seeds"]
     rows = [_row(section.arms[number], content.numbers(line)) for number, line in lines.items()]
+    if any(section.arms[number].chosen for number in lines):
+        header.append("set")
+        for row, number in zip(rows, lines, strict=True):
+            row.append(section.arms[number].chosen or "–")
     told = (
         "Mean ± standard error over the seeds that are done; the change is from the "
         f"{early} to the {late} of the run, with its 95% interval over seeds."
     )
-    return f'{as_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
+    caption = f"{_title(metric)} by method"
+    return f'{as_table(caption, header, rows, long={5})}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: content.Numbers) -> list[str]:

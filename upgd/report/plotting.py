@@ -31,7 +31,8 @@ STYLE: Mapping[str, Any] = {
     "font.family": "DejaVu Sans", "font.size": NORMAL, "mathtext.fontset": "dejavusans",
     "figure.facecolor": "white", "savefig.facecolor": "white", "axes.facecolor": "white",
     "text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK,
-    "axes.titlesize": NORMAL, "axes.titleweight": "bold", "axes.labelsize": NORMAL,
+    "axes.titlesize": NORMAL, "figure.titlesize": NORMAL, "axes.labelsize": NORMAL,
+    "axes.titleweight": "bold",
     "axes.edgecolor": EDGE, "axes.linewidth": 0.6, "axes.axisbelow": True,
     "axes.spines.top": False, "axes.spines.right": False,
     "grid.color": RULE, "grid.linewidth": 0.6,
@@ -48,6 +49,8 @@ AWAY = 11
 """Points from the end of a line to its name."""
 LONG_NAME = 14
 """Characters of a name beyond which it may take two lines."""
+THOUSANDS = 10_000
+"""Axes that reach as far count in thousands or millions."""
 BAND = "standard error"
 """What the bands of curves are."""
 
@@ -298,6 +301,14 @@ def seeds(counts: Collection[int]) -> str:
     """A number of seeds, or from how many to how many: "3 to 5 seeds"."""
     low, high = min(counts), max(counts)
     return count(high, "seed") if low == high else f"{low} to {high} seeds"
+
+
+def in_thousands(axis: Any) -> None:
+    """Ticks such as 20k and 1.5M in place of 20000 and 1.5 beside a 1e6."""
+    from matplotlib.ticker import EngFormatter
+
+    if max(map(abs, axis.get_view_interval())) >= THOUSANDS:
+        axis.set_major_formatter(EngFormatter(sep=""))
 
 
 def footnote(axes: Any, text: str) -> None:
