@@ -196,8 +196,8 @@ def _section(number: int, section: Section, report: Report) -> str:
 def _tools(number: int, section: Section) -> str:
     """Buttons that show and hide methods, and their seeds."""
     buttons = []
-    for n, arm in enumerate(section.arms[: section.drawn]):
-        colour, dash = style(n)
+    for n in _by_end(section):
+        arm, (colour, dash) = section.arms[n], style(n)
         gaps = ("", "7 4", "2 3", "7 3 2 3")[dash]
         buttons.append(
             f'<button type="button" aria-pressed="true" data-section="{number}" data-arm="{n}" '
@@ -213,6 +213,15 @@ def _tools(number: int, section: Section) -> str:
 <p class="note keys">Buttons show and hide lines. Drag to zoom, double-click for all; on a figure \
 that has the focus, + and − zoom, arrows move, 0 shows all.</p>
 <noscript><p>The figures need scripts; the tables do not.</p></noscript>"""
+
+
+def _by_end(section: Section) -> list[int]:
+    """The numbers of the drawn arms in the order of their lines' ends, highest first."""
+    ends = dict.fromkeys(range(section.drawn), -math.inf)
+    for n, line in section.lines.get(section.metric, {}).items():
+        mean = content.mean(line.values, 0)
+        ends[n] = float(next((x for x in mean[::-1] if math.isfinite(x)), -math.inf))
+    return sorted(ends, key=lambda n: -ends[n])
 
 
 def _figure(number: int, section: Section, figure: int, main: bool = False) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
     window: int  # samples per value
     seeds: tuple[int, ...]
-    values: NDArray[np.float32]  # a row per seed, a column per window
+    values: NDArray[np.floating[Any]]  # a row per seed, a column per window
 
 
 class Thinned(NamedTuple):
@@ -107,7 +107,7 @@ def _section(
         drawn = [key for key in drawn if key in best]
         several = {key: number for key, number in best.items() if number > 1}
         chosen = {key: names[key].partition(" ")[2] for key in several}
-        names |= {key: f"{_short(key, names, best)}, best of {n}" for key, n in several.items()}
+        names |= {key: f"{_short(key, names, best)} (best of {n})" for key, n in several.items()}
     order = [*drawn, *(key for key in groups if key not in set(drawn))]
     arms = [Arm(names[key], key, groups[key], chosen.get(key, "")) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)

@@ -19,7 +19,7 @@ from upgd.text import pairs
 FEW = 8
 """The most values of a hyperparameter that are joined by a line, and have each a tick."""
 FAR = 4.0
-"""Results so many times as far from the best as the median is are drawn at the edge."""
+"""Losses and returns so many times as far from the best as the median is are cut off."""
 AXES = {"accuracy": "Online accuracy", "return": "Return"}
 
 
@@ -110,13 +110,13 @@ def _apart(ticks: Mapping[float, str], low: float, high: float) -> dict[float, s
 
 
 def limits(values: Sequence[float], metric: str) -> tuple[float, float]:
-    """The ends of the axis of results: far from the best, near divergence, they are cut off."""
+    """The ends of the axis of results; what nearly diverged, far from the best, is cut off."""
     finite = [value for value in values if math.isfinite(value)]
     sign = 1 if metric in LARGER else -1
     best = sign * max(sign * value for value in finite)
     apart = sorted(abs(value - best) for value in finite)
     cut = FAR * apart[len(apart) // 2]
-    reach = apart[-1] if cut == 0 else min(apart[-1], cut)
+    reach = apart[-1] if cut == 0 or metric == "accuracy" else min(apart[-1], cut)
     worst, room = best - sign * reach, 0.12 * max(reach, 1e-3 * max(abs(best), 1e-6))
     low, high = sorted((worst, best))
     return low - room, high + room

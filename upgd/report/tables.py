@@ -72,18 +72,16 @@ def labels(found: Sequence[Mapping[str, Any]]) -> list[str]:
     each = [(_called(row), row.get("sources", {})) for row in found]
     rows = list(zip(found, codes(each), varying(found), strict=True))
     short = [f"{row['method']}{code} {pairs(differs)}".strip() for row, code, differs in rows]
-    times = Counter(short)  # of values that agree in the digits that are shown
+    times = Counter(zip((row["problem"] for row in found), short, strict=True))
     return [
-        name
-        if times[name] == 1
-        else " ".join([row["method"] + code, *map("=".join, _all(differs))])
+        name if times[row["problem"], name] == 1 else f"{row['method']}{code} {_in_full(differs)}"
         for name, (row, code, differs) in zip(short, rows, strict=True)
     ]
 
 
-def _all(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values with all their digits."""
-    return [(name, str(value)) for name, value in values.items()]
+def _in_full(values: Mapping[str, Any]) -> str:
+    """Names and values with all their digits, where fewer do not tell settings apart."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _called(row: Mapping[str, Any]) -> tuple[Any, ...]:
