@@ -37,6 +37,11 @@ def draw_scores(tables: Sequence[Table], *paths: Path) -> list[Path]:
         axes.grid(axis="x")
         counts = [len(entry.ratios) for row in rows for entry in row.entries.values()]
         footnote(axes, f"{seeds(counts)}; 95% intervals" if counts else "no results")
+    shown = [x for table in tables for row in table.rows for x in (row.worst, row.mean) if x]
+    if shown:  # no accuracy is below 0, as wide intervals may be
+        panels[0].set_xlim(
+            left=max(0, 100 * min(np.nanmin([x.low, x.estimate]) for x in shown)) - 4
+        )
     marks = {"worst case over streams": (BLUE, BLUE), "mean": (ORANGE, "white")}
     handles = [
         pyplot().Line2D([], [], color=c, marker="o", markerfacecolor=face, markersize=5, label=name)
@@ -70,17 +75,21 @@ def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=TINY)
         axes.set_xlim(*limits)
-        axes.tick_params(labelbottom=True)
         footnote(axes, f"{seeds([len(evidence.streams[stream].seeds)])}; 95% intervals")
     return save(figure, *paths)
 
 
 def _reach(found: Sequence[Interval]) -> tuple[list[int], tuple[float, float]]:
-    """Ticks in points, and the limits of an axis on which all differences and 0 are seen."""
-    ends = [100 * x for one in found for x in one if math.isfinite(x)]
-    low, high = min([*ends, -1.0]), max([*ends, 1.0])
-    ticks = [tick for tick in (-30, -10, -3, -1, 0, 1, 3, 10, 30) if low <= tick <= high]
-    return ticks, (1.3 * low, 1.3 * high)
+    """Ticks in points, and the limits of an axis on which all differences and 0 are seen.
+
+    Intervals may be cut off: those of few seeds are wide.
+    """
+    ends = [100 * one.estimate for one in found if math.isfinite(one.estimate)]
+    low, high = 1.5 * min([*ends, -1.0]), 1.5 * max([*ends, 1.0])
+    return [tick for tick in (-30, -10, -3, -1, 0, 1, 3, 10, 30) if low <= tick <= high], (
+        low,
+        high,
+    )
 
 
 @styled()
@@ -119,9 +128,9 @@ def _by_stream(streams: Sequence[str], names: Sequence[str], label: str) -> tupl
         axes.set_yticks(range(len(names)), [plain(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(axis="x")
+        axes.tick_params(labelbottom=True)
     for axes in grid.flat[len(streams) :]:
         axes.set_visible(False)
     for axes in grid.flat[max(len(streams) - columns, 0) : len(streams)]:  # lowest of each column
         axes.set_xlabel(label, fontsize=SMALL)
-        axes.tick_params(labelbottom=True)
     return figure, list(grid.flat[: len(streams)])

@@ -248,9 +248,11 @@ def _space(axes: Any, texts: Sequence[tuple[Named, Any]]) -> None:
         edge = axes.transData.transform(text.xy)[0]
         ends = [(edge + 2 / points, start), (edge + (AWAY - 2) / points, place)]
         way = [tuple(pair) for pair in to_data.transform(ends)]
-        if each.x < text.xy[0]:
+        ends_early = each.x < text.xy[0]
+        if ends_early:
             way.insert(0, (each.x, text.xy[1]))
         leader = {"color": each.line.get_color(), "linewidth": 0.6, "clip_on": False, "zorder": 1}
+        leader["linestyle"] = ":" if ends_early else "-"
         axes.plot(*zip(*way, strict=True), **leader, scalex=False, scaley=False)
 
 
