@@ -24,7 +24,7 @@ from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.metrics import mean_interval, standard_error
 from upgd.pages import colours
 from upgd.paper.experiments import EXPERIMENTS
-from upgd.report import html, sections
+from upgd.report import html, sections, sets
 from upgd.report.figures import Curve, draw_curves
 
 EVIL = '</script><img src=x onerror="window.hacked = 1"><b>%{y}</b>'
@@ -493,3 +493,35 @@ def test_svg_figures_hold_text(tmp_path: Path) -> None:
     for word in ("A title", "Samples", "upgd", "2 seeds; bands: standard error"):
         assert re.search(rf"<text[^>]*>{re.escape(word)}</text>", text), word
     assert colours.LIGHT[0] in text
+
+
+# ---------------------------------------------------------------------------------- sets
+def test_a_sweep_shows_how_much_each_hyperparameter_matters(tmp_path: Path) -> None:
+    sweep = [
+        RunSpec("my-stream", "sgd", {"lr": lr, "sigma": sigma}, seed, 1200)
+        for lr in (0.001, 0.01, 0.1, 1.0)
+        for sigma in (0.0, 0.1, 0.2)
+        for seed in range(2)
+    ]
+    fill(tmp_path, sweep)
+    with Ledger.open(tmp_path) as ledger:
+        [section] = sections.read(ledger, ledger.runs())
+        [ranking] = section.rankings.values()
+    assert section.drawn == 1
+    assert section.arms[0].name == "sgd (best of 12)"
+    assert section.arms[0].chosen == " ".join(f"{k}={v:g}" for k, v in ranking.winner.hyper)  # type: ignore[union-attr]
+    lr, sigma = sets.figures(section)
+    assert (lr["unit"], lr["labels"]) == ("lr", ["0.001", "0.01", "0.1", "1"])
+    assert (sigma["unit"], sigma["labels"]) == ("sigma", ["0", "0.1", "0.2"])
+    [line] = lr["sets"]
+    assert line["x"] == pytest.approx([-3, -2, -1, 0])
+    for step, mean in zip((0.001, 0.01, 0.1, 1.0), line["y"], strict=True):
+        values: dict[float, list[float]] = {}
+        for one in ranking.complete:
+            if dict(one.hyper)["lr"] == step:
+                values[dict(one.hyper)["sigma"]] = list(one.values.values())
+        assert mean == pytest.approx(max(np.mean(some) for some in values.values()))
+    assert call("report", tmp_path).exit_code == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "How much each hyperparameter matters" in text
+    assert "Numbers: accuracy by sigma" in text

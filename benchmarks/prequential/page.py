@@ -326,4 +326,4 @@ def _panel(ax: Any, evidence: Evidence, stream: str) -> None:
     ax.set_ylim(max(100 * floor - 5, -20), None)
     ax.set(xlabel="Samples", ylabel="Accuracy, %" if kind.classes else "R² × 100")
     in_thousands(ax.xaxis)
-    footnote(ax, f"{told_seeds(counts)}; bands: 95% intervals")
+    footnote(ax, told_seeds(counts) + ("; bands: 95% intervals" if max(counts) > 1 else ""))

@@ -37,9 +37,11 @@ _OF_KINDS = {
 
 
 def look(arm: str) -> dict[str, Any]:
-    """The look of an arm's line; its printed set has the same colour, dotted. KeyError if none."""
+    """The look of an arm's line, of its printed set the same with dots; KeyError if none."""
     colour, dash = (dict(ARMS) | _OF_KINDS)[arm.removesuffix(PRINTED)]
-    return made_look(colour, DOTTED if arm.endswith(PRINTED) else dash)
+    if arm.endswith(PRINTED):
+        dash = DOTTED if dash == SOLID else DASH_DOTTED
+    return made_look(colour, dash)
 
 
 def colour(arm: str) -> str:
