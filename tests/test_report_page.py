@@ -509,7 +509,9 @@ def test_a_sweep_shows_how_much_each_hyperparameter_matters(tmp_path: Path) -> N
         [ranking] = section.rankings.values()
     assert section.drawn == 1
     assert section.arms[0].name == "sgd (best of 12)"
-    assert section.arms[0].chosen == " ".join(f"{k}={v:g}" for k, v in ranking.winner.hyper)  # type: ignore[union-attr]
+    assert ranking.winner is not None
+    best = dict(ranking.winner.hyper)
+    assert section.arms[0].chosen == f"lr={best['lr']:g} sigma={best['sigma']:g}"
     lr, sigma = sets.figures(section)
     assert (lr["unit"], lr["labels"]) == ("lr", ["0.001", "0.01", "0.1", "1"])
     assert (sigma["unit"], sigma["labels"]) == ("sigma", ["0", "0.1", "0.2"])
