@@ -116,7 +116,7 @@
       xanchor: "left", xshift: 8, y: place, showarrow: false,
       font: { color: colour(`--c${line.colour}`) } }));
     const longest = Math.max(...figure.sets.map((line) => line.name.length));
-    return { ...base, annotations: names, margin: { ...base.margin, r: 24 + 8 * longest },
+    return { ...base, annotations: names, margin: { ...base.margin, r: Math.min(160, 24 + 8 * longest) },
       xaxis: { ...base.xaxis, title: { text: plain(figure.unit) }, tickvals: figure.ticks,
         ticktext: figure.labels.map(plain), range: figure.range, rangemode: "normal",
         zeroline: false },
