@@ -36,6 +36,7 @@ from upgd.kernels.layout import Layout
 from upgd.networks import build, mlp
 from upgd.optim.registry import rules
 from upgd.paper.sets import METHODS as PAPER
+from upgd.report.plotting import canvas, label_ends, look, save, styled
 
 QUICK = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if QUICK else "cuda"
@@ -348,19 +349,19 @@ def engine_page(output: Path | None, methods: str) -> None:
         page.say(f"![cost against R and against parameters]({picture.name})")
 
 
+@styled()
 def draw(costs: dict[str, dict[Any, float]], path: Path) -> None:
     """Time per step against the number of learners, and against that of parameters."""
-    from matplotlib import pyplot as plt
-
-    figure, (a, b) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    a.plot(list(costs["R"]), list(costs["R"].values()), "o-")
+    figure, [[a, b]] = canvas(1, 2, (8, 3))
+    a.plot(list(costs["R"]), list(costs["R"].values()), marker="o", **look(0))
     a.set(xlabel="Learners R", ylabel="µs per step of all learners", xlim=0, ylim=0)
-    for name in ("width", "depth"):
+    for number, name in enumerate(("width", "depth")):
         sizes = [sum(p.numel() for p in mlp(s).parameters()) / 1e3 for s in costs[name]]
-        b.plot(sizes, list(costs[name].values()), "o-", label=f"growing {name}")
+        times = list(costs[name].values())
+        b.plot(sizes, times, marker="o", **look(number), label=f"growing {name}")
     b.set(xlabel="Thousand parameters per learner", ylabel="µs per step, R = 100", xlim=0, ylim=0)
-    b.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    label_ends(figure, b)
+    save(figure, path)
 
 
 if __name__ == "__main__":

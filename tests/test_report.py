@@ -158,7 +158,7 @@ def test_plot_draws_the_best_of_many_settings(
 ) -> None:
     fill(tmp_path, grid(3, 6, 2), lambda spec: spec.hyper["lr"] / 10)
     curves, said = drawn(tmp_path, monkeypatch=monkeypatch)
-    assert list(curves) == [f"m{m} lr=5.0, best of 6" for m in range(3)]
+    assert list(curves) == [f"m{m} lr=5, best of 6" for m in range(3)]
     values = 0.5 + np.arange(4) / 100 + np.arange(2)[:, None] / 1000
     for window, found, family in curves.values():
         assert (window, family[0]) == (10, "m")
@@ -166,10 +166,10 @@ def test_plot_draws_the_best_of_many_settings(
     assert "best of 18 settings" in said
     curves, said = drawn(tmp_path, "--all", "--metric", "loss", monkeypatch=monkeypatch)
     assert len(curves) == 18
-    assert curves["m2 lr=5.0"].window == 20
+    assert curves["m2 lr=5"].window == 20
     assert "--all" not in said
     curves, said = drawn(tmp_path, "--method", "m1", monkeypatch=monkeypatch)
-    assert list(curves) == [f"m1 lr={lr}.0" for lr in range(6)]
+    assert list(curves) == [f"m1 lr={lr}" for lr in range(6)]
 
 
 def test_wrong_choices_are_told(tmp_path: Path) -> None:

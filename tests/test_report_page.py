@@ -24,7 +24,7 @@ from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.metrics import mean_interval, standard_error
 from upgd.pages import colours
 from upgd.paper.experiments import EXPERIMENTS
-from upgd.report import html, sections
+from upgd.report import html, sections, sets
 from upgd.report.figures import Curve, draw_curves
 
 EVIL = '</script><img src=x onerror="window.hacked = 1"><b>%{y}</b>'
@@ -242,11 +242,15 @@ def test_keys_reach_buttons_and_figures(opened: Opened) -> None:
     assert steps[:2] == ["Skip to the results", "Dark colours"]
     while page.evaluate("document.activeElement.tagName") == "A":  # links to sections
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "upgd"
+    ends = [
+        (t["y"][-1], t["arm"]) for t in opened.traces() if t["kind"] == "mean"
+    ]  # lines are named in the order in which they end
+    first = max(ends)[1]
+    assert page.evaluate("+document.activeElement.dataset.arm") == first
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Space")
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "false"
-    assert ("mean", 0) not in opened.drawn()
+    assert ("mean", first) not in opened.drawn()
     while not page.evaluate("document.activeElement.classList.contains('plot')"):
         page.keyboard.press("Tab")
 
@@ -428,7 +432,7 @@ def test_of_many_settings_the_best_are_drawn(tmp_path: Path) -> None:
     fill(tmp_path, many)
     assert call("report", tmp_path).exit_code == 0
     text = (tmp_path / "report.html").read_text()
-    assert text.count("best of 6</span></button>") == 2
+    assert text.count("(best of 6)</span></button>") == 2
     assert "10 more settings" in text
 
 
@@ -486,6 +490,40 @@ def test_svg_figures_hold_text(tmp_path: Path) -> None:
     path = tmp_path / "figure.svg"
     draw_curves({"upgd": Curve(10, np.ones((2, 5), np.float32))}, "accuracy", "A title", path)
     text = path.read_text()
-    for word in ("A title", "Samples", "upgd (2 seeds)"):
+    for word in ("A title", "Samples", "upgd", "2 seeds; bands: standard error"):
         assert re.search(rf"<text[^>]*>{re.escape(word)}</text>", text), word
     assert colours.LIGHT[0] in text
+
+
+# ---------------------------------------------------------------------------------- sets
+def test_a_sweep_shows_how_much_each_hyperparameter_matters(tmp_path: Path) -> None:
+    sweep = [
+        RunSpec("my-stream", "sgd", {"lr": lr, "sigma": sigma}, seed, 1200)
+        for lr in (0.001, 0.01, 0.1, 1.0)
+        for sigma in (0.0, 0.1, 0.2)
+        for seed in range(2)
+    ]
+    fill(tmp_path, sweep)
+    with Ledger.open(tmp_path) as ledger:
+        [section] = sections.read(ledger, ledger.runs())
+        [ranking] = section.rankings.values()
+    assert section.drawn == 1
+    assert section.arms[0].name == "sgd (best of 12)"
+    assert ranking.winner is not None
+    best = dict(ranking.winner.hyper)
+    assert section.arms[0].chosen == f"lr={best['lr']:g} sigma={best['sigma']:g}"
+    lr, sigma = sets.figures(section)
+    assert (lr["unit"], lr["labels"]) == ("lr", ["0.001", "0.01", "0.1", "1"])
+    assert (sigma["unit"], sigma["labels"]) == ("sigma", ["0", "0.1", "0.2"])
+    [line] = lr["sets"]
+    assert line["x"] == pytest.approx([-3, -2, -1, 0])
+    for step, mean in zip((0.001, 0.01, 0.1, 1.0), line["y"], strict=True):
+        values: dict[float, list[float]] = {}
+        for one in ranking.complete:
+            if dict(one.hyper)["lr"] == step:
+                values[dict(one.hyper)["sigma"]] = list(one.values.values())
+        assert mean == pytest.approx(max(np.mean(some) for some in values.values()))
+    assert call("report", tmp_path).exit_code == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "How much each hyperparameter matters" in text
+    assert "Numbers: accuracy by sigma" in text

@@ -22,10 +22,12 @@ import upgd
 from tests import searched
 from upgd.cli import app
 from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
+from upgd.pages import colours
 from upgd.paper import claims, drawing, experiments, figures, provenance, results, utility_quality
-from upgd.paper.drawing import COLOURS, colour, draw, missing
-from upgd.paper.experiments import PRINTED, Arm, Experiment
+from upgd.paper.drawing import draw, missing
+from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import Figure, Panel
+from upgd.paper.looks import look
 from upgd.paper.sets import BEST, MAIN, METHODS, TOYS, best
 
 NAMES = ("sgdw", "upgd")
@@ -500,13 +502,12 @@ def test_sets_found_are_dots_and_printed_ones_rings(
         assert mean == pytest.approx(np.mean([curve[:100] for curve in curves]))
 
 
-def test_every_arm_has_a_colour() -> None:
+def test_every_arm_has_its_look() -> None:
     for figure in figures.FIGURES.values():
         for panel in figure.panels:
-            assert all(colour(arm) for arm in panel.arms)
-            among = [arm for arm in panel.arms if not arm.endswith(PRINTED)]
-            assert len({colour(arm) for arm in among}) == len(among)
-    assert len({COLOURS[method] for method in METHODS}) == len(METHODS)
+            looks = [(look(arm)["color"], str(look(arm)["linestyle"])) for arm in panel.arms]
+            assert len(set(looks)) == len(looks)
+            assert {colour for colour, _ in looks} <= {*colours.LIGHT, colours.INK}
 
 
 # -------------------------------------------------------------------------------- claims

@@ -25,7 +25,7 @@ from ordinary.evidence import (
 from ordinary.runs import TORCH, Hyper
 from ordinary.tasks import TASKS
 from upgd.optim import registry
-from upgd.report.figures import canvas, save
+from upgd.report.plotting import SMALL, TINY, canvas, save, styled
 from upgd.text import count, pairs
 
 TITLES = {"sgd": "SGD", "sgd-momentum": "SGD, momentum 0.9", "adam": "Adam"}
@@ -217,6 +217,7 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
+@styled()
 def figure(rows: Mapping[str, Row], path: Path) -> None:
     """Regrets as colours: a panel per optimizer, a line per set, a column per row."""
     found = choices(rows)
@@ -235,9 +236,9 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
             symbols(choice.optimizer, texts[hyper]) + (" (default)" if hyper == default else "")
             for hyper in choice.regrets
         ]
-        axis.set_yticks(range(len(labels)), labels, fontsize=7)
-        axis.set_xticks(range(len(names)), names, fontsize=7, rotation=60, ha="right")
-        axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}", fontsize=9)
+        axis.set_yticks(range(len(labels)), labels, fontsize=TINY)
+        axis.set_xticks(range(len(names)), names, fontsize=TINY, rotation=60, ha="right")
+        axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}")
     bar = drawn.colorbar(image, ax=list(axes[0]), extend="max")
-    bar.set_label("regret: points, or per cent", fontsize=8)
+    bar.set_label("regret: points, or per cent", fontsize=SMALL)
     save(drawn, path)

@@ -13,15 +13,29 @@ from prequential.evidence import Evidence, Scores, interval, verdict
 from prequential.learners import LEARNERS
 from prequential.runs import Result, Run
 from prequential.streams import STREAMS
+from upgd.pages.colours import BLUE, GREEN, INK, ORANGE, PINK, PURPLE
+from upgd.report.plotting import (
+    canvas,
+    footnote,
+    in_thousands,
+    label_ends,
+    made_look,
+    plain,
+    save,
+    styled,
+)
+from upgd.report.plotting import (
+    seeds as told_seeds,
+)
 
 OURS = "upgd"
 DRAWN = {
-    "upgd": ("#d62728", "-"),
-    "adam-0.001-scaled": ("#1f77b4", "-"),
-    "mlp-scaled": ("#17becf", "-"),
-    "linear": ("#7f7f7f", "--"),
-    "adaptive-tree": ("#9467bd", "--"),
-    "forest": ("#2ca02c", "--"),
+    "upgd": made_look(BLUE),
+    "adam-0.001-scaled": made_look(ORANGE),
+    "mlp-scaled": made_look(PINK),
+    "linear": made_look(INK, 1),
+    "adaptive-tree": made_look(PURPLE, 1),
+    "forest": made_look(GREEN, 1),
 }
 POINTS = 40
 HEAD = """# Learners for a stream, test-then-train
@@ -272,55 +286,44 @@ def curves(evidence: Evidence, stream: str, learner: str) -> tuple[np.ndarray, n
     return middles, np.array(rows)
 
 
+@styled()
 def figure(results: Mapping[Run, Result], hidden: Iterable[int], path: Path) -> None:
     """Scores over time, a panel for every stream that changes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
     evidence = Evidence.of(results, tuple(hidden))
     streams = [name for name in evidence.streams if STREAMS[name].changes]
-    columns = 4
+    columns = 3
     height = -(-len(streams) // columns)
-    picture, axes = plt.subplots(
-        height, columns, figsize=(15, 3.1 * height), squeeze=False, layout="constrained"
-    )
-    handles: dict[str, Any] = {}
+    picture, axes = canvas(height, columns, (14, 2.9 * height))
     for ax, stream in zip(axes.flat, streams, strict=False):
-        kind, floor = STREAMS[stream], 1.0
-        for learner, (colour, style) in DRAWN.items():
-            if learner not in evidence.learners(stream):
-                continue
-            x, rows = curves(evidence, stream, learner)
-            if not len(rows):
-                continue
-            mean = rows.mean(0)
-            title = LEARNERS[learner].title
-            width = 2.2 if learner == OURS else 1.3
-            (handle,) = ax.plot(x, 100 * mean, style, color=colour, linewidth=width)
-            handles.setdefault(title, handle)
-            spans = [interval(column) for column in rows.T]
-            if all(span is not None for span in spans):
-                low, high = 100 * np.array(spans, dtype=float).T
-                ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-            floor = min(floor, float(np.quantile(mean, 0.02)))
-        about = kind.about.split(",")[0].split(";")[0]
-        ax.set_title(f"{stream}: {about}\nchanges: {kind.changes}", fontsize=8.5)
-        ax.set_ylim(max(100 * floor - 5, -20), None)
-        ax.set_ylabel("accuracy, %" if kind.classes else "R² × 100", fontsize=8)
-        ax.tick_params(labelsize=8)
-        ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+        _panel(ax, evidence, stream)
     for ax in axes.flat[len(streams) :]:
-        ax.axis("off")
-    for ax in axes.flat[: len(streams)][-columns:]:  # the lowest of each column
-        ax.set_xlabel("samples", fontsize=8)
-    place = {"loc": "outside lower center", "ncols": len(handles), "fontsize": 9}
-    note = "Bands: 95% intervals over seeds, where there are several. Lines end where runs do."
-    legend = picture.legend(handles.values(), handles.keys(), title=note, **place)
-    legend.set_alignment("left")
+        ax.set_visible(False)
+    label_ends(picture, *axes.flat[: len(streams)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=110)
-    plt.close(picture)
+    save(picture, path)
+
+
+def _panel(ax: Any, evidence: Evidence, stream: str) -> None:
+    """One stream: means over seeds, with 95% intervals where there are several seeds."""
+    kind, floor, counts = STREAMS[stream], 1.0, []
+    for learner, drawn in DRAWN.items():
+        if learner not in evidence.learners(stream):
+            continue
+        x, rows = curves(evidence, stream, learner)
+        if not len(rows):
+            continue
+        mean = rows.mean(0)
+        width = 2.0 if learner == OURS else 1.3
+        ax.plot(x, 100 * mean, **drawn, linewidth=width, label=plain(LEARNERS[learner].title))
+        spans = [interval(column) for column in rows.T]
+        if all(span is not None for span in spans):
+            low, high = 100 * np.array(spans, dtype=float).T
+            ax.fill_between(x, low, high, color=drawn["color"], alpha=0.2, linewidth=0)
+        floor = min(floor, float(np.quantile(mean, 0.02)))
+        counts.append(len(rows))
+    about = kind.about.split(",")[0].split(";")[0]
+    ax.set_title(f"{stream}: {about}\nchanges: {kind.changes}", fontweight="normal")
+    ax.set_ylim(max(100 * floor - 5, -20), None)
+    ax.set(xlabel="Samples", ylabel="Accuracy, %" if kind.classes else "R² × 100")
+    in_thousands(ax.xaxis)
+    footnote(ax, told_seeds(counts) + ("; bands: 95% intervals" if max(counts) > 1 else ""))

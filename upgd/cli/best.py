@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +32,7 @@ def best(
     seeds: Annotated[str, Option(help="Seeds that a set must have; default the study's.")] = "",
     steps: Annotated[str, Option(help="Runs of this length; default the longest.")] = "",
     plot: Annotated[
-        Path | None, o.OUTPUT(help="Draw accuracy against hyperparameters: .png.")
+        Path | None, o.OUTPUT(help="Draw accuracy against hyperparameters: .png, .svg or .pdf.")
     ] = None,
     as_json: o.FACTS = False,
 ) -> None:
@@ -44,7 +43,7 @@ def best(
     """
     from upgd.lab.study import Study
     from upgd.ledger.files import check_output
-    from upgd.report.figures import check_format
+    from upgd.report.plotting import check_format
 
     if plot is not None:
         check_format(plot)
@@ -163,14 +162,11 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
 
 def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     """Draw a figure per problem; with several, file names contain the problem."""
-    from upgd.report.sensitivity import draw_sensitivity
+    from upgd.report.sensitivity import by_name, draw_sensitivity
 
     problems, written = _by_problem(found), []
     for problem, mine in problems.items():
         target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")
-        times = Counter(ranking.name for ranking in mine)
-        options = (pairs(dict(r.family.options)) if times[r.name] > 1 else "" for r in mine)
-        names = (f"{r.name} {own}".strip() for r, own in zip(mine, options, strict=True))
-        draw_sensitivity(dict(zip(names, mine, strict=True)), problem, target)
+        draw_sensitivity(by_name(mine), problem, target)
         written.append(target)
     return written

@@ -14,7 +14,7 @@ from upgd import metrics
 from upgd.lab.training import POINTS, Outcome
 from upgd.lab.views import Cells, Picture
 from upgd.ledger.files import check_generated, check_output
-from upgd.report import figures
+from upgd.report import plotting
 from upgd.text import count
 
 FIGURE = "compare.png"
@@ -177,11 +177,16 @@ class Comparison(Cells):
             The figure's file; a notebook shows it.
         """
         target = check_figure(path)
-        figure, [[left, right]] = figures.canvas(1, 2, (9.5, 4))
+        with plotting.styled():
+            self._draw(target)
+        return Picture(target)
+
+    def _draw(self, target: Path) -> None:
+        figure, [[left, right]] = plotting.canvas(1, 2, (9.5, 4))
         names = list(dict.fromkeys(run.optimizer for run in self.runs))
         ours = {pair.ours for pair in self.pairs}
         for number, name in enumerate(names):
-            look: dict[str, Any] = dict(figures.look(number))
+            look: dict[str, Any] = dict(plotting.look(number))
             if name not in ours:  # dashed and in front: lines of partners often coincide
                 look |= {"linestyle": "--", "zorder": 3}
             self._draw_loss(left, name, look)
@@ -193,26 +198,21 @@ class Comparison(Cells):
         drawn = np.concatenate([line.get_ydata() for line in left.get_lines()])
         if drawn.min(initial=1.0) > 0 and drawn.max(initial=1.0) > 20 * drawn.min(initial=1.0):
             left.set_yscale("log")
-        for axes in (left, right):
-            axes.spines[["top", "right"]].set_visible(False)
-        left.legend(frameon=False, fontsize=8)
-        figures.save(figure, target)
-        return Picture(target)
+        told = plotting.seeds([len(runs) for runs in self.groups.values()])
+        for axes, what in ((left, "bands"), (right, "bars")):
+            plotting.footnote(axes, f"{told}; {what}: {plotting.BAND}")
+        plotting.legend(figure, [left])
+        plotting.save(figure, target)
 
     def _draw_loss(self, axes: Any, name: str, look: Mapping[str, Any]) -> None:
         lr = self.best.get(name)
         if lr is None:
-            axes.plot([], [], **look, label=figures.plain(f"{name}, diverged"))
+            axes.plot([], [], **look, label=plotting.plain(f"{name}, diverged"))
             return
         curves = np.stack([run.outcome.curve for run in self.groups[name, lr]])
         taken = np.isfinite(curves[0])
         curves, x = curves[:, taken], (np.arange(POINTS)[taken] + 1) * self.steps / POINTS
-        label = figures.plain(f"{name}, lr {lr:.3g}")
-        axes.plot(x, curves.mean(0), **look, label=label)
-        if len(curves) > 1:
-            error = metrics.standard_error(curves)
-            low, high = curves.mean(0) - error, curves.mean(0) + error
-            axes.fill_between(x, low, high, alpha=0.25, color=look["color"], lw=0)
+        plotting.curve(axes, x, curves, look, f"{name}, lr {lr:.3g}")
 
     def _draw_metric(self, axes: Any, name: str, look: Mapping[str, Any], bottom: float) -> None:
         rows = [row for row in self.rows if row["optimizer"] == name]
@@ -229,7 +229,7 @@ class Comparison(Cells):
 def check_figure(path: str | os.PathLike[str] | None) -> Path:
     """The figure's file; raises StudyError if it cannot be written, before anything is trained."""
     target = Path(FIGURE if path is None else path)
-    figures.check_format(target)
+    plotting.check_format(target)
     check_output(target)
     if path is None:
         check_generated(target)

@@ -24,7 +24,7 @@ from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, find, folder_name, gather, lacking, read, write
-from upgd.report.figures import check_format
+from upgd.report.plotting import check_format
 from upgd.study.forecast import forecast_lines
 from upgd.study.kinds import kind_of
 from upgd.study.options import check_device

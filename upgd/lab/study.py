@@ -20,7 +20,7 @@ from upgd.ledger.files import check_generated, check_output
 from upgd.ledger.ledger import NAME
 from upgd.pages import MARK
 from upgd.paper.claims import judge_study
-from upgd.report import figures, sections, tables
+from upgd.report import figures, plotting, sections, tables
 from upgd.report.html import Report, render
 from upgd.study.execution import Tally
 from upgd.study.kinds import kind_of
@@ -355,7 +355,7 @@ class Study:
             The figure's file; a notebook shows it.
         """
         if path is not None:
-            figures.check_format(Path(path))
+            plotting.check_format(Path(path))
             check_output(path)
         with self.read() as ledger:
             drawing = figures.gather(ledger, metric or "", problem, method, every)

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from upgd.pages.colours import DARK, LIGHT, css
+from upgd.pages.colours import DARK, EDGE, INK, LIGHT, RULE, SOFT, css
 
 MARK = '<meta name="generator" content="upgd">'  # a page with it may be overwritten
-WHITE = f"""--ink: #1c1e21; --soft: #5a6068; --paper: #ffffff; --rule: #d9dce1; --edge: #767c85;
+WHITE = f"""--ink: {INK}; --soft: {SOFT}; --paper: #ffffff; --rule: {RULE}; --edge: {EDGE};
   --hover: #eef1f5; --link: #0b57a4; {css(LIGHT)}"""
 BLACK = f"""--ink: #e6e8eb; --soft: #a2a9b2; --paper: #16181b; --rule: #363b42; --edge: #868d96;
   --hover: #24282e; --link: #8ec5ff; {css(DARK)}"""

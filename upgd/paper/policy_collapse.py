@@ -35,8 +35,7 @@ than 5%. In between there is not enough data. The claim is about long training: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,31 +225,3 @@ def _percent(found: Interval | None, values: Callable[[Array], Array], returns: 
 
 def _number(value: float, how: str = ".0f") -> str:
     return f"{value:{how}}".replace("-", "−")
-
-
-# -------------------------------------------------------------------------------- drawing
-def draw_returns(
-    axes: Any, arms: Mapping[str, str], results: Results, colours: Mapping[str, str]
-) -> None:
-    """Return against steps: mean over seeds with its 95% interval, or few seeds one by one."""
-    ends_of_axis: list[float] = []  # of the seeds: intervals of few seeds may reach far beyond
-    for arm, title in arms.items():
-        returns = curves(results, arm)
-        if returns is None:
-            continue
-        steps = results.window * np.arange(1, returns.shape[1] + 1) / 1e6
-        ends_of_axis += [float(returns.min()), float(returns.max())]
-        mean, colour = returns.mean(0), colours.get(arm, "black")
-        axes.plot(steps, mean, color=colour, label=title, linewidth=1.3)
-        if (
-            1 < len(returns) < ev.FEWEST_RESAMPLED
-        ):  # wide intervals of few seeds would hide everything
-            axes.plot(steps, returns.T, color=colour, alpha=0.35, linewidth=0.6)
-        elif len(returns) > 1:
-            ends = np.array([metrics.mean_interval(column)[1:] for column in returns.T])
-            axes.fill_between(steps, *ends.T, color=colour, alpha=0.2, linewidth=0)
-    if ends_of_axis:
-        low, high = min(ends_of_axis), max(ends_of_axis)
-        room = 0.05 * max(high - low, 1e-6)
-        axes.set_ylim(low - room, high + room)
-    axes.set(xlabel="Steps (millions)", ylabel="Mean return of episodes")

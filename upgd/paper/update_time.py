@@ -27,12 +27,13 @@ from upgd.ledger.versions import processor
 from upgd.metrics import Interval, bootstrap, standard_error
 from upgd.networks import mlp
 from upgd.optim.registry import METHODS as REGISTRY
+from upgd.pages.colours import EDGE, SOFT
 from upgd.paper import provenance
-from upgd.paper.drawing import COLOURS
+from upgd.paper.looks import ARMS, colour
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.results import table_rows
 from upgd.paper.sets import METHODS
-from upgd.report.figures import canvas, save
+from upgd.report.plotting import BAND, canvas, footnote, save, styled
 from upgd.threads import one_thread
 
 NAME = "time"
@@ -172,6 +173,7 @@ def pictures(folder: Path) -> dict[str, str]:
     return {f"{NAME}-{kind}": f"{title(folder)}; bars are standard errors."}
 
 
+@styled()
 def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     """Milliseconds of an update, a bar per method and a panel per setting."""
     times = load(folder)
@@ -188,15 +190,16 @@ def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
 def _bars(axes: Any, setting: str, methods: Mapping[str, NDArray[np.float64]]) -> None:
     means = [1e3 * values.mean() for values in methods.values()]
     errors = [1e3 * float(standard_error(values)) for values in methods.values()]
-    colours = [COLOURS.get(name, "#b8c4cc") for name in methods]
+    colours = [colour(name) if name in ARMS else EDGE for name in methods]
     places = np.arange(len(means))
-    axes.barh(places, means, xerr=errors, color=colours, height=0.75, error_kw={"linewidth": 1})
-    axes.set_yticks(places, [_title(name) for name in methods], fontsize=8)
+    axes.barh(places, means, xerr=errors, color=colours, height=0.7, error_kw={"linewidth": 1})
+    axes.set_yticks(places, [_title(name) for name in methods])
     axes.invert_yaxis()
-    axes.axvline(means[0], color="0.6", linewidth=0.7, linestyle=":")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(setting, fontsize=9)
+    axes.axvline(means[0], color=SOFT, linewidth=0.7, linestyle=":")
+    axes.set_title(setting)
     axes.set(xlabel="Milliseconds of an update", ylim=(len(means) - 0.4, -0.6))
+    rounds = {len(values) for values in methods.values()}
+    footnote(axes, f"{max(rounds)} rounds; bars: {BAND}; dotted: {_title(PEER)}")
 
 
 def page(folder: Path) -> list[str]:

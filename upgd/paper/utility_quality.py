@@ -28,11 +28,24 @@ from upgd import curvature
 from upgd.ledger import write_atomically
 from upgd.ledger.versions import processor
 from upgd.metrics import Interval
+from upgd.pages.colours import RULE
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import Array, Finding
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.results import table_rows
-from upgd.report.figures import canvas, save
+from upgd.report.plotting import (
+    BAND,
+    canvas,
+    curve,
+    footnote,
+    label_ends,
+    legend,
+    look,
+    save,
+    seeds,
+    styled,
+)
+from upgd.report.sections import Line, thin
 from upgd.text import count
 from upgd.utility import Kind, Scope, Utilities, approximate, rank_correlation, true_utility
 
@@ -49,6 +62,8 @@ NAMES = {name: module.__name__ for name, module in ACTIVATIONS.items()}
 SIZES: dict[str, list[int]] = {"weight": [5, 50, 1], "feature": [5, 50, 50, 1]}
 STEP_SIZE = 0.01
 POINT = 10
+DRAWN = 100
+"""Points of a line in the figures; beyond, they are means of several."""
 LABELS: dict[str, str] = {
     "second": "Second-order utility",
     "first": "First-order utility",
@@ -359,6 +374,7 @@ def pictures(folder: Path) -> dict[str, str]:
     }
 
 
+@styled()
 def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
     """Figure 2 and its appendix version; mean and standard error over seeds."""
     results = Results.load(folder / TABLE)
@@ -372,11 +388,10 @@ def draw(folder: Path, target: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def _figure(results: Results) -> Any:
     first = next(iter(results.series))[0]
-    picture, [[axes]] = canvas(1, 1, (4.2, 3.2))
+    picture, [[axes]] = canvas(1, 1, (5.3, 2.9))
     _panel(axes, results, first, "weight", "global")
-    axes.set(xlabel="Time step", ylabel="Spearman correlation")
-    axes.set_title(f"Global weight utility, {NAMES[first]}", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", frameon=False, bbox_to_anchor=(0, 0.52))
+    axes.set(ylabel="Spearman correlation", title=f"Global weight utility, {NAMES[first]}")
+    label_ends(picture)
     return picture
 
 
@@ -388,32 +403,21 @@ def _appendix(results: Results) -> Any:
         for j, (of, scope) in enumerate(PANELS):
             _panel(grid[i, j], results, activation, of, scope)
             if i == 0:
-                grid[i, j].set_title(f"{of.capitalize()}, {scope} utility", fontsize=10)
-            if i == rows - 1:
-                grid[i, j].set_xlabel("Time step")
+                grid[i, j].set_title(f"{of.capitalize()}, {scope} utility")
         grid[i, 0].set_ylabel(f"{NAMES[activation]}\nSpearman correlation")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    legend(picture, grid.flat)
     return picture
 
 
 def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) -> None:
-    for colour, kind in enumerate(get_args(Kind)):
-        values = results.series[activation, of, scope, kind]
-        counted = np.isfinite(values).sum(0)
-        mean = np.nanmean(values, 0)
-        time_steps = POINT * (np.arange(len(mean)) + 1)
-        label = LABELS[kind]
-        if kind == "magnitude" and of == "feature":
-            label = "Outgoing weight magnitude"
-        axes.plot(time_steps, mean, color=f"C{colour}", label=label, linewidth=1.2)
-        if len(values) > 1:
-            error = np.nanstd(values, 0, ddof=1) / np.sqrt(counted)
-            ends = (mean - error, mean + error)
-            axes.fill_between(time_steps, *ends, color=f"C{colour}", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    lines = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
+    for number, (kind, values) in enumerate(lines.items()):
+        drawn = thin(Line(POINT, tuple(range(len(values))), values), DRAWN)
+        curve(axes, drawn.samples, drawn.values, look(number), LABELS[kind])
     axes.set_ylim(-0.25, 1.05)
-    axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
+    axes.axhline(0, color=RULE, linewidth=0.6, zorder=0)
+    axes.set_xlabel("Time step")
+    footnote(axes, f"{seeds([len(values) for values in lines.values()])}; bands: {BAND}")
 
 
 def page(folder: Path) -> list[str]:

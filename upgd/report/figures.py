@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,17 +9,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd import metrics
-from upgd.caches import use_matplotlib_cache
-from upgd.extras import install
-from upgd.ledger import Ledger, Run, StudyError, write_atomically
+from upgd.ledger import Ledger, Run, StudyError
 from upgd.ledger.queries import StoredSeries
-from upgd.pages.colours import LIGHT, style
 from upgd.report import tables
+from upgd.report.plotting import (
+    BAND,
+    canvas,
+    curve,
+    footnote,
+    in_thousands,
+    label_ends,
+    legend,
+    look,
+    nan_mean,
+    plain,
+    save,
+    seeds,
+    styled,
+)
 from upgd.text import count
 
 MANY = 20  # lines that a legend can name
 READABLE = 10  # lines in one figure
+SHORT = 24  # characters of a name that fits beside its line
 
 
 class Curve(NamedTuple):
@@ -94,6 +103,7 @@ def _curves(
     return curves
 
 
+@styled()
 def draw_curves(
     curves: Mapping[str, Curve | tuple[int, NDArray[np.float32]]],
     metric: str,
@@ -103,101 +113,47 @@ def draw_curves(
 ) -> None:
     """Draw mean and standard error over seeds, a line per name; `unit` is that of windows.
 
-    More than :data:`MANY` lines are coloured by family, without errors. Raises StudyError if
-    matplotlib is not installed, or cannot write the format of the file's suffix.
+    Short names stand at the lines, long ones in a legend in the order of the lines' ends. More
+    than :data:`MANY` lines are coloured by family, without errors. Raises StudyError if matplotlib
+    is not installed, or cannot write the format of the file's suffix.
     """
-    families: dict[str, dict[str, str]] = {}
     many = len(curves) > MANY
-    names = {Curve(*item).family for item in curves.values()} if many else curves
-    longest = max(len(name) for name in names) + (0 if many else 12)
-    columns = max(1, min(3, 95 // (longest + 7)))  # what fits side by side
-    below = -(-len(names) // columns) if len(names) > 6 else 0  # rows of a legend under the axes
-    figure, [[axes]] = canvas(1, 1, (6.5, 4 + 0.17 * below))
-    for number, (name, item) in enumerate(curves.items()):
-        window, values, family = Curve(*item)
-        x = window * (np.arange(values.shape[1]) + 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # windows without a value are NaN
-            mean = np.nanmean(values, 0)
-        taken = np.isfinite(mean)  # some metrics are not measured in every window
-        x, mean, values = x[taken], mean[taken], values[:, taken]
-        if many:
-            drawn = families.setdefault(family, look(len(families)))
-            axes.plot(x, mean, **drawn, linewidth=0.6, alpha=0.6)
-            continue
-        drawn = look(number)
-        axes.plot(x, mean, **drawn, label=plain(f"{name} ({count(len(values), 'seed')})"))
-        if len(values) > 1:
-            error = metrics.standard_error(values)
-            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=drawn["color"], lw=0)
-    for family, drawn in families.items():
-        axes.plot([], [], **drawn, label=plain(family))
-    axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
-    axes.spines[["top", "right"]].set_visible(False)
-    if below:
-        figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
+    counts = [len(Curve(*item).values) for item in curves.values()]
+    names = list(curves) if not many else sorted({Curve(*item).family for item in curves.values()})
+    at_lines = not many and max(map(len, names)) <= SHORT
+    rows = 0 if at_lines else -(-len(names) // max(1, 95 // (max(map(len, names)) + 7)))
+    figure, [[axes]] = canvas(1, 1, (6.5, 3.8 + 0.17 * rows))
+    if many:
+        _draw_families(axes, curves)
     else:
-        axes.legend(frameon=False, fontsize=8)
+        for number, (name, item) in enumerate(curves.items()):
+            window, values, _ = Curve(*item)
+            x = window * (np.arange(values.shape[1]) + 1)
+            told = f" ({count(len(values), 'seed')})" if len(set(counts)) > 1 else ""
+            curve(axes, x, values, look(number), name + told)
+    axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
+    in_thousands(axes.xaxis)
+    band = f"; bands: {BAND}" if not many and max(counts) > 1 else ""
+    footnote(axes, f"{seeds(counts)}{band}")
+    if at_lines:
+        label_ends(figure)
+    elif many:
+        figure.legend(loc="outside lower center", ncols=4)
+    else:
+        legend(figure, [axes])
     save(figure, path)
 
 
-def look(number: int) -> dict[str, str]:
-    """The colour and the dash of a line, as on pages."""
-    colour, dash = style(number)
-    return {"color": LIGHT[colour], "linestyle": ("-", "--", ":", "-.")[dash]}
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot, drawing to files alone; a notebook keeps its own backend."""
-    use_matplotlib_cache()
-    try:
-        import matplotlib
-    except ImportError:
-        raise StudyError(f"figures need matplotlib: {install('demo')}") from None
-    if "ipykernel" not in sys.modules:
-        matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
-def check_format(path: Path) -> None:
-    """Raise StudyError unless matplotlib can draw a figure in the format of a file's suffix."""
-    known = pyplot().figure().canvas.get_supported_filetypes()
-    pyplot().close()
-    if path.suffix and path.suffix[1:].lower() not in known:
-        raise StudyError(
-            f"cannot write {path}: no figure ends in {path.suffix}; use one of {', '.join(known)}"
-        )
-
-
-def canvas(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure of a size in inches, and its axes [row, column]."""
-    options |= {"figsize": size, "layout": "constrained", "squeeze": False}
-    figure, grid = pyplot().subplots(rows, columns, **options)
-    return figure, grid
-
-
-def save(figure: Any, *paths: Path) -> list[Path]:
-    """Write a figure atomically and reproducibly, in the formats of the suffixes, and close it.
-
-    Text in an SVG stays text, which can be searched and edited. Raises StudyError if there is no
-    such format, or a file cannot be written.
-    """
-    try:
-        with pyplot().rc_context({"svg.fonttype": "none", "svg.hashsalt": "upgd"}):
-            for path in paths:
-                content, kind = io.BytesIO(), path.suffix[1:].lower() or "png"
-                stamp = {"Date": None} if kind == "svg" else {}
-                figure.savefig(content, dpi=150, format=kind, metadata=stamp)
-                write_atomically(path, content.getvalue())
-    except ValueError as error:
-        raise StudyError(f"cannot write {path}: {error}") from None
-    finally:
-        pyplot().close(figure)
-    return list(paths)
-
-
-def plain(text: str) -> str:
-    """Text without matplotlib's math mode."""
-    return text.replace("$", r"\$")
+def _draw_families(axes: Any, curves: Mapping[str, Curve | tuple[int, NDArray[Any]]]) -> None:
+    """Thin lines, one colour for each family; the legend's order is that of their mean ends."""
+    looks: dict[str, dict[str, Any]] = {}
+    ends: dict[str, list[float]] = {}
+    for item in curves.values():
+        window, values, family = Curve(*item)
+        drawn = looks.setdefault(family, look(len(looks)))
+        x, mean = window * (np.arange(values.shape[1]) + 1), nan_mean(values)
+        there = np.isfinite(mean)
+        axes.plot(x[there], mean[there], **drawn, linewidth=0.6, alpha=0.6)
+        ends.setdefault(family, []).extend(mean[there][-1:])
+    for family in sorted(looks, key=lambda name: -float(np.mean(ends[name] or [-np.inf]))):
+        axes.plot([], [], **looks[family], label=plain(family))

@@ -27,7 +27,7 @@ from upgd.ledger import Result, Run, StudyError
 from upgd.pages import alike, as_table, details, document, grouped, join
 from upgd.pages.colours import DASHES, style
 from upgd.report import sections as content
-from upgd.report import tables
+from upgd.report import sets, tables
 from upgd.report.sections import Arm, Line, Section
 from upgd.study.kinds import kind_of
 from upgd.text import count, duration, ranges
@@ -126,7 +126,7 @@ def _section_data(section: Section) -> dict[str, Any]:
         }
         for metric, lines in section.lines.items()
     ]
-    return {"arms": arms, "figures": figures}
+    return {"arms": arms, "figures": [*figures, *sets.figures(section)]}
 
 
 def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
@@ -183,6 +183,7 @@ def _section(number: int, section: Section, report: Report) -> str:
         more = join(_figure(number, section, n) for n in rest)
         what = escape(", ".join(_title(metrics_[n]).lower() for n in rest))
         parts.append(details(f"Diagnostics: {what}", more))
+    parts += list(sets.parts(number, section, len(metrics_)))
     heading = escape(_heading(section, report.sections))
     return f"""<section aria-labelledby="section-{number}">
 <h2 id="section-{number}">{heading}</h2>
@@ -196,8 +197,8 @@ def _section(number: int, section: Section, report: Report) -> str:
 def _tools(number: int, section: Section) -> str:
     """Buttons that show and hide methods, and their seeds."""
     buttons = []
-    for n, arm in enumerate(section.arms[: section.drawn]):
-        colour, dash = style(n)
+    for n in _by_end(section):
+        arm, (colour, dash) = section.arms[n], style(n)
         gaps = ("", "7 4", "2 3", "7 3 2 3")[dash]
         buttons.append(
             f'<button type="button" aria-pressed="true" data-section="{number}" data-arm="{n}" '
@@ -213,6 +214,15 @@ def _tools(number: int, section: Section) -> str:
 <p class="note keys">Buttons show and hide lines. Drag to zoom, double-click for all; on a figure \
 that has the focus, + and − zoom, arrows move, 0 shows all.</p>
 <noscript><p>The figures need scripts; the tables do not.</p></noscript>"""
+
+
+def _by_end(section: Section) -> list[int]:
+    """The numbers of the drawn arms in the order of their lines' ends, highest first."""
+    ends = dict.fromkeys(range(section.drawn), -math.inf)
+    for n, line in section.lines.get(section.metric, {}).items():
+        mean = content.mean(line.values, 0)
+        ends[n] = float(next((x for x in mean[::-1] if math.isfinite(x)), -math.inf))
+    return sorted(ends, key=lambda n: -ends[n])
 
 
 def _figure(number: int, section: Section, figure: int, main: bool = False) -> str:
@@ -253,11 +263,16 @@ def _numbers(section: Section, metric: str) -> str:
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
     header = ["method", "mean over the run", late, "change [95%]", "seeds"]
     rows = [_row(section.arms[number], content.numbers(line)) for number, line in lines.items()]
+    if any(section.arms[number].chosen for number in lines):
+        header.append("set")
+        for row, number in zip(rows, lines, strict=True):
+            row.append(section.arms[number].chosen or "–")
     told = (
         "Mean ± standard error over the seeds that are done; the change is from the "
         f"{early} to the {late} of the run, with its 95% interval over seeds."
     )
-    return f'{as_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
+    caption = f"{_title(metric)} by method"
+    return f'{as_table(caption, header, rows, long={5})}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: content.Numbers) -> list[str]:

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from upgd import metrics
 from upgd.ledger import Ledger, Run
 from upgd.ledger.queries import StoredSeries
 from upgd.report import tables, verdict
+from upgd.report.sensitivity import by_name, varied
 from upgd.report.tables import SettingKey
 from upgd.streams import PROBLEMS
-from upgd.study.selection import LARGER
+from upgd.study.selection import LARGER, Ranking, longest
 from upgd.text import count
 
 FIRST = ("accuracy", "return", "loss", "plasticity", "offline_accuracy", "episode_length")
@@ -31,7 +32,7 @@ class Line(NamedTuple):
 
     window: int  # samples per value
     seeds: tuple[int, ...]
-    values: NDArray[np.float32]  # a row per seed, a column per window
+    values: NDArray[np.floating[Any]]  # a row per seed, a column per window
 
 
 class Thinned(NamedTuple):
@@ -58,6 +59,7 @@ class Arm:
     name: str
     setting: SettingKey  # what its runs have in common
     runs: Sequence[Run]
+    chosen: str = ""  # the hyperparameters of the best of several sets
 
     def count(self, *states: str) -> int:
         """The number of its runs in one of these states."""
@@ -74,6 +76,7 @@ class Section:
     arms: Sequence[Arm]  # those that are drawn, then all others
     drawn: int  # the number of arms that are drawn
     lines: Mapping[str, Mapping[int, Line]]  # by metric and number of the arm
+    rankings: Mapping[str, Ranking]  # by method, those with several values of a hyperparameter
 
     @property
     def metric(self) -> str:
@@ -96,17 +99,27 @@ def _section(
     groups: dict[SettingKey, list[Run]] = {key: [] for key in tables.group(runs)}
     for run in runs:
         groups.setdefault(tables.setting(run.spec), []).append(run)
-    names = tables.names(groups)
+    names, chosen = tables.names(groups), dict[SettingKey, str]()
     drawn = [k for k, some in groups.items() if any(run.state == "done" for run in some)]
     if len(drawn) > DRAWN:
         finished = {key: [run for run in groups[key] if run.result] for key in drawn}
         best = tables.best_settings(finished)
         drawn = [key for key in drawn if key in best]
-        names |= {k: f"{names[k]}, best of {n}" for k, n in best.items() if n > 1}
+        several = {key: number for key, number in best.items() if number > 1}
+        chosen = {key: names[key].partition(" ")[2] for key in several}
+        names |= {key: f"{_short(key, names, best)} (best of {n})" for key, n in several.items()}
     order = [*drawn, *(key for key in groups if key not in set(drawn))]
-    arms = [Arm(names[key], key, groups[key]) for key in order]
+    arms = [Arm(names[key], key, groups[key], chosen.get(key, "")) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)
-    return Section(problem, steps, rules, arms, len(drawn), lines)
+    ranked = [ranking for ranking in longest(runs) if varied([ranking])]
+    return Section(problem, steps, rules, arms, len(drawn), lines, by_name(ranked))
+
+
+def _short(key: SettingKey, names: Mapping[SettingKey, str], among: Collection[SettingKey]) -> str:
+    """The first word of a setting's name, if no other of these has it, else the whole name."""
+    first = names[key].partition(" ")[0]
+    alone = sum(names[other].partition(" ")[0] == first for other in among) == 1
+    return first if alone else names[key]
 
 
 def _lines(

@@ -12,6 +12,7 @@ from upgd import metrics
 from upgd.ledger import Ledger, Run, RunSpec, Scalar
 from upgd.ledger.spec import MEASURING
 from upgd.study.selection import LARGER, codes
+from upgd.text import pairs
 
 
 class SettingKey(NamedTuple):
@@ -69,10 +70,18 @@ def names(keys: Iterable[SettingKey]) -> dict[SettingKey, str]:
 def labels(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name per row: the method, which of its codes, and the settings in which rows differ."""
     each = [(_called(row), row.get("sources", {})) for row in found]
+    rows = list(zip(found, codes(each), varying(found), strict=True))
+    short = [f"{row['method']}{code} {pairs(differs)}".strip() for row, code, differs in rows]
+    times = Counter(zip((row["problem"] for row in found), short, strict=True))
     return [
-        " ".join([row["method"] + code, *(f"{k}={v}" for k, v in differs.items())])
-        for row, code, differs in zip(found, codes(each), varying(found), strict=True)
+        name if times[row["problem"], name] == 1 else f"{row['method']}{code} {_in_full(differs)}"
+        for name, (row, code, differs) in zip(short, rows, strict=True)
     ]
+
+
+def _in_full(values: Mapping[str, Any]) -> str:
+    """Names and values with all their digits, where fewer do not tell settings apart."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _called(row: Mapping[str, Any]) -> tuple[Any, ...]:

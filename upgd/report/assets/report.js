@@ -77,6 +77,52 @@
     return [...bands, ...seeds, ...means];
   }
 
+  // Results by the value of a hyperparameter: a line per method, its best set, what diverged.
+  function setTraces(figure) {
+    const found = [];
+    const [low, high] = figure.limits;
+    for (const line of figure.sets) {
+      const ink = colour(`--c${line.colour}`);
+      const add = (trace) => found.push({ type: "scatter", name: plain(line.name), cliponaxis: false,
+        meta: { arm: -1, kind: "set", told: "", label: plain(line.name) }, ...trace });
+      add({ mode: "lines+markers", x: line.x, y: line.y, text: line.told.map(plain),
+        line: { width: 2.25, color: ink, dash: line.dash }, cliponaxis: true,
+        error_y: { type: "data", array: line.error, color: ink, thickness: 1, width: 0 },
+        hovertemplate: "<b>%{meta.label}</b><br>%{text}<br>" +
+          `${plain(figure.title.toLowerCase())} %{y:.5~g}<extra></extra>` });
+      add({ mode: "markers", x: [line.best[0]], y: [line.best[1]],
+        marker: { symbol: "star", size: 14, color: ink, line: { width: 1, color: colour("--paper") } },
+        hovertemplate: `<b>${plain(line.name)}</b><br>best: ${plain(line.set)}<extra></extra>` });
+      if (line.lost.length) {
+        const edge = line.best[1] > (low + high) / 2 ? low : high;
+        add({ mode: "markers", x: line.lost, y: line.lost.map(() => edge),
+          marker: { symbol: "x", size: 9, color: ink },
+          hovertemplate: `<b>${plain(line.name)}</b><br>every set diverged<extra></extra>` });
+      }
+    }
+    return found;
+  }
+
+  function setLayout(figure) {
+    const base = layout(figure);
+    const ends = figure.sets.map((line) => ({ x: line.x.at(-1), y: line.y.at(-1), line }));
+    const [low, high] = figure.limits;
+    const gap = (high - low) / 14;  // of names at the lines
+    ends.sort((a, b) => a.y - b.y);
+    ends.forEach((end, n) => {
+      end.place = Math.max(Math.min(Math.max(end.y, low), high), n ? ends[n - 1].place + gap : low);
+    });
+    const names = ends.map(({ place, line }) => ({ text: plain(line.name), x: 1, xref: "paper",
+      xanchor: "left", xshift: 8, y: place, showarrow: false,
+      font: { color: colour(`--c${line.colour}`) } }));
+    const longest = Math.max(...figure.sets.map((line) => line.name.length));
+    return { ...base, annotations: names, margin: { ...base.margin, r: Math.min(160, 24 + 8 * longest) },
+      xaxis: { ...base.xaxis, title: { text: plain(figure.unit) }, tickvals: figure.ticks,
+        ticktext: figure.labels.map(plain), range: figure.range, rangemode: "normal",
+        zeroline: false },
+      yaxis: { ...base.yaxis, range: figure.limits, zeroline: false } };
+  }
+
   function layout(figure) {
     const axis = { gridcolor: colour("--rule"), zerolinecolor: colour("--rule"),
       linecolor: colour("--edge"), automargin: true };
@@ -113,8 +159,9 @@
 
   function draw(plot) {
     const figure = figureOf(plot);
-    return Plotly.react(plot, traces(+plot.dataset.section, figure), layout(figure),
-      settings(figure));
+    const [drawn, frame] = figure.sets ? [setTraces(figure), setLayout(figure)]
+      : [traces(+plot.dataset.section, figure), layout(figure)];
+    return Plotly.react(plot, drawn, frame, settings(figure));
   }
 
   function drawAll(within) {
