@@ -13,12 +13,11 @@ pytest.importorskip("matplotlib")
 
 from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.records import Result, Series
-from upgd.metrics import Interval
+from upgd.metrics import FEWEST, Interval, mean_interval
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper import evidence, statements
 from upgd.paper.claims import CLAIMS, Judged, judge_claim, sure, table
 from upgd.paper.evidence import (
-    FEWEST,
     FEWEST_RESAMPLED,
     NO,
     PERCENT,
@@ -27,7 +26,6 @@ from upgd.paper.evidence import (
     UNKNOWN,
     YES,
     Finding,
-    interval,
     parts,
     resampled,
 )
@@ -154,15 +152,15 @@ def test_of_several_experiments_the_short_ones_do_not_count() -> None:
 
 
 def test_few_seeds_have_no_interval() -> None:
-    assert np.isnan(interval([1.0, 2.0]).low)
-    assert np.isfinite(interval([1.0, 2.0, 4.0]).low)
+    assert np.isnan(mean_interval([1.0, 2.0]).low)
+    assert np.isfinite(mean_interval([1.0, 2.0, 4.0]).low)
     few = {"a": dict.fromkeys(range(FEWEST_RESAMPLED - 1), 1.0)}
     enough = {"a": dict.fromkeys(range(FEWEST_RESAMPLED), 1.0)}
     for values, known in ((few, False), (enough, True)):
         found = resampled(values, lambda means: float(means[0]))
         assert found is not None
         assert np.isfinite(found.low) == known
-    two = Finding("x", interval([0.01, 0.03]), UNKNOWN)
+    two = Finding("x", mean_interval([0.01, 0.03]), UNKNOWN)
     assert evidence.shown(two) == "2.0 points"
 
 

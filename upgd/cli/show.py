@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,8 @@ from upgd.lab import views
 from upgd.lab.study import Study
 from upgd.ledger import RULES_VERSION, Ledger
 from upgd.ledger.files import check_output, check_output_folder
+from upgd.metrics import FEWEST, INTERVAL
 from upgd.optim.registry import METHODS
-from upgd.report import tables
 from upgd.report.tensorboard import write_events
 from upgd.streams import PROBLEMS
 from upgd.text import pairs
@@ -70,7 +71,10 @@ def _describe(name: str) -> dict[str, Any]:
 def show(
     study: o.STUDY, problem: o.PROBLEM = "", method: o.METHOD = "", as_json: o.FACTS = False
 ) -> None:
-    """Show a study's results: means over seeds with standard errors and intervals."""
+    """Show a study's results: means over seeds with Student's 95% intervals, of three or more.
+
+    Runs of other lengths or options have a table of their own.
+    """
     show_table(Study(study).table(problem, method), study, as_json)
 
 
@@ -124,11 +128,17 @@ def show_table(found: views.Table, study: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"study": str(study), "counts": dict(counts), "results": rows}))
         return
-    problems: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        problems.setdefault(row["problem"], []).append(row)
-    for title, some in (problems or {str(study): []}).items():
-        _show_rows(title, some)
+    by_conditions = found.by_conditions()
+    for title, (header, *cells) in found.parts():
+        table = Table(*header, title=title)
+        for row in cells:
+            table.add_row(*row)
+        out.print(table)
+        _show_collapse([row[0] for row in cells], by_conditions[title])
+    if not rows:
+        say(f"{study} has no finished run yet")
+    if any(row["seeds"] < FEWEST for row in rows):
+        say(f"intervals need {FEWEST} seeds or more")
     left = {state: count for state, count in counts.items() if count and state != "done"}
     if left:
         out.print(", ".join(f"{count} {state}" for state, count in left.items()))
@@ -137,34 +147,21 @@ def show_table(found: views.Table, study: Path, as_json: bool) -> None:
         out.print(f"{others} of these runs followed other versions of the rules")
 
 
-def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """The table of one problem."""
-    table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]", title=title)
-    names = tables.labels(rows)
-    for row, name in zip(rows, names, strict=True):
-        seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(name, str(row["steps"]), seeds, *views.numbers(row))
-    out.print(table)
-    _show_collapse(names, rows)
+def _return(found: tuple[float, float | None, float | None]) -> str:
+    mean, low, high = found
+    return views.with_interval(mean, low, high, digits=1)
 
 
-def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
+def _show_collapse(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print peak and final return of agents, if there are any."""
     keys = ("peak_return", "final_return", "drop_after_peak")
     agents = [(n, r) for n, r in zip(names, rows, strict=True) if r.get("collapse")]
     if not agents:
         return
     columns = (key.replace("_", " ") for key in keys)
-    table = Table("method", "steps", *columns, title="Policy collapse")
-    table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"
+    table = Table("method", *columns, title="Policy collapse")
+    table.caption = f"means [{INTERVAL}]; peak: the best tenth of a run, final: the last tenth"
     for name, row in agents:
-        cells = (_interval(row["collapse"].get(key)) for key in keys)
-        table.add_row(name, str(row["steps"]), *cells)
+        found = (row["collapse"].get(key) for key in keys)
+        table.add_row(name, *(_return(each) if each else "-" for each in found))
     out.print(table)
-
-
-def _interval(found: list[float | None] | None) -> str:
-    if not found:
-        return "-"
-    mean, low, high = found
-    return f"{mean:.1f}" + ("" if low is None else f" [{low:.1f}, {high:.1f}]")

@@ -78,7 +78,7 @@ class Comparison(Cells):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The table as mappings: means over seeds that did not diverge, with standard errors."""
+        """The table as mappings: means over seeds that did not diverge, with half the interval."""
         best, found = self.best, []
         for (name, lr), runs in self.groups.items():
             whole = [run.outcome for run in runs if not run.outcome.diverged]
@@ -93,7 +93,9 @@ class Comparison(Cells):
 
     def cells(self) -> list[list[str]]:
         """The table as text, its header first; the best step size of each optimizer is marked."""
-        found = [["optimizer", "lr", *self.metrics, "ms/step"]]
+        several = any(row["seeds"] >= metrics.FEWEST for row in self.rows)
+        over = f" ± {metrics.INTERVAL}" if several else ""
+        found = [["optimizer", "lr", *(metric + over for metric in self.metrics), "ms/step"]]
         for row in self.rows:
             mark = " *" if row["best"] else ""
             if row["diverged"]:
@@ -145,15 +147,16 @@ class Comparison(Cells):
         lead = [mine - other for mine, other in pairs]
         if not any(lead):
             return "level with", "", ""
-        mean, error = _estimate(lead)
+        mean, half = _estimate(lead)
         points = metric.endswith("accuracy")
         size = f"{100 * abs(mean):.1f}" if points else f"{abs(mean):.3g}"
-        if error is None:
+        if half is not None:
+            size += f" ± {100 * half:.1f}" if points else f" ± {half:.2g}"
+        if len(lead) == 1:
             doubt = " (one seed: an example, not evidence)"
         else:
-            size += f" ± {100 * error:.1f}" if points else f" ± {error:.2g}"
-            _, low, high = metrics.mean_interval(lead)
-            doubt = "" if low > 0 or high < 0 else f" (not clear from {len(lead)} seeds)"
+            clear = half is not None and abs(mean) > half
+            doubt = "" if clear else f" (not clear from {len(lead)} seeds)"
         return "ahead of" if mean > 0 else "behind", f" by {size}", doubt
 
     def _notes(self, best: Mapping[str, float]) -> list[str]:
@@ -186,7 +189,9 @@ class Comparison(Cells):
                 look |= {"linestyle": "--", "zorder": 3}
             self._draw_loss(left, name, look)
             self._draw_metric(right, name, look, bottom=0.03 * (number + 1))
-        left.set(xlabel="Step", ylabel="Training loss", title="At each best step size")
+        left.set(
+            xlabel="Step", ylabel="Training loss", title="At each best step size" + self._bands()
+        )
         first = self.metrics[0].capitalize()
         right.set(xlabel="Step size (lr)", ylabel=first, title="By step size (×: diverged)")
         right.set_xscale("log")
@@ -199,6 +204,11 @@ class Comparison(Cells):
         figures.save(figure, target)
         return Picture(target)
 
+    def _bands(self) -> str:
+        """What bands and bars are, where there are any."""
+        several = any(row["seeds"] >= metrics.FEWEST for row in self.rows)
+        return f"; bands: {metrics.INTERVAL}" if several else ""
+
     def _draw_loss(self, axes: Any, name: str, look: Mapping[str, Any]) -> None:
         lr = self.best.get(name)
         if lr is None:
@@ -209,18 +219,18 @@ class Comparison(Cells):
         curves, x = curves[:, taken], (np.arange(POINTS)[taken] + 1) * self.steps / POINTS
         label = figures.plain(f"{name}, lr {lr:.3g}")
         axes.plot(x, curves.mean(0), **look, label=label)
-        if len(curves) > 1:
-            error = metrics.standard_error(curves)
-            low, high = curves.mean(0) - error, curves.mean(0) + error
+        if len(curves) >= metrics.FEWEST:
+            half = metrics.half_width(curves)
+            low, high = curves.mean(0) - half, curves.mean(0) + half
             axes.fill_between(x, low, high, alpha=0.25, color=look["color"], lw=0)
 
     def _draw_metric(self, axes: Any, name: str, look: Mapping[str, Any], bottom: float) -> None:
         rows = [row for row in self.rows if row["optimizer"] == name]
         good = [row for row in rows if not row["diverged"]]
         values = [row[self.metrics[0]] for row in good]
-        errors = [error or 0.0 for _, error in values]
+        halves = [half or 0.0 for _, half in values]
         means = [mean for mean, _ in values]
-        axes.errorbar([row["lr"] for row in good], means, errors, **look, marker="o", markersize=4)
+        axes.errorbar([row["lr"] for row in good], means, halves, **look, marker="o", markersize=4)
         for row in (row for row in rows if row["diverged"]):
             place = axes.get_xaxis_transform()  # heights in parts of the axis
             axes.plot(row["lr"], bottom, "x", color=look["color"], transform=place)
@@ -237,12 +247,12 @@ def check_figure(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _estimate(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error, which one value does not have."""
-    error = float(metrics.standard_error(values)) if len(values) > 1 else None
-    return float(np.mean(values)), error
+    """The mean and half of its interval, which few values do not have."""
+    half = float(metrics.half_width(values))
+    return float(np.mean(values)), None if np.isnan(half) else half
 
 
 def _shown(metric: str, estimate: tuple[float, float | None]) -> str:
-    mean, error = estimate
+    mean, half = estimate
     form = ".4f" if metric.endswith("accuracy") or 0.01 <= abs(mean) < 1e3 else ".3g"
-    return f"{mean:{form}}" + ("" if error is None else f" ± {error:{form}}")
+    return f"{mean:{form}}" + ("" if half is None else f" ± {half:{form}}")

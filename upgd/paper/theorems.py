@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from upgd.metrics import Interval, standard_error
+from upgd.metrics import Interval, mean_interval, standard_error
 from upgd.optim import UPGD
 from upgd.optim.registry import METHODS
-from upgd.paper.evidence import NO, PLAIN, TOLD, YES, Array, Finding, below, interval
+from upgd.paper.evidence import NO, PLAIN, TOLD, YES, Array, Finding, below
 from upgd.paper.sets import from_paper
 from upgd.utility import propagated_utility, weight_utility
 
@@ -160,13 +160,13 @@ def findings() -> tuple[Finding, ...]:
         _told("the second-order part, ReLU, where the paper has it too (median)", second),
     ]
     for protect, name in ((False, "N-UPGD"), (True, "UPGD")):
-        share = interval(bounded(protect))
+        share = mean_interval(bounded(protect))
         text = "with full gradients obeys its bound (averaged squared gradient, share of it)"
         found.append(Finding(f"{name} {text}", share, below(share, 1.0), PLAIN))
     for beta in (0.0, 0.9):
         averages, bound = sampled_upgd(0.05, beta, 1000)
         text = f"UPGD with gradient and utility of one sample, β = {beta:g} (the same share)"
-        found.append(Finding(text, interval(averages / bound), TOLD, PLAIN))
+        found.append(Finding(text, mean_interval(averages / bound), TOLD, PLAIN))
     return tuple(found)
 
 

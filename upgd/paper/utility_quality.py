@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from upgd import curvature
 from upgd.ledger import write_atomically
 from upgd.ledger.versions import processor
-from upgd.metrics import Interval
+from upgd.metrics import Interval, mean_interval
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import Array, Finding
 from upgd.paper.measuring import How, Say, note
@@ -323,13 +323,13 @@ def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, ev.Verdict
     average = np.nanmean(lead, 0)
     share = float(np.mean(average >= 0))
     lowest = lead[:, average.argmin()]
-    found = ev.interval(lowest[np.isfinite(lowest)])
+    found = mean_interval(lowest[np.isfinite(lowest)])
     return share, ev.YES if share == 1 else ev.NO if ev.below(found) == ev.YES else ev.UNKNOWN
 
 
 def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], ev.Verdict]) -> Finding:
     """A statement about a mean over seeds."""
-    found = ev.interval(per_seed[np.isfinite(per_seed)])
+    found = mean_interval(per_seed[np.isfinite(per_seed)])
     return Finding(statement, found, judge(found), ev.PLAIN)
 
 

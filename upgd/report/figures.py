@@ -100,12 +100,13 @@ def draw_curves(
     path: Path,
     unit: str = "Samples",
 ) -> None:
-    """Draw mean and standard error over seeds, a line per name; `unit` is that of windows.
+    """Draw means over seeds with 95% intervals, a line per name; `unit` is that of windows.
 
-    More than :data:`MANY` lines are coloured by family, without errors. Raises StudyError if
+    More than :data:`MANY` lines are coloured by family, without intervals. Raises StudyError if
     matplotlib is not installed, or cannot write the format of the file's suffix.
     """
     families: dict[str, dict[str, str]] = {}
+    banded = ""
     many = len(curves) > MANY
     names = {Curve(*item).family for item in curves.values()} if many else curves
     longest = max(len(name) for name in names) + (0 if many else 12)
@@ -126,17 +127,19 @@ def draw_curves(
             continue
         drawn = look(number)
         axes.plot(x, mean, **drawn, label=plain(f"{name} ({count(len(values), 'seed')})"))
-        if len(values) > 1:
-            error = metrics.standard_error(values)
-            axes.fill_between(x, mean - error, mean + error, alpha=0.25, color=drawn["color"], lw=0)
+        if len(values) >= metrics.FEWEST:
+            half, banded = metrics.half_width(values), f"bands: {metrics.INTERVAL} over seeds"
+            axes.fill_between(x, mean - half, mean + half, alpha=0.25, color=drawn["color"], lw=0)
     for family, drawn in families.items():
         axes.plot([], [], **drawn, label=plain(family))
     axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
     axes.spines[["top", "right"]].set_visible(False)
+    told: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 8}
+    told |= {"title": banded} if banded else {}
     if below:
-        figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
+        figure.legend(**told, loc="outside lower center", ncols=columns)
     else:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(**told)
     save(figure, path)
 
 

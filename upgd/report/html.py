@@ -132,7 +132,7 @@ def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
     samples, values, _ = content.thin(line, POINTS)
     several = len(values) > 1
     with np.errstate(invalid="ignore", over="ignore"):  # a series may hold infinities
-        error = metrics.standard_error(values) if several else np.full(len(samples), np.nan)
+        error = metrics.half_width(values)
     return {
         "arm": arm,
         "seeds": line.seeds,
@@ -220,7 +220,8 @@ def _figure(number: int, section: Section, figure: int, main: bool = False) -> s
     title = escape(_title(metric))
     label = f"{title} over {kind_of(section.problem).unit}, a line per method"
     label += "; the table below has its numbers"
-    caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
+    banded = any(len(line.seeds) >= metrics.FEWEST for line in lines.values())
+    caption = "Mean over seeds" + (f"; bands: {metrics.INTERVAL} interval." if banded else ".")
     table = _numbers(section, metric)
     if not main:
         table = details(f"Numbers: {title.lower()}", table)
@@ -250,17 +251,17 @@ def _numbers(section: Section, metric: str) -> str:
     lines = section.lines[metric]
     long = any(line.values.shape[1] >= 4 for line in lines.values())
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
-    header = ["method", "mean over the run", late, "change [95%]", "seeds"]
+    header = ["method", "mean over the run [95%]", late, "change [95%]", "seeds"]
     rows = [_row(section.arms[number], content.numbers(line)) for number, line in lines.items()]
     told = (
-        "Mean ± standard error over the seeds that are done; the change is from the "
-        f"{early} to the {late} of the run, with its 95% interval over seeds."
+        f"Means over the seeds that are done with {metrics.INTERVAL} intervals, of "
+        f"{metrics.FEWEST} seeds or more; the change is from the {early} to the {late} of the run."
     )
     return f'{as_table(f"{_title(metric)} by method", header, rows)}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: content.Numbers) -> list[str]:
-    over = " ± ".join(alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
+    over = _bracketed(found.mean)
     return [arm.name, over, *alike(found.late), _change(found.change), _fates(arm)]
 
 
@@ -273,11 +274,15 @@ def _fates(arm: Arm) -> str:
 
 
 def _change(found: metrics.Interval | None) -> str:
-    if found is None or math.isnan(found.estimate):
+    told = "–" if found is None else _bracketed(found)
+    return f"+{told}" if found is not None and found.estimate > 0 else told
+
+
+def _bracketed(found: metrics.Interval) -> str:
+    if math.isnan(found.estimate):
         return "–"
     estimate, low, high = alike(*found)
-    told = f"+{estimate}" if found.estimate > 0 else estimate
-    return told if math.isnan(found.low) else f"{told} [{low}, {high}]"
+    return estimate if math.isnan(found.low) else f"{estimate} [{low}, {high}]"
 
 
 def _other_settings(section: Section) -> str:

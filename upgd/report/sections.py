@@ -43,10 +43,9 @@ class Thinned(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A metric of one arm over seeds; the interval of one seed is NaN."""
+    """A metric of one arm over seeds."""
 
-    mean: float
-    error: float
+    mean: metrics.Interval
     late: float
     change: metrics.Interval | None
 
@@ -165,9 +164,9 @@ def numbers(line: Line) -> Numbers:
     early, late = (line.values[:, part.start : part.stop] for part in verdict.Parts.of(tasks))
     over, first, last = (mean(values, 1) for values in (line.values, early, late))
     with np.errstate(invalid="ignore"):  # a series may hold infinities
-        error = float(metrics.standard_error(over)) if len(over) > 1 else float("nan")
+        whole = metrics.mean_interval(over)
         change = metrics.mean_interval(last - first) if tasks > 1 else None
-    return Numbers(float(over.mean()), error, float(last.mean()), change)
+    return Numbers(whole, float(last.mean()), change)
 
 
 # ------------------------------------------------------------------------------ sentences
@@ -209,7 +208,7 @@ def _unit(section: Section, window: int) -> str:
 
 
 def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
-    means = {n: numbers(line).mean for n, line in found.items()}
+    means = {n: numbers(line).mean.estimate for n, line in found.items()}
     sign = -1 if section.metric in LARGER else 1
     order = sorted((n for n in means if np.isfinite(means[n])), key=lambda n: sign * means[n])
     if not order:

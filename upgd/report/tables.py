@@ -92,7 +92,7 @@ def summaries(runs: Iterable[Run], metric: str) -> list[float]:
 
 
 def rows(groups: dict[SettingKey, list[Run]]) -> list[dict[str, Any]]:
-    """Mean, standard error and interquartile mean with its interval, a row per group."""
+    """Mean and standard error over seeds with Student's 95% interval, a row per group."""
     found = []
     for key, runs in groups.items():
         done = [run for run in runs if run.state == "done"]
@@ -100,10 +100,11 @@ def rows(groups: dict[SettingKey, list[Run]]) -> list[dict[str, Any]]:
         values = summaries(done, metric)
         row = key.row() | {"seeds": len(done), "diverged": len(runs) - len(done)}
         if values:
-            interval = metrics.bootstrap(values)
+            mean, *ends = metrics.mean_interval(values)
+            low, high = (end if np.isfinite(end) else None for end in ends)
             error = float(metrics.standard_error(values)) if len(values) > 1 else None
-            row |= {"metric": metric, "mean": float(np.mean(values)), "standard_error": error}
-            row |= {"iqm": interval.estimate, "low": interval.low, "high": interval.high}
+            row |= {"metric": metric, "mean": mean, "standard_error": error}
+            row |= {"low": low, "high": high}
         if metric == "return":
             row["collapse"] = _collapse(done)
         found.append(row)
