@@ -63,8 +63,9 @@ def test_a_table_has_a_row_per_setting(study: lab.Study) -> None:
     table = study.table()
     assert [(row["method"], row["seeds"]) for row in table] == [("upgd-w", 2)] + [("sgd", 2)] * 2
     text = str(table).splitlines()
-    assert text[0].split()[:2] == ["problem", "method"]
-    assert "sgd lr=0.0001" in text[3]
+    assert text[0].startswith("label-permuted-digits, 40")
+    assert text[1].split()[:2] == ["method", "seeds"]
+    assert "sgd lr=0.0001" in text[4]
     assert "<td>sgd lr=0.0001</td>" in table._repr_html_()
     assert len(study.table(method="sgd")) == 2
 
