@@ -18,6 +18,7 @@ def report(
     study: o.STUDY,
     output: Annotated[Path | None, Option("--output", "-o", help="Or STUDY/report.html.")] = None,
     problem: o.PROBLEM = "",
+    method: o.METHOD = "",
     metric: Annotated[list[str] | None, Option(help="Only this metric. Repeatable.")] = None,
     opened: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
@@ -25,7 +26,7 @@ def report(
 
     The page is a single file that needs no network.
     """
-    page = Study(study).report(output, problem=problem, metrics=metric or ())
+    page = Study(study).report(output, problem=problem, method=method, metrics=metric or ())
     wrote(page)
     if opened:
         webbrowser.open(page.resolve().as_uri())

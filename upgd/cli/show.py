@@ -16,9 +16,11 @@ from upgd.cli.options import load, open_study
 from upgd.lab import views
 from upgd.lab.study import Study
 from upgd.ledger import RULES_VERSION, Ledger
+from upgd.ledger.export import runs_csv, series_csv
 from upgd.ledger.files import check_output, check_output_folder
 from upgd.metrics import FEWEST, INTERVAL
 from upgd.optim.registry import METHODS
+from upgd.report.tables import chosen
 from upgd.report.tensorboard import write_events
 from upgd.streams import PROBLEMS
 from upgd.text import pairs
@@ -87,7 +89,7 @@ def plot(
     every: Annotated[bool, Option("--all", help="Every setting, however many.")] = False,
     output: Annotated[Path | None, Option(help="Default STUDY/METRIC.png.")] = None,
 ) -> None:
-    """Draw a metric over time: mean and standard error over seeds, a line per setting.
+    """Draw a metric over time: means over seeds with 95% intervals, a line per setting.
 
     With more than ten settings only each method's best is drawn, by area under the curve.
     """
@@ -99,11 +101,13 @@ def export(
     study: o.STUDY,
     output: Annotated[Path | None, Option(help="Default STUDY/runs.csv.")] = None,
     metric: Annotated[str, Option(help="This metric over time instead of a row per run.")] = "",
+    problem: o.PROBLEM = "",
+    method: o.METHOD = "",
     tensorboard: Annotated[Path | None, Option(help="A folder for event files instead.")] = None,
 ) -> None:
     """Export a study as CSV, or as TensorBoard event files."""
     if tensorboard is not None:
-        if metric or output is not None:
+        if metric or problem or method or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
         check_output_folder(tensorboard)
         with Ledger.open(study, create=False, read_only=True) as ledger:
@@ -117,8 +121,9 @@ def export(
         if metric and metric not in (there := ledger.all_metrics()):
             have = ", ".join(there) or "none"
             raise ValueError(f"no metric {metric!r} in {study}; there are {have}")
+        runs = chosen(ledger, problem, method)
         path = output or study / (f"{metric}.csv" if metric else "runs.csv")
-        count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
+        count = series_csv(ledger, runs, path, [metric]) if metric else runs_csv(runs, path)
     wrote(path, f" ({count} rows)")
 
 

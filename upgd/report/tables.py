@@ -10,6 +10,7 @@ import numpy as np
 
 from upgd import metrics
 from upgd.ledger import Ledger, Run, RunSpec, Scalar
+from upgd.ledger.canonical import meaning
 from upgd.ledger.spec import MEASURING
 from upgd.study.selection import LARGER, codes
 
@@ -33,14 +34,24 @@ class SettingKey(NamedTuple):
 
 
 def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None) -> list[Run]:
-    """The runs of a problem or a method, or all; ValueError if there is none."""
+    """The runs of a problem or a method, or all; ValueError if there is none.
+
+    A method's own name means all its runs, an alias such as ``upgd-w`` those that it fits.
+    """
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
-        have = {(run.spec.problem, run.spec.name) for run in ledger.runs()}
-        names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
-        wanted = " ".join(filter(None, (problem, method)))
-        raise ValueError(f"no run of {wanted}; there are {names}")
+        raise no_such_run(ledger, problem, [method] if method else [])
     return runs
+
+
+def no_such_run(ledger: Ledger, problem: str | None, methods: Iterable[str]) -> ValueError:
+    """The error that there is no run of these; it says what there is, and what aliases mean."""
+    there = sorted({(part.problem, part.method) for part in ledger.parts()})
+    names = ", ".join(f"{p} {m}" for p, m in there) or "none"
+    told = {name: meaning(name) for name in methods}
+    wanted = [problem] if problem else []
+    wanted += [f"{name} ({means})" if means else name for name, means in told.items()]
+    return ValueError(f"no run of {' '.join(wanted) or 'this kind'}; there are {names}")
 
 
 def group(runs: Iterable[Run]) -> dict[SettingKey, list[Run]]:
