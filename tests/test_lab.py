@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -77,8 +78,86 @@ def test_the_best_set(study: lab.Study) -> None:
     assert len(best) == 2
     assert "weight_decay=0" in str(best)
     assert best._repr_html_().startswith("<table>")
-    with pytest.raises(ValueError, match=r"no such run .*; there are .*sgd"):
+    with pytest.raises(ValueError, match=r"no run of rotating; there are .*sgd"):
         study.best("rotating")
+
+
+def test_runs_of_other_lengths_or_tasks_are_not_compared(tmp_path: Path) -> None:
+    """README's sequence: a run with short tasks, then a sweep with the problem's."""
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"seeds": 3, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, ["upgd", "sgd"], steps=60, task_length=20, **small)
+    study.sweep(PROBLEM, ["sgdw", "pgd"], {"lr": [0.1, 0.01]}, steps=40, **small)
+    study.run(PROBLEM, "pgd", steps=40, lr=0.1, stride=20, **small)  # measures more, no more
+    titles = [
+        "label-permuted-digits, 60 steps, hidden=4 task_length=20 window=10",
+        "label-permuted-digits, 40 steps, hidden=4 window=10",
+    ]
+    for found in (study.best(), study.table()):
+        assert [part.title for part in found.parts()] == titles
+        first, second = ({row[0].split()[0] for row in part.cells[1:]} for part in found.parts())
+        assert first == {"upgd", "sgd"}
+        assert second == {"sgdw", "pgd"}
+    shown = call("best", study.folder, "--plot", tmp_path / "s.png")
+    assert [shown.output.count(title) for title in titles] == [1, 1]
+    assert "a table for each" in shown.output
+    assert (tmp_path / "s.png").is_file()  # of the sweep; the other runs vary nothing
+
+
+def test_sets_in_shorter_runs_are_counted_and_told(tmp_path: Path) -> None:
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"seeds": 1, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, "sgd", steps=40, lr=0.1, **small)
+    study.sweep(PROBLEM, "sgd", {"lr": [0.1, 0.01, 0.001]}, steps=20, **small)
+    [ranking] = study.best()
+    assert (ranking.dropped, ranking.lengths) == (2, (20,))
+    assert (
+        "sgd: 2 sets more in runs of other lengths; --steps 20" in call("best", study.folder).output
+    )
+
+
+def test_intervals_need_three_seeds(tmp_path: Path) -> None:
+    """The same numbers everywhere: Student's of three seeds, none of two."""
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"steps": 40, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, "sgd", seeds=3, **small)
+    study.run(PROBLEM, "adam", seeds=2, **small)
+    sgd, adam = study.table().rows
+    values = [run.result.summary["accuracy"] for run in study.runs(method="sgd") if run.result]
+    half = 4.303 * np.std(values, ddof=1) / math.sqrt(3)
+    assert sgd["low"] == pytest.approx(np.mean(values) - half)
+    assert sgd["high"] == pytest.approx(np.mean(values) + half)
+    assert (adam["low"], adam["high"]) == (None, None)
+    text = f"{sgd['mean']:.4f} [{sgd['low']:.4f}, {sgd['high']:.4f}]"
+    for command in ("show", "best"):
+        shown = call(command, study.folder).output
+        assert text in shown
+        assert shown.count("[") == 1 + shown.count("[Student's 95%]")
+        assert "intervals need 3" in shown
+
+
+@pytest.mark.parametrize("name", ["sgdw", "SGD", "Sgd"])
+def test_every_filter_knows_aliases(study: lab.Study, name: str, tmp_path: Path) -> None:
+    assert {row["method"] for row in study.table(method=name)} == {"sgd"}
+    assert [ranking.family.method for ranking in study.best(methods=[name])] == ["sgdw"]
+    for command in ("show", "best", "plot", "report", "watch --once", "export"):
+        first, *rest = command.split()
+        target = {"plot": "a.png", "report": "a.html", "export": "a.csv"}.get(first)
+        output = ("--output", tmp_path / target) if target else ()
+        shown = call(first, study.folder, "--method", name, *rest, *output)
+        assert shown.exit_code == 0, shown.output
+        assert "upgd-w" not in shown.output
+    rows = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(study.runs(method="sgd"))
+    assert "upgd-w" not in (tmp_path / "a.html").read_text("utf-8")
+
+
+def test_an_alias_without_runs_is_explained(study: lab.Study) -> None:
+    for command in ("show", "best", "plot", "report", "watch", "export"):
+        shown = call(command, study.folder, "--method", "N-UPGD-W")
+        assert shown.exit_code == 2
+        told = " ".join(shown.output.split())
+        assert "no run of N-UPGD-W (n-upgd with weight_decay=0.001); there are" in told
 
 
 def test_pictures_and_pages(study: lab.Study, tmp_path: Path) -> None:

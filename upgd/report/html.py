@@ -168,6 +168,7 @@ def _summary(report: Report) -> str:
 
 def _heading(section: Section, among: Sequence[Section]) -> str:
     told = f"{section.problem}, {grouped(section.steps)} {kind_of(section.problem).unit}"
+    told += f", tasks of {grouped(section.task_length)}" if section.task_length else ""
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 

@@ -1,4 +1,4 @@
-"""The content of a report, read from a ledger: a section per problem and length."""
+"""The content of a report, read from a ledger: a section per problem, length and tasks' length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +65,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs of one problem, length and version of the rules."""
+    """Runs of one problem, length, length of tasks and version of the rules."""
 
     problem: str
     steps: int  # samples of each run
     rules: int  # the version of the rules
+    task_length: int | None  # samples per task, where it is not the problem's
     arms: Sequence[Arm]  # those that are drawn, then all others
     drawn: int  # the number of arms that are drawn
     lines: Mapping[str, Mapping[int, Line]]  # by metric and number of the arm
@@ -82,17 +83,18 @@ class Section:
 
 def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
     """The sections of a report on some runs of a ledger, with these metrics, or all."""
-    found: dict[tuple[str, int, int], list[Run]] = {}
+    found: dict[tuple[str, int, int, Any], list[Run]] = {}
     for run in runs:
         spec = run.spec
-        found.setdefault((spec.problem, spec.steps, spec.rules), []).append(run)
-    return [_section(ledger, *key, some, only) for key, some in found.items()]
+        key = (spec.problem, spec.steps, spec.rules, spec.options.get("task_length"))
+        found.setdefault(key, []).append(run)
+    return [_section(ledger, key, some, only) for key, some in found.items()]
 
 
 def _section(
-    ledger: Ledger, problem: str, steps: int, rules: int, runs: Sequence[Run], only: Collection[str]
+    ledger: Ledger, key: tuple[str, int, int, Any], runs: Sequence[Run], only: Collection[str]
 ) -> Section:
-    groups: dict[SettingKey, list[Run]] = {key: [] for key in tables.group(runs)}
+    groups: dict[SettingKey, list[Run]] = {each: [] for each in tables.group(runs)}
     for run in runs:
         groups.setdefault(tables.setting(run.spec), []).append(run)
     names = tables.names(groups)
@@ -105,7 +107,7 @@ def _section(
     order = [*drawn, *(key for key in groups if key not in set(drawn))]
     arms = [Arm(names[key], key, groups[key]) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)
-    return Section(problem, steps, rules, arms, len(drawn), lines)
+    return Section(*key, arms, len(drawn), lines)
 
 
 def _lines(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,24 +134,20 @@ def _collapse(runs: Iterable[Run]) -> dict[str, list[float | None]]:
 
 
 def varying(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each row, the hyperparameters and options in which rows of its method differ."""
-    given = [{**row["hyper"], **row["options"]} for row in found]
-    families = [(row["problem"], row["method"]) for row in found]
-    values: dict[tuple[str, str], dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
-    sizes = Counter(families)
-    having: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for family, mine in zip(families, given, strict=True):
-        having[family].update(mine.keys())
-        for name, value in mine.items():
-            values[family][name].add(value)
-    differ = {
-        (family, name)
-        for family, known in values.items()
-        for name, some in known.items()
-        if len(some) > 1 or having[family][name] < sizes[family]
-    }
-    both = zip(families, given, strict=True)
-    return [{k: v for k, v in mine.items() if (family, k) in differ} for family, mine in both]
+    """For each row, where it differs: hyperparameters from its method's, options from all rows'."""
+    hyper = _differing([((row["problem"], row["method"]), row["hyper"]) for row in found])
+    options = _differing([(row["problem"], row["options"]) for row in found])
+    return [{**mine, **own} for mine, own in zip(hyper, options, strict=True)]
+
+
+def _differing(given: Sequence[tuple[Hashable, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each mapping, the items that not all mappings of its family have."""
+    sizes = Counter(family for family, _ in given)
+    having = Counter((family, item) for family, mine in given for item in mine.items())
+    return [
+        {item[0]: item[1] for item in mine.items() if having[family, item] < sizes[family]}
+        for family, mine in given
+    ]
 
 
 def best_settings(groups: Mapping[SettingKey, list[Run]]) -> dict[SettingKey, int]:
