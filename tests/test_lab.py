@@ -23,6 +23,7 @@ from upgd import lab
 from upgd.cli import app
 from upgd.lab import display
 from upgd.optim.registry import METHODS
+from upgd.paper import theorems
 from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"
@@ -158,6 +159,26 @@ def test_an_alias_without_runs_is_explained(study: lab.Study) -> None:
         assert shown.exit_code == 2
         told = " ".join(shown.output.split())
         assert "no run of N-UPGD-W (n-upgd with weight_decay=0.001); there are" in told
+
+
+def test_claims_of_a_study_that_they_are_not_about(
+    study: lab.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says what there is and what it shows, and what each claim needs."""
+    monkeypatch.setattr(theorems, "findings", lambda: ())
+    shown = call("claims", study.folder)
+    assert shown.exit_code == 0, shown.output
+    told = " ".join(shown.output.split())
+    assert "6 runs, all done; none is a run of the paper's experiments" in told
+    assert f"{PROBLEM}, 40 steps, seeds 0-1: upgd-w, sgd" in told
+    assert "which 2 seeds cannot distinguish from zero" in told
+    assert "a verdict needs" in told
+    assert "label-permuted-cifar10: 10 methods" in told
+    facts = json.loads(call("claims", study.folder, "--json").output)
+    assert {claim["judged by"] for claim in facts} == {"-"}
+    nothing = call("claims", tmp_path)
+    assert nothing.exit_code == 2
+    assert "no results in" in nothing.output
 
 
 def test_pictures_and_pages(study: lab.Study, tmp_path: Path) -> None:
