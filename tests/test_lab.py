@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from typer.testing import CliRunner
 
 from upgd import lab
 from upgd.cli import app
+from upgd.kernels import announcing
 from upgd.lab import display
 from upgd.optim.registry import METHODS
 from upgd.paper import theorems
+from upgd.study import learners
 from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"
@@ -407,3 +410,40 @@ def test_the_door_opens_when_it_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
     assert done.stdout == "Study\n", done.stderr
+
+
+def test_kernels_are_announced_while_they_compile() -> None:
+    """Ours by name, those of this process and what others hand on; not after the end."""
+    numba = pytest.importorskip("numba")
+    heard: list[str] = []
+
+    def twice(x):  # type: ignore[no-untyped-def]
+        return 2 * x
+
+    for module, expected in (("upgd.kernels.made_up", ["twice"]), ("elsewhere", [])):
+        twice.__module__ = module
+        compiled = numba.njit(twice)
+        with announcing.listening(heard.append):
+            assert compiled(2.0) == compiled(2.0) == 4.0
+        assert heard == expected
+        heard.clear()
+    with announcing.listening(heard.append):
+        announcing.announce("from another process")
+    announcing.announce("nobody listens")
+    assert heard == ["from another process"]
+
+
+def test_stacks_report_several_times_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a chunk may be, and with the same results."""
+    found = []
+    for seconds in (1e9, 1e-9):  # of a chunk: as long as may be, a step
+        monkeypatch.setattr(learners, "CHUNK_SECONDS", seconds)
+        steps: list[int] = []
+        shown = nullcontext(lambda progress, steps=steps: steps.append(progress.step))
+        monkeypatch.setattr(display, "progress", lambda total, console, shown=shown: shown)
+        study = lab.Study(tmp_path / str(len(found)))
+        study.run(PROBLEM, ["upgd", "sgd"], **SMALL)
+        found.append((len(steps), [dict(row) for row in study.table()]))
+    (few, first), (many, second) = found
+    assert few < many
+    assert first == second
