@@ -13,12 +13,11 @@ pytest.importorskip("matplotlib")
 
 from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.records import Result, Series
-from upgd.metrics import Interval
+from upgd.metrics import FEWEST, Interval, mean_interval
 from upgd.optim.registry import METHODS as REGISTRY
-from upgd.paper import evidence, statements
+from upgd.paper import claims, evidence, statements
 from upgd.paper.claims import CLAIMS, Judged, judge_claim, sure, table
 from upgd.paper.evidence import (
-    FEWEST,
     FEWEST_RESAMPLED,
     NO,
     PERCENT,
@@ -27,11 +26,11 @@ from upgd.paper.evidence import (
     UNKNOWN,
     YES,
     Finding,
-    interval,
     parts,
     resampled,
 )
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
+from upgd.paper.kept import keep, pack_findings, unpack_findings
 from upgd.paper.results import Results, collect, lacking, load, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
 
@@ -154,15 +153,15 @@ def test_of_several_experiments_the_short_ones_do_not_count() -> None:
 
 
 def test_few_seeds_have_no_interval() -> None:
-    assert np.isnan(interval([1.0, 2.0]).low)
-    assert np.isfinite(interval([1.0, 2.0, 4.0]).low)
+    assert np.isnan(mean_interval([1.0, 2.0]).low)
+    assert np.isfinite(mean_interval([1.0, 2.0, 4.0]).low)
     few = {"a": dict.fromkeys(range(FEWEST_RESAMPLED - 1), 1.0)}
     enough = {"a": dict.fromkeys(range(FEWEST_RESAMPLED), 1.0)}
     for values, known in ((few, False), (enough, True)):
         found = resampled(values, lambda means: float(means[0]))
         assert found is not None
         assert np.isfinite(found.low) == known
-    two = Finding("x", interval([0.01, 0.03]), UNKNOWN)
+    two = Finding("x", mean_interval([0.01, 0.03]), UNKNOWN)
     assert evidence.shown(two) == "2.0 points"
 
 
@@ -498,3 +497,52 @@ def test_findings_read_well() -> None:
     assert evidence.shown(found._replace(unit=PERCENT)) == "0.0% [−0.1, 0.0]"
     tiny = Finding("x", Interval(1.5e-16, float("nan"), float("nan")), TOLD, PLAIN)
     assert evidence.shown(tiny) == "1.5e−16"
+
+
+def test_what_tables_say_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judged once; again where a table changes, the kept file is broken, or claims are others."""
+    monkeypatch.setenv("UPGD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(claims, "CLAIMS", [BY_NUMBER[2], BY_NUMBER[3]])
+    place = tmp_path / "results" / "input_permuted_mnist"
+    place.mkdir(parents=True)
+    read_by: list[str] = []
+
+    def judged() -> tuple[str, list[str]]:
+        read_by.clear()
+        return str(claims.judge([tmp_path / "results"], read_by.append)), list(read_by)
+
+    for level in (0.5, 0.6):
+        curves = {
+            arm: {seed: np.full(10, level + seed / 100) for seed in range(3)} for arm in METHODS
+        }
+        write(Results("input-permuted-mnist", 5000, {"accuracy": curves}), place / "series.csv.gz")
+        first, work = judged()
+        assert work[0] == f"reading {place}"
+        assert work[1:] == [f"judging claim {n}" for n in (1, 2, 3)]
+        assert judged() == (first, [])
+    for file in (tmp_path / "cache" / "claims").iterdir():
+        file.write_text("[[")
+    assert judged() == (first, work)
+    monkeypatch.setattr(claims, "CLAIMS", [BY_NUMBER[2]])
+    assert judged()[1] == work[:-1]
+    Ledger.open(tmp_path / "results" / "study").close()  # which may change at any time
+    assert judged()[1] == judged()[1] != []
+
+
+def test_findings_are_kept_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPGD_CACHE", str(tmp_path))
+    made = [
+        Finding("a statement", Interval(0.1, 0.05, 0.3), YES, PLAIN),
+        Finding("without an interval", Interval(0.1, float("nan"), float("nan")), TOLD),
+        Finding("nothing found", None, UNKNOWN, PERCENT),
+    ]
+    calls: list[int] = []
+
+    def compute() -> list[Finding]:
+        calls.append(1)
+        return made
+
+    for _ in range(2):
+        found = keep("findings", (), compute, pack_findings, unpack_findings)
+        assert str(found) == str(made)
+    assert len(calls) == 1

@@ -204,26 +204,26 @@ def made(metric: str, values: dict[tuple[str, float], list[float]]) -> Compariso
 
 
 def test_the_verdict_in_points() -> None:
-    """Leads 2, 2 and 3 points: mean 7/3, deviation 1/√3, standard error 1/3."""
+    """Leads 2, 2 and 3 points: mean 7/3, standard error 1/3; Student's factor is 4.303."""
     best = {("SGD", 0.1): [0.88, 0.90, 0.91], ("UPGD", 0.3): [0.90, 0.92, 0.94]}
     others = {("SGD", 0.3): [0.5] * 3, ("UPGD", 0.1): [0.89, 0.89, 0.92]}
     more = {(name, lr): [0.1] * 3 for name in ("SGD", "UPGD") for lr in (0.01, 1.0)}
     found = made("held_out_accuracy", {**best, **others, **more})
     assert found.best == {"SGD": 0.1, "UPGD": 0.3}
-    # At 0.1 the leads are 1, -1 and 1 points: mean 1/3, deviation √(4/3), standard error 2/3.
+    # At 0.1 the leads are 1, -1 and 1 points: mean 1/3, standard error 2/3.
     assert found.verdict == [
-        "UPGD at lr 0.3 is ahead of SGD at lr 0.1 by 2.3 ± 0.3 points of held-out accuracy; "
-        "with both at lr 0.1, ahead of it by 0.3 ± 0.7 (not clear from 3 seeds)."
+        "UPGD at lr 0.3 is ahead of SGD at lr 0.1 by 2.3 ± 1.4 points of held-out accuracy; "
+        "with both at lr 0.1, ahead of it by 0.3 ± 2.9 (not clear from 3 seeds)."
     ]
     row = next(row for row in found.rows if row["optimizer"] == "UPGD" and row["lr"] == 0.3)
-    assert row["held-out accuracy"] == pytest.approx((0.92, 0.02 / math.sqrt(3)))
+    assert row["held-out accuracy"] == pytest.approx((0.92, 4.303 * 0.02 / math.sqrt(3)))
 
 
 def test_the_verdict_of_losses_and_of_one_seed() -> None:
-    """Of losses the smaller is better; with two seeds Student's factor is 12.7."""
+    """Of losses the smaller is better; two seeds have no interval."""
     pair = {("SGD", 0.1): [0.50, 0.58], ("UPGD", 0.1): [0.52, 0.62]}
     [text] = made("online_loss", pair).verdict
-    both = "behind SGD at lr 0.1 by 0.03 ± 0.01 in online loss (not clear from 2 seeds)"
+    both = "behind SGD at lr 0.1 by 0.03 in online loss (not clear from 2 seeds)"
     assert both in text
     [text] = made("online_loss", {key: values[:1] for key, values in pair.items()}).verdict
     assert "by 0.02 in online loss (one seed: an example, not evidence)" in text

@@ -25,7 +25,6 @@ from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
 from upgd.lab import demo as demo_module
 from upgd.ledger import Ledger, Result, Series, StudyError
-from upgd.metrics import mean_interval
 from upgd.study.pools import LocalPool
 
 ROOT = Path(__file__).parents[1]
@@ -157,16 +156,6 @@ def test_plotly_is_asked_for_before_anything_runs(
     result = call("demo", "--study", tmp_path / "study")
     assert (result.exit_code, "pip install 'plotly>=" in result.output) == (2, True)
     assert not (tmp_path / "study").exists()
-
-
-def test_intervals_are_students() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for count in (2, 5, 11, 12, 30):
-        values = np.random.default_rng(count).normal(size=count)
-        mean, low, high = mean_interval(values)
-        exact = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
-        np.testing.assert_allclose((low, high), exact, rtol=2e-3)
-        assert mean == pytest.approx(values.mean())
 
 
 def test_the_settings_are_the_best_of_the_search() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from typer.testing import CliRunner
 
 from upgd import lab
 from upgd.cli import app
+from upgd.kernels import announcing
 from upgd.lab import display
 from upgd.optim.registry import METHODS
+from upgd.paper import theorems
+from upgd.study import learners
 from upgd.study.execution import Progress
 
 PROBLEM = "label-permuted-digits"
@@ -63,8 +68,9 @@ def test_a_table_has_a_row_per_setting(study: lab.Study) -> None:
     table = study.table()
     assert [(row["method"], row["seeds"]) for row in table] == [("upgd-w", 2)] + [("sgd", 2)] * 2
     text = str(table).splitlines()
-    assert text[0].split()[:2] == ["problem", "method"]
-    assert "sgd lr=0.0001" in text[3]
+    assert text[0].startswith("label-permuted-digits, 40")
+    assert text[1].split()[:2] == ["method", "seeds"]
+    assert "sgd lr=0.0001" in text[4]
     assert "<td>sgd lr=0.0001</td>" in table._repr_html_()
     assert len(study.table(method="sgd")) == 2
 
@@ -76,8 +82,106 @@ def test_the_best_set(study: lab.Study) -> None:
     assert len(best) == 2
     assert "weight_decay=0" in str(best)
     assert best._repr_html_().startswith("<table>")
-    with pytest.raises(ValueError, match=r"no such run .*; there are .*sgd"):
+    with pytest.raises(ValueError, match=r"no run of rotating; there are .*sgd"):
         study.best("rotating")
+
+
+def test_runs_of_other_lengths_or_tasks_are_not_compared(tmp_path: Path) -> None:
+    """README's sequence: a run with short tasks, then a sweep with the problem's."""
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"seeds": 3, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, ["upgd", "sgd"], steps=60, task_length=20, **small)
+    study.sweep(PROBLEM, ["sgdw", "pgd"], {"lr": [0.1, 0.01]}, steps=40, **small)
+    study.run(PROBLEM, "pgd", steps=40, lr=0.1, stride=20, **small)  # measures more, no more
+    titles = [
+        "label-permuted-digits, 60 steps, hidden=4 task_length=20 window=10",
+        "label-permuted-digits, 40 steps, hidden=4 window=10",
+    ]
+    for found in (study.best(), study.table()):
+        assert [part.title for part in found.parts()] == titles
+        first, second = ({row[0].split()[0] for row in part.cells[1:]} for part in found.parts())
+        assert first == {"upgd", "sgd"}
+        assert second == {"sgdw", "pgd"}
+    shown = call("best", study.folder, "--plot", tmp_path / "s.png")
+    assert [shown.output.count(title) for title in titles] == [1, 1]
+    assert "a table for each" in shown.output
+    assert (tmp_path / "s.png").is_file()  # of the sweep; the other runs vary nothing
+
+
+def test_sets_in_shorter_runs_are_counted_and_told(tmp_path: Path) -> None:
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"seeds": 1, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, "sgd", steps=40, lr=0.1, **small)
+    study.sweep(PROBLEM, "sgd", {"lr": [0.1, 0.01, 0.001]}, steps=20, **small)
+    [ranking] = study.best()
+    assert (ranking.dropped, ranking.lengths) == (2, (20,))
+    assert (
+        "sgd: 2 sets more in runs of other lengths; --steps 20" in call("best", study.folder).output
+    )
+
+
+def test_intervals_need_three_seeds(tmp_path: Path) -> None:
+    """The same numbers everywhere: Student's of three seeds, none of two."""
+    study = lab.Study(tmp_path / "study", quiet=True)
+    small: dict[str, Any] = {"steps": 40, "window": 10, "hidden": "4"}
+    study.run(PROBLEM, "sgd", seeds=3, **small)
+    study.run(PROBLEM, "adam", seeds=2, **small)
+    sgd, adam = study.table().rows
+    values = [run.result.summary["accuracy"] for run in study.runs(method="sgd") if run.result]
+    half = 4.303 * np.std(values, ddof=1) / math.sqrt(3)
+    assert sgd["low"] == pytest.approx(np.mean(values) - half)
+    assert sgd["high"] == pytest.approx(np.mean(values) + half)
+    assert (adam["low"], adam["high"]) == (None, None)
+    text = f"{sgd['mean']:.4f} [{sgd['low']:.4f}, {sgd['high']:.4f}]"
+    for command in ("show", "best"):
+        shown = call(command, study.folder).output
+        assert text in shown
+        assert shown.count("[") == 1 + shown.count("[Student's 95%]")
+        assert "intervals need 3" in shown
+
+
+@pytest.mark.parametrize("name", ["sgdw", "SGD", "Sgd"])
+def test_every_filter_knows_aliases(study: lab.Study, name: str, tmp_path: Path) -> None:
+    assert {row["method"] for row in study.table(method=name)} == {"sgd"}
+    assert [ranking.family.method for ranking in study.best(methods=[name])] == ["sgdw"]
+    for command in ("show", "best", "plot", "report", "watch --once", "export"):
+        first, *rest = command.split()
+        target = {"plot": "a.png", "report": "a.html", "export": "a.csv"}.get(first)
+        output = ("--output", tmp_path / target) if target else ()
+        shown = call(first, study.folder, "--method", name, *rest, *output)
+        assert shown.exit_code == 0, shown.output
+        assert "upgd-w" not in shown.output
+    rows = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(study.runs(method="sgd"))
+    assert "upgd-w" not in (tmp_path / "a.html").read_text("utf-8")
+
+
+def test_an_alias_without_runs_is_explained(study: lab.Study) -> None:
+    for command in ("show", "best", "plot", "report", "watch", "export"):
+        shown = call(command, study.folder, "--method", "N-UPGD-W")
+        assert shown.exit_code == 2
+        told = " ".join(shown.output.split())
+        assert "no run of N-UPGD-W (n-upgd with weight_decay=0.001); there are" in told
+
+
+def test_claims_of_a_study_that_they_are_not_about(
+    study: lab.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says what there is and what it shows, and what each claim needs."""
+    monkeypatch.setattr(theorems, "findings", lambda: ())
+    shown = call("claims", study.folder)
+    assert shown.exit_code == 0, shown.output
+    told = " ".join(shown.output.split())
+    assert "6 runs, all done; none is a run of the paper's experiments" in told
+    assert f"{PROBLEM}, 40 steps, seeds 0-1: upgd-w, sgd" in told
+    assert "which 2 seeds cannot distinguish from zero" in told
+    assert "a verdict needs" in told
+    assert "label-permuted-cifar10: 10 methods" in told
+    facts = json.loads(call("claims", study.folder, "--json").output)
+    assert {claim["judged by"] for claim in facts} == {"-"}
+    nothing = call("claims", tmp_path)
+    assert nothing.exit_code == 2
+    assert "no results in" in nothing.output
 
 
 def test_pictures_and_pages(study: lab.Study, tmp_path: Path) -> None:
@@ -306,3 +410,40 @@ def test_the_door_opens_when_it_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
     assert done.stdout == "Study\n", done.stderr
+
+
+def test_kernels_are_announced_while_they_compile() -> None:
+    """Ours by name, those of this process and what others hand on; not after the end."""
+    numba = pytest.importorskip("numba")
+    heard: list[str] = []
+
+    def twice(x):  # type: ignore[no-untyped-def]
+        return 2 * x
+
+    for module, expected in (("upgd.kernels.made_up", ["twice"]), ("elsewhere", [])):
+        twice.__module__ = module
+        compiled = numba.njit(twice)
+        with announcing.listening(heard.append):
+            assert compiled(2.0) == compiled(2.0) == 4.0
+        assert heard == expected
+        heard.clear()
+    with announcing.listening(heard.append):
+        announcing.announce("from another process")
+    announcing.announce("nobody listens")
+    assert heard == ["from another process"]
+
+
+def test_stacks_report_several_times_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a chunk may be, and with the same results."""
+    found = []
+    for seconds in (1e9, 1e-9):  # of a chunk: as long as may be, a step
+        monkeypatch.setattr(learners, "CHUNK_SECONDS", seconds)
+        steps: list[int] = []
+        shown = nullcontext(lambda progress, steps=steps: steps.append(progress.step))
+        monkeypatch.setattr(display, "progress", lambda total, console, shown=shown: shown)
+        study = lab.Study(tmp_path / str(len(found)))
+        study.run(PROBLEM, ["upgd", "sgd"], **SMALL)
+        found.append((len(steps), [dict(row) for row in study.table()]))
+    (few, first), (many, second) = found
+    assert few < many
+    assert first == second

@@ -144,6 +144,25 @@ def test_standard_error_is_scipys() -> None:
     np.testing.assert_allclose(metrics.standard_error(values), stats.sem(values))
 
 
+@pytest.mark.parametrize("seeds", [3, 5, 11, 12, 20, 100])
+def test_intervals_are_scipys_students(seeds: int) -> None:
+    values = np.random.default_rng(seeds).normal(size=(seeds, 4))
+    mean, error = values.mean(0), stats.sem(values)
+    low, high = stats.t.interval(0.95, seeds - 1, mean, error)
+    np.testing.assert_allclose(metrics.half_width(values), (high - low) / 2, rtol=1e-3)
+    found = metrics.mean_interval(values[:, 0])
+    np.testing.assert_allclose(found, (mean[0], low[0], high[0]), atol=3e-3 * error[0])
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_have_no_interval(seeds: int) -> None:
+    values = np.arange(3.0 * seeds).reshape(seeds, 3)
+    assert np.isnan(metrics.half_width(values)).all()
+    mean, low, high = metrics.mean_interval(values[:, 0])
+    assert mean == values[:, 0].mean()
+    assert np.isnan([low, high]).all()
+
+
 def test_bootstrap_intervals_cover() -> None:
     """About 95% of the intervals contain the mean of the distribution's middle half, 0."""
     rng = np.random.default_rng(1)

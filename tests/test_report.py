@@ -78,16 +78,23 @@ def test_bulk_reading_is_reading_one_by_one(
 
 
 def slow_varying(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By definition: a value is told if another row of the same method has not the same."""
+    """By definition: a value is told if another row has not the same.
+
+    Of hyperparameters, another row of the method; of options, any row of the problem.
+    """
     told = []
     for row in found:
-        mine = {**row["hyper"], **row["options"]}
-        others = [
-            {**other["hyper"], **other["options"]}
-            for other in found
-            if (other["problem"], other["method"]) == (row["problem"], row["method"])
-        ]
-        told.append({k: v for k, v in mine.items() if any(o.get(k) != v for o in others)})
+        others = [other for other in found if other["problem"] == row["problem"]]
+        same = [other for other in others if other["method"] == row["method"]]
+        parts = (("hyper", same), ("options", others))
+        told.append(
+            {
+                name: value
+                for part, rows in parts
+                for name, value in row[part].items()
+                if any(other[part].get(name) != value for other in rows)
+            }
+        )
     return told
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from upgd.ledger import Ledger, Result, Series
-from upgd.metrics import mean_interval
-from upgd.paper.evidence import FEWEST, NO, UNKNOWN, YES, falling
+from upgd.metrics import FEWEST, mean_interval
+from upgd.paper.evidence import NO, UNKNOWN, YES, falling
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.policy_collapse import (
     HARDLY,

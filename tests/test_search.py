@@ -137,8 +137,8 @@ def test_the_best_go_on_and_the_longest_runs_decide(tmp_path: Path) -> None:
         {"lr": 0.3, "weight_decay": 0.0},
         "loss",
         pytest.approx(0.1005),
-        pytest.approx(0.1005 - 12.706 * 0.0005, abs=1e-5),  # Student's, two seeds
-        pytest.approx(0.1005 + 12.706 * 0.0005, abs=1e-5),
+        None,  # two seeds have no interval
+        None,
         (1000, 1001),
         1000,
         sets=6,

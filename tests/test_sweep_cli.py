@@ -67,10 +67,31 @@ def test_grids_from_a_file(tmp_path: Path) -> None:
     assert found["upgd"]["sigma"] == (1.0, 2.0)
     assert found["upgd"]["weight_decay"] == (0.0,)  # the default
     assert found["sgd"] == {"lr": (0.1, 0.01), "weight_decay": (0.0,)}
-    assert grids.file_grids(path, ["upgd", "adam"])["adam"]["beta1"] == (0.0, 0.9)
+    with pytest.raises(ValueError, match=r"\[adamw\] is not for adam, .* or ask for adamw"):
+        grids.file_grids(path, ["upgd", "adam"])
     changed = grids.change_axes(found, {"lr": [3, 2], "sigma": 7})
     assert changed["sgd"]["lr"] == changed["upgd"]["lr"] == (3.0, 2.0)
     assert changed["upgd"]["sigma"] == (7.0,)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_table_is_for_the_method_of_its_name(tmp_path: Path, order: int) -> None:
+    """Whatever the order of tables, [upgd] changes nothing of UPGD-W, which is UPGD with decay."""
+    tables = ["[upgd]\nlr = 0.5\nsigma = 0.3\nweight_decay = 0\n", "[upgd-w]\nlr = [0.1, 0.2]\n"]
+    path = tmp_path / "grid.toml"
+    path.write_text("".join(tables[::order]))
+    found = grids.file_grids(path, ["upgd-w", "upgd"])
+    assert found["upgd-w"]["lr"] == (0.1, 0.2)
+    assert found["upgd-w"]["sigma"] != (0.3,)
+    assert found["upgd-w"]["weight_decay"] == (0.001,)
+    assert (found["upgd"]["lr"], found["upgd"]["weight_decay"]) == ((0.5,), (0.0,))
+    assert grids.file_grids(path, ["upgd-w"])["upgd-w"] == found["upgd-w"]
+
+
+def test_names_that_change_no_default_share_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text("[AdaUPGD]\nlr = 0.5\n")
+    assert grids.file_grids(path, ["ada-upgd"])["ada-upgd"]["lr"] == (0.5,)
 
 
 @pytest.mark.parametrize(

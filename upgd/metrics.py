@@ -6,7 +6,6 @@ problem sets another length. Forgetting and loss of plasticity use windows of tw
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -144,7 +143,7 @@ def _first_minus_last(windows: Series, what: str) -> float:
 
 # -------------------------------------------------------------------------- over seeds
 class Interval(NamedTuple):
-    """An estimate with a 95% interval."""
+    """An estimate with a 95% interval; the bounds are NaN where there is none."""
 
     estimate: float
     low: float
@@ -158,10 +157,30 @@ def standard_error(values: ArrayLike, axis: int = 0) -> Series:
 
 
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+FEWEST = 3
+"""The fewest seeds for an interval: that of two is six times as wide as their distance."""
+INTERVAL = "Student's 95%"
+"""The kind of every interval over seeds, as headers have it."""
+
+
+def half_width(values: ArrayLike, axis: int = 0) -> Series:
+    """Half of Student's 95% interval of the mean over seeds; NaN for fewer than :data:`FEWEST`.
+
+    Example:
+        >>> half_width([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]]).round(3)
+        array([2.484, 0.   ])
+    """
+    array = np.asarray(values, np.float64)
+    freedom = array.shape[axis] - 1
+    if freedom + 1 < FEWEST:
+        return np.full_like(array.sum(axis), np.nan)
+    # Beyond the table, the Cornish-Fisher expansion has three correct digits.
+    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
+    return np.asarray(t * standard_error(array, axis))
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """The mean over seeds with Student's 95% interval; NaN bounds for one value.
+    """The mean over seeds with Student's 95% interval, of :data:`FEWEST` values or more.
 
     Example:
         >>> mean, low, high = mean_interval([1.0, 2.0, 3.0])
@@ -169,12 +188,7 @@ def mean_interval(values: ArrayLike) -> Interval:
         (2.0, -0.484, 4.484)
     """
     array = np.asarray(values, np.float64)
-    mean, freedom = float(array.mean()), len(array) - 1
-    if freedom < 1:
-        return Interval(mean, math.nan, math.nan)
-    # Beyond the table, the Cornish-Fisher expansion has three correct digits.
-    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
-    half = t * float(standard_error(array))
+    mean, half = float(array.mean()), float(half_width(array))
     return Interval(mean, mean - half, mean + half)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,53 +64,62 @@ def show_best(found: Iterable[Ranking], study: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"study": str(study), "best": [_facts(ranking) for ranking in found]}))
         return
-    for problem, mine in _by_problem(found).items():
-        _show_problem(problem, mine)
+    from upgd.lab.views import Rankings
+
+    several = Rankings(list(found)).by_conditions()
+    for title, mine in several.items():
+        _show_table(title, mine)
+    if len(several) > 1:
+        say("runs of other lengths or options are not compared with each other: a table for each")
 
 
-def _by_problem(found: Iterable[Ranking]) -> dict[str, list[Ranking]]:
-    problems: dict[str, list[Ranking]] = {}
-    for ranking in found:
-        problems.setdefault(ranking.family.problem, []).append(ranking)
-    return problems
-
-
-def _show_problem(problem: str, found: Sequence[Ranking]) -> None:
+def _show_table(title: str, found: Sequence[Ranking]) -> None:
     from rich.table import Column, Table
 
+    from upgd.metrics import INTERVAL
+
     metrics = " or ".join(dict.fromkeys(ranking.metric for ranking in found))
-    table = Table(Column("method", no_wrap=True), "best set", "sets", title=problem)
+    table = Table(Column("method", no_wrap=True), "best set", "sets", title=title)
     table.title_style = "bold"
-    table.add_column(f"{metrics} [95%]", no_wrap=True)
-    alike = len({ranking.family.options for ranking in found}) == 1
-    for ranking in found:
+    table.add_column(f"{metrics} [{INTERVAL}]", no_wrap=True)
+    for ranking, label in zip(found, _labels(found), strict=True):
         winner, counts = ranking.winner, str(len(ranking.complete))
         if ranking.incomplete:
             counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
-        options = "" if alike else pairs(dict(ranking.family.options))
         why = "every set diverged" if ranking.complete else "no set has all its seeds yet"
         told = pairs(dict(winner.hyper)) if winner else why
-        table.add_row(ranking.name, f"{told} {options}".strip(), counts, _value(winner))
+        table.add_row(label, told, counts, _value(winner))
         printed = printed_set(ranking)
         if printed is not None:
             here = ranking.find(printed)
             table.add_row("  the paper's", pairs(printed), "", _value(here, "not run"))
     out.print(table)
-    for line in _notes(found, alike):
+    for line in _notes(found):
         say(line)
 
 
-def _notes(found: Sequence[Ranking], alike: bool) -> Iterator[str]:
+def _labels(found: Sequence[Ranking]) -> list[str]:
+    """The name of each ranking; with its options where a name occurs twice."""
+    times = Counter(ranking.name for ranking in found)
+    options = (pairs(dict(r.family.options)) if times[r.name] > 1 else "" for r in found)
+    return [f"{r.name} {own}".strip() for r, own in zip(found, options, strict=True)]
+
+
+def _notes(found: Sequence[Ranking]) -> Iterator[str]:
     """Notes on which sets were compared and which were not."""
-    for steps, seeds in dict.fromkeys((r.family.steps, r.seeds) for r in found):
-        options = pairs(dict(found[0].family.options)) if alike else ""
-        yield ", ".join(filter(None, (f"{steps} steps", f"seeds {ranges(seeds)}", options)))
+    from upgd.metrics import FEWEST
+
+    seeds = dict.fromkeys(ranking.seeds for ranking in found)
+    for some in seeds:
+        whose = (ranking.name for ranking in found if ranking.seeds == some)
+        few = "" if len(some) >= FEWEST else f"; intervals need {FEWEST}"
+        yield f"seeds {ranges(some)}" + (f" ({', '.join(whose)})" if len(seeds) > 1 else "") + few
     diverged = sum(bool(one.diverged) for ranking in found for one in ranking.complete)
     if diverged:
         yield f"{count(diverged, 'set')} diverged with a seed and cannot win"
-    dropped = sum(ranking.dropped for ranking in found)
-    if dropped:
-        yield f"{count(dropped, 'set')} in shorter runs alone; --steps shows those"
+    for ranking in (each for each in found if each.dropped):
+        told, ways = count(ranking.dropped, "set"), " or ".join(map(str, ranking.lengths))
+        yield f"{ranking.name}: {told} more in runs of other lengths; --steps {ways} shows those"
     lacking = sum(len(ranking.incomplete) for ranking in found)
     if lacking:
         yield f"{count(lacking, 'set')} without all seeds not compared; --seeds asks for fewer"
@@ -136,8 +147,9 @@ def _value(one: Candidate | None, otherwise: str = "-") -> str:
         return f"lacks {len(one.missing)} seeds"
     if one.diverged:
         return f"{len(one.diverged)} seeds diverged"
-    mean, low, high = one.interval
-    return f"{mean:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]")
+    from upgd.lab.views import with_interval
+
+    return with_interval(*one.interval)
 
 
 def _facts(ranking: Ranking) -> dict[str, Any]:
@@ -161,12 +173,16 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
 
 
 def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
-    """Draw a figure per problem; with several, file names contain the problem."""
-    from upgd.report.sensitivity import by_name, draw_sensitivity
+    """Draw a figure for each of the conditions; with several, file names contain them."""
+    from upgd.lab.views import Rankings
+    from upgd.report.sensitivity import draw_sensitivity, varied
 
-    problems, written = _by_problem(found), []
-    for problem, mine in problems.items():
-        target = path if len(problems) == 1 else path.with_stem(f"{path.stem}-{problem}")
-        draw_sensitivity(by_name(mine), problem, target)
+    several = Rankings(list(found)).by_conditions()
+    drawn = {title: mine for title, mine in several.items() if varied(mine)} or several
+    written = []
+    for title, mine in drawn.items():
+        name = re.sub(r"[^\w.]+", "-", f"{path.stem}-{title}")
+        target = path if len(drawn) == 1 else path.with_stem(name)
+        draw_sensitivity(dict(zip(_labels(mine), mine, strict=True)), title, target)
         written.append(target)
     return written

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from upgd.cli import options as o
-from upgd.cli.app import command, out
+from upgd.cli.app import command, err, out, say
+from upgd.text import printable, ranges
 
 if TYPE_CHECKING:
     from upgd.paper.claims import Judged
@@ -24,24 +25,65 @@ def claims(
 ) -> None:
     """Judge the paper's claims by finished runs.
 
-    Statistics are shown at any scale. Verdicts need half of the paper's steps and three seeds.
+    Statistics are shown at any scale. Verdicts need half of the paper's steps and three seeds. Of
+    runs that no claim is about, says what they show, and what the claims need.
     """
+    from rich.text import Text
+
     from upgd.paper.claims import judge, table
     from upgd.paper.evidence import NOTHING
+    from upgd.paper.results import LEDGER
 
     for place in places:
         if not place.is_dir():
             raise ValueError(f"{place} is no folder; give a study or a folder of results")
-    found = judge(places)
-    if all(claim.data == NOTHING for claim in found):
+    with err.status("reading") as status:  # on a terminal only
+        found = judge(places, lambda text: status.update(Text(printable(text))))
+    nothing = all(claim.data == NOTHING for claim in found)
+    studies = sorted({path.parent for place in places for path in place.rglob(LEDGER)})
+    if nothing and not studies:
         where = ", ".join(map(str, places))
         raise ValueError(f"no results in {where}; 'upgd reproduce list' shows what can be run")
-    if as_json:
+    if nothing and not (as_json or markdown):
+        for study in studies:
+            _describe(study)
+        _print_required()
+    elif as_json:
         print(json.dumps([_plain(claim) for claim in found]))
     elif markdown:
         print("\n".join(table(found)))
     else:
         _print(found, details)
+
+
+def _describe(study: Path) -> None:
+    """Print what a study has, and what its runs show."""
+    from upgd.ledger import Ledger
+    from upgd.report import sections
+
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        runs = list(ledger.runs())
+        say(f"{study}: {sections.tally(runs)}; none is a run of the paper's experiments")
+        for section in sections.read(ledger, runs):
+            methods = ", ".join(dict.fromkeys(arm.setting.method for arm in section.arms))
+            seeds = ranges({run.spec.seed for arm in section.arms for run in arm.runs})
+            tasks = f", tasks of {section.task_length}" if section.task_length else ""
+            say(f"- {section.problem}, {section.steps} steps{tasks}, seeds {seeds}: {methods}")
+            for sentence in sections.sentences(section):
+                say(f"  {sentence}")
+
+
+def _print_required() -> None:
+    """Print what each claim needs."""
+    from rich.table import Table
+
+    from upgd.paper.claims import CLAIMS, required
+
+    grid = Table("", "claim", "a verdict needs")
+    for claim in CLAIMS:
+        grid.add_row(str(claim.number), claim.text, required(claim))
+    out.print(grid)
+    say("'upgd reproduce list' shows the figures that these runs make; --scale 0.01 is a sketch")
 
 
 def _print(found: list[Judged], details: bool) -> None:

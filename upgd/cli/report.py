@@ -17,6 +17,7 @@ def report(
     study: o.STUDY,
     output: Annotated[Path | None, o.OUTPUT("--output", "-o", help="Or STUDY/report.html.")] = None,
     problem: o.PROBLEM = "",
+    method: o.METHOD = "",
     metric: Annotated[
         list[str] | None, Option(metavar="NAME", help="Only this metric. Repeatable.")
     ] = None,
@@ -29,7 +30,7 @@ def report(
     """
     from upgd.lab.study import Study
 
-    page = Study(study).report(output, problem=problem, metrics=metric or ())
+    page = Study(study).report(output, problem=problem, method=method, metrics=metric or ())
     wrote(page)
     if opened:
         webbrowser.open(page.resolve().as_uri())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 def show(
     study: o.STUDY, problem: o.PROBLEM = "", method: o.METHOD = "", as_json: o.FACTS = False
 ) -> None:
-    """Show a study's results: means over seeds, with intervals."""
+    """Show a study's results: means over seeds, with intervals.
+
+    Intervals are Student's 95%, of three seeds or more. Runs of other lengths or options have a
+    table of their own.
+    """
     from upgd.lab.study import Study
 
     show_table(Study(study).table(problem, method), study, as_json)
@@ -42,7 +47,7 @@ def plot(
 ) -> None:
     """Draw a metric over time, a line per setting.
 
-    Lines are means over seeds, with their standard errors. With more than ten settings only each
+    Lines are means over seeds, with Student's 95% intervals. With more than ten settings only each
     method's best is drawn, by area under the curve.
     """
     wrote(open_study(study).plot(metric, problem=problem, method=method, every=every, path=output))
@@ -59,15 +64,19 @@ def export(
     study: o.STUDY,
     output: Annotated[Path | None, o.OUTPUT(help="Default STUDY/runs.csv.")] = None,
     metric: Annotated[str, Option(help="This metric over time instead of a row per run.")] = "",
+    problem: o.PROBLEM = "",
+    method: o.METHOD = "",
     tensorboard: Annotated[Path | None, o.OUTPUT(help="A folder for event files instead.")] = None,
 ) -> None:
     """Export a study as CSV, or as TensorBoard event files."""
     from upgd.ledger import Ledger
+    from upgd.ledger.export import runs_csv, series_csv
     from upgd.ledger.files import check_output, check_output_folder
+    from upgd.report.tables import chosen
     from upgd.report.tensorboard import write_events
 
     if tensorboard is not None:
-        if metric or output is not None:
+        if metric or problem or method or output is not None:
             raise ValueError("--tensorboard writes all metrics to its folder; leave the rest out")
         check_output_folder(tensorboard)
         with Ledger.open(study, create=False, read_only=True) as ledger:
@@ -81,24 +90,34 @@ def export(
         if metric and metric not in (there := ledger.all_metrics()):
             have = ", ".join(there) or "none"
             raise ValueError(f"no metric {metric!r} in {study}; there are {have}")
+        runs = chosen(ledger, problem, method)
         path = output or study / (f"{metric}.csv" if metric else "runs.csv")
-        count = ledger.series_csv(path, [metric]) if metric else ledger.export_csv(path)
+        count = series_csv(ledger, runs, path, [metric]) if metric else runs_csv(runs, path)
     wrote(path, f" ({count} rows)")
 
 
 def show_table(found: views.Table, study: Path, as_json: bool) -> None:
     """Print a table of a study."""
+    from rich.table import Table
+
     from upgd.ledger import RULES_VERSION
+    from upgd.metrics import FEWEST
 
     rows, counts = [dict(row) for row in found.rows], found.counts
     if as_json:
         print(json.dumps({"study": str(study), "counts": dict(counts), "results": rows}))
         return
-    problems: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        problems.setdefault(row["problem"], []).append(row)
-    for title, some in (problems or {str(study): []}).items():
-        _show_rows(title, some)
+    by_conditions = found.by_conditions()
+    for title, (header, *cells) in found.parts():
+        table = Table(*header, title=title)
+        for row in cells:
+            table.add_row(*row)
+        out.print(table)
+        _show_collapse([row[0] for row in cells], by_conditions[title])
+    if not rows:
+        say(f"{study} has no finished run yet")
+    if any(row["seeds"] < FEWEST for row in rows):
+        say(f"intervals need {FEWEST} seeds or more")
     left = {state: count for state, count in counts.items() if count and state != "done"}
     if left:
         out.print(", ".join(f"{count} {state}" for state, count in left.items()))
@@ -107,23 +126,14 @@ def show_table(found: views.Table, study: Path, as_json: bool) -> None:
         out.print(f"{others} of these runs followed other versions of the rules")
 
 
-def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """The table of one problem."""
-    from rich.table import Table
-
+def _return(found: tuple[float, float | None, float | None]) -> str:
     from upgd.lab import views
-    from upgd.report import tables
 
-    table = Table("method", "steps", "seeds", "metric", "mean ± s.e.", "IQM [95%]", title=title)
-    names = tables.labels(rows)
-    for row, name in zip(rows, names, strict=True):
-        seeds = str(row["seeds"]) + (f" (+{row['diverged']} diverged)" if row["diverged"] else "")
-        table.add_row(name, str(row["steps"]), seeds, *views.numbers(row))
-    out.print(table)
-    _show_collapse(names, rows)
+    mean, low, high = found
+    return views.with_interval(mean, low, high, digits=1)
 
 
-def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
+def _show_collapse(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print peak and final return of agents, if there are any."""
     keys = ("peak_return", "final_return", "drop_after_peak")
     agents = [(n, r) for n, r in zip(names, rows, strict=True) if r.get("collapse")]
@@ -131,17 +141,12 @@ def _show_collapse(names: list[str], rows: list[dict[str, Any]]) -> None:
         return
     from rich.table import Table
 
+    from upgd.metrics import INTERVAL
+
     columns = (key.replace("_", " ") for key in keys)
-    table = Table("method", "steps", *columns, title="Policy collapse")
-    table.caption = "means [95%] over seeds; peak: the best tenth of a run, final: the last tenth"
+    table = Table("method", *columns, title="Policy collapse")
+    table.caption = f"means [{INTERVAL}]; peak: the best tenth of a run, final: the last tenth"
     for name, row in agents:
-        cells = (_interval(row["collapse"].get(key)) for key in keys)
-        table.add_row(name, str(row["steps"]), *cells)
+        found = (row["collapse"].get(key) for key in keys)
+        table.add_row(name, *(_return(each) if each else "-" for each in found))
     out.print(table)
-
-
-def _interval(found: list[float | None] | None) -> str:
-    if not found:
-        return "-"
-    mean, low, high = found
-    return f"{mean:.1f}" + ("" if low is None else f" [{low:.1f}, {high:.1f}]")

@@ -28,6 +28,7 @@ LOOKS = 3  # polls without work before it ends: a sweep adds runs after each of 
 @command(examples=("upgd watch studies/demo", "upgd watch studies/demo --once"))
 def watch(
     study: o.STUDY,
+    method: o.METHOD = "",
     every: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, Option("--once", help="Look once.")] = False,
     as_json: Annotated[bool, o.OUTPUT("--json", help="One look, for scripts.")] = False,
@@ -41,28 +42,28 @@ def watch(
 
     with Ledger.open(study, create=False, read_only=True) as ledger:
         if as_json:
-            print(json.dumps(_facts(look(ledger), study)))
+            print(json.dumps(_facts(look(ledger, method), study)))
         elif once:
-            out.print(frame(look(ledger), study))
+            out.print(frame(look(ledger, method), study))
         else:
             with suppress(KeyboardInterrupt):
-                _watch(ledger, study, every)
+                _watch(ledger, study, every, method)
 
 
-def _watch(ledger: Ledger, study: Path, every: float) -> None:
+def _watch(ledger: Ledger, study: Path, every: float, method: str) -> None:
     from rich.live import Live
 
     from upgd.report.watching import look
 
     idle = 0
-    view = look(ledger)
+    view = look(ledger, method)
     with Live(frame(view, study), console=out, auto_refresh=False) as live:
         while True:
             idle = 0 if view.total.to_do else idle + 1
             if idle >= LOOKS:
                 return
             time.sleep(every)
-            view = look(ledger)
+            view = look(ledger, method)
             live.update(frame(view, study), refresh=True)
 
 

@@ -201,6 +201,8 @@ class BatchedRun:
         for start, stop in self._chunks(self.step, min(self.step + steps, self.steps)):
             self._advance(start, stop)
 
+    most: int | None = None  # steps of a chunk, for those who want to hear of it more often
+
     def next_stop(self) -> int:
         """Where the next chunk ends: the least that :meth:`advance` does at a time."""
         return next(stop for _, stop in self._chunks(self.step, self.steps))
@@ -230,6 +232,7 @@ class BatchedRun:
             longest = max(1, min(longest, MOST_BYTES // (4 * self.feed.made * features)))
         if self.kind == "general" and torch.device(self.device).type == "cpu":
             longest = max(1, min(longest, MOST_WITHOUT_WORD // len(self.settings)))
+        longest = max(1, min(longest, self.most or longest))
         while start < stop:
             end = min(stop, start + longest)
             if at_tasks:

@@ -78,7 +78,7 @@ class Comparison(Cells):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The table as mappings: means over seeds that did not diverge, with standard errors."""
+        """The table as mappings: means over seeds that did not diverge, with half the interval."""
         best, found = self.best, []
         for (name, lr), runs in self.groups.items():
             whole = [run.outcome for run in runs if not run.outcome.diverged]
@@ -93,7 +93,9 @@ class Comparison(Cells):
 
     def cells(self) -> list[list[str]]:
         """The table as text, its header first; the best step size of each optimizer is marked."""
-        found = [["optimizer", "lr", *self.metrics, "ms/step"]]
+        several = any(row["seeds"] >= metrics.FEWEST for row in self.rows)
+        over = f" ± {metrics.INTERVAL}" if several else ""
+        found = [["optimizer", "lr", *(metric + over for metric in self.metrics), "ms/step"]]
         for row in self.rows:
             mark = " *" if row["best"] else ""
             if row["diverged"]:
@@ -145,15 +147,16 @@ class Comparison(Cells):
         lead = [mine - other for mine, other in pairs]
         if not any(lead):
             return "level with", "", ""
-        mean, error = _estimate(lead)
+        mean, half = _estimate(lead)
         points = metric.endswith("accuracy")
         size = f"{100 * abs(mean):.1f}" if points else f"{abs(mean):.3g}"
-        if error is None:
+        if half is not None:
+            size += f" ± {100 * half:.1f}" if points else f" ± {half:.2g}"
+        if len(lead) == 1:
             doubt = " (one seed: an example, not evidence)"
         else:
-            size += f" ± {100 * error:.1f}" if points else f" ± {error:.2g}"
-            _, low, high = metrics.mean_interval(lead)
-            doubt = "" if low > 0 or high < 0 else f" (not clear from {len(lead)} seeds)"
+            clear = half is not None and abs(mean) > half
+            doubt = "" if clear else f" (not clear from {len(lead)} seeds)"
         return "ahead of" if mean > 0 else "behind", f" by {size}", doubt
 
     def _notes(self, best: Mapping[str, float]) -> list[str]:
@@ -200,9 +203,14 @@ class Comparison(Cells):
             left.set_yscale("log")
         told = plotting.seeds([len(runs) for runs in self.groups.values()])
         for axes, what in ((left, "bands"), (right, "bars")):
-            plotting.footnote(axes, f"{told}; {what}: {plotting.BAND}")
+            plotting.footnote(axes, told + self._bands(what))
         plotting.legend(figure, [left])
         plotting.save(figure, target)
+
+    def _bands(self, what: str) -> str:
+        """What bands or bars are, where there are any."""
+        several = any(row["seeds"] >= metrics.FEWEST for row in self.rows)
+        return f"; {what}: {metrics.INTERVAL}" if several else ""
 
     def _draw_loss(self, axes: Any, name: str, look: Mapping[str, Any]) -> None:
         lr = self.best.get(name)
@@ -218,9 +226,9 @@ class Comparison(Cells):
         rows = [row for row in self.rows if row["optimizer"] == name]
         good = [row for row in rows if not row["diverged"]]
         values = [row[self.metrics[0]] for row in good]
-        errors = [error or 0.0 for _, error in values]
+        halves = [half or 0.0 for _, half in values]
         means = [mean for mean, _ in values]
-        axes.errorbar([row["lr"] for row in good], means, errors, **look, marker="o", markersize=4)
+        axes.errorbar([row["lr"] for row in good], means, halves, **look, marker="o", markersize=4)
         for row in (row for row in rows if row["diverged"]):
             place = axes.get_xaxis_transform()  # heights in parts of the axis
             axes.plot(row["lr"], bottom, "x", color=look["color"], transform=place)
@@ -237,12 +245,12 @@ def check_figure(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _estimate(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error, which one value does not have."""
-    error = float(metrics.standard_error(values)) if len(values) > 1 else None
-    return float(np.mean(values)), error
+    """The mean and half of its interval, which few values do not have."""
+    half = float(metrics.half_width(values))
+    return float(np.mean(values)), None if np.isnan(half) else half
 
 
 def _shown(metric: str, estimate: tuple[float, float | None]) -> str:
-    mean, error = estimate
+    mean, half = estimate
     form = ".4f" if metric.endswith("accuracy") or 0.01 <= abs(mean) < 1e3 else ".3g"
-    return f"{mean:{form}}" + ("" if error is None else f" ± {error:{form}}")
+    return f"{mean:{form}}" + ("" if half is None else f" ± {half:{form}}")

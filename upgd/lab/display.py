@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from upgd.kernels.announcing import listening
 from upgd.study.execution import Progress
 from upgd.study.kinds import kind_of
 from upgd.text import clock, count, short
@@ -56,12 +57,14 @@ def live(shown: Any = None) -> Iterator[Callable[[Now], None]]:
         yield _lines(0.5, lambda text: print(f"\r{text:<100}", end="", file=sys.stderr))
         note("")
         return
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (
+        SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.fields[pace]}  {task.fields[latest]}"),
     )
     with Bars(*columns, console=shown, transient=True) as bar:
@@ -101,15 +104,21 @@ def progress(total: int, shown: Any = None) -> Iterator[OnProgress]:
         total: How many runs.
         shown: Rich's console; None for plain lines.
     """
-    done = _Done(total)
+    done, kernels = _Done(total), 0
     with live(shown) as show:
+
+        def on_kernel(name: str) -> None:
+            nonlocal kernels
+            kernels += 1
+            show(Now(f"compiling, once: kernel {kernels}, {name}", done.runs, total, ""))
 
         def on_progress(progress: Progress) -> None:
             done.add(progress)
             pace, latest = done.pace(progress), _latest(progress)
             show(Now(_what(progress), done.runs, total, pace, latest, _returns(progress)))
 
-        yield on_progress
+        with listening(on_kernel):
+            yield on_progress
 
 
 class _Done:

@@ -10,8 +10,10 @@ them, lists the values of its hyperparameters::
     sigma = [0.001, 0.01]
     weight_decay = 0.001
 
-What it does not name keeps its default. A method's own table comes before ``[all]``. Layers of one
-role may have values of their own (:data:`upgd.rules.vocabulary.ROLES`)::
+What it does not name keeps its default. A method's own table comes before ``[all]``. A table is for
+the method of its name alone: ``[upgd]`` says nothing of ``upgd-w``, which has other defaults.
+
+Layers of one role may have values of their own (:data:`upgd.rules.vocabulary.ROLES`)::
 
     [sgd]
     lr = [0.1, 0.01]
@@ -26,6 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from upgd.ledger.canonical import proper_name
 from upgd.optim.registry import get as get_method
 from upgd.optim.registry import scalars
 from upgd.paper import grids
@@ -103,15 +106,12 @@ def table_grids(
             raise ValueError(f"{where}{name!r} is in no table; begin with [all] or [upgd]")
         if name != ALL:
             _check_method(where, name)
+    _check_aliases(where, tables, methods)
     found = {}
     used: set[str] = set()
     for method in methods:
-        own = {
-            k: v
-            for name, table in tables.items()
-            if _same(name, method)
-            for k, v in _flat(table).items()
-        }
+        named = (table for name, table in tables.items() if _same(name, method))
+        own = {k: v for table in named for k, v in _flat(table).items()}
         have = scalars(method)
         unknown = sorted(k for k in own if not _has(have, k))
         if unknown:
@@ -220,9 +220,22 @@ def _check_method(where: str, name: str) -> None:
         raise ValueError(f"{where}{error.args[0]}") from None
 
 
+def _check_aliases(where: str, tables: Mapping[str, Any], methods: Collection[str]) -> None:
+    """Refuse a table of no method asked for that is of another name of one without a table."""
+    names = [name for name in tables if name != ALL]
+    for name in (n for n in names if not any(_same(n, method) for method in methods)):
+        row = get_method(name)[0].name
+        for method in methods:
+            if get_method(method)[0].name == row and not any(_same(n, method) for n in names):
+                raise ValueError(
+                    f"{where}[{name}] is not for {method}, which has other defaults; "
+                    f"call the table [{method}], or ask for {name}"
+                )
+
+
 def _same(name: str, method: str) -> bool:
-    """Whether a table is a method's: by the name that was given, or by that of its row."""
-    return name != ALL and name.lower() in (method.lower(), get_method(method)[0].name)
+    """Whether a table is a method's; a name that changes no default means the same method."""
+    return name != ALL and proper_name(name) == proper_name(method)
 
 
 def _hyperparameter(method: str, name: str) -> Hyperparameter:

@@ -279,10 +279,7 @@ class Study:
         with self.read() as ledger:
             found = best_sets(ledger, problem, methods, seeds, steps)
             if not found:
-                have = {f"{r.family.problem} {r.name}" for r in best_sets(ledger)}
-                raise ValueError(
-                    f"no such run in {self.folder}; there are {', '.join(sorted(have)) or 'none'}"
-                )
+                raise tables.no_such_run(ledger, problem, methods or ())
         return Rankings(found)
 
     # ----------------------------------------------------------------------------- reading
@@ -307,7 +304,7 @@ class Study:
         method: str | None = None,
         keys: Collection[str] | None = None,
     ) -> Table:
-        """Means over seeds with standard errors and intervals, a row per setting."""
+        """Means over seeds with intervals, a row per setting."""
         with self.read() as ledger:
             runs = tables.chosen(ledger, problem, method)
             mine = None if keys is None else set(keys)
@@ -342,7 +339,7 @@ class Study:
         every: bool = False,
         path: str | os.PathLike[str] | None = None,
     ) -> Picture:
-        """Draw a metric over time: mean and standard error over seeds, a line per setting.
+        """Draw a metric over time: means over seeds with 95% intervals, a line per setting.
 
         Args:
             metric: By default accuracy, return or loss.
@@ -373,6 +370,7 @@ class Study:
         path: str | os.PathLike[str] | None = None,
         *,
         problem: str | None = None,
+        method: str | None = None,
         metrics: Sequence[str] = (),
         title: str = "",
         about: Sequence[str] = (),
@@ -382,6 +380,7 @@ class Study:
         Args:
             path: The page; by default ``report.html`` in the study's folder.
             problem: Only this one.
+            method: Only this one.
             metrics: Only these.
             title: Above the page.
             about: Paragraphs that introduce it.
@@ -396,7 +395,7 @@ class Study:
                 if name not in there:
                     have = ", ".join(there) or "none"
                     raise ValueError(f"no metric {name!r} in {self.folder}; there are {have}")
-            runs = tables.chosen(ledger, problem)
+            runs = tables.chosen(ledger, problem, method)
             if not runs:
                 raise StudyError(f"{self.folder} has no run to report on")
             found = sections.read(ledger, runs, list(metrics))

@@ -14,6 +14,7 @@ from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS, scalars
 from upgd.rules.vocabulary import ROLES, setting
 from upgd.streams.problems import PROBLEMS, Problem
+from upgd.text import pairs
 
 Scalar = str | int | float | bool | None
 NO_LAYERS = "none"  # what the option ``hidden`` is called for a network from inputs to outputs
@@ -128,6 +129,30 @@ def row_name(name: str) -> str:
     if name in METHODS:
         return name
     return next((row.name for row in METHODS.values() if name in row.aliases), name)
+
+
+def is_called(name: str, shown: str) -> bool:
+    """Whether a run that is shown under a name is one of those that another name stands for.
+
+    The name of a row stands for all its runs, an alias that changes defaults for those it means.
+
+    Example:
+        >>> is_called("sgdw", "sgd"), is_called("SGD", "sgd"), is_called("sgd", "sgdw")
+        (True, True, False)
+    """
+    return proper_name(name) in (shown, row_name(shown))
+
+
+def meaning(name: str) -> str:
+    """What an alias that changes defaults stands for; empty for other names.
+
+    Example:
+        >>> meaning("UPGD-W"), meaning("upgd")
+        ('upgd with weight_decay=0.001', '')
+    """
+    alias = proper_name(name)
+    changed = next((r.aliases[alias] for r in METHODS.values() if alias in r.aliases), None)
+    return f"{row_name(alias)} with {pairs(changed)}" if changed else ""
 
 
 def display_name(method: str, hyper: Mapping[str, float]) -> str:

@@ -37,8 +37,10 @@ def runs_csv(runs: Iterable[Run], target: Target) -> int:
     return len(rows)
 
 
-def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None = None) -> int:
-    """Write one row per run, metric and window, and return how many.
+def series_csv(
+    ledger: Ledger, runs: Iterable[Run], target: Target, metrics: Collection[str] | None = None
+) -> int:
+    """Write one row per window of these runs and metrics, by default all, and return how many.
 
     Columns: key, problem, method, seed, metric, step (the last one of the window), value.
     """
@@ -46,9 +48,9 @@ def series_csv(ledger: Ledger, target: Target, metrics: Collection[str] | None =
 
     def lines() -> Iterator[str]:
         nonlocal count
-        specs = {run.key: run.spec for run in ledger.runs()}
+        specs = {run.key: run.spec for run in runs}
         for key, metric, window, values in ledger.each_series(metrics):
-            if key in specs:  # not one that was added meanwhile
+            if key in specs:
                 spec = specs[key]
                 start = _line([key, spec.problem, spec.name, spec.seed, metric])[:-1]
                 count += len(values)

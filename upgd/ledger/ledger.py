@@ -269,7 +269,7 @@ class Ledger(queries.Reader):
 
     def series_csv(self, target: export.Target, metrics: Collection[str] | None = None) -> int:
         """Write a table with a row per window; see :func:`upgd.ledger.export.series_csv`."""
-        return export.series_csv(self, target, metrics)
+        return export.series_csv(self, self.runs(), target, metrics)
 
 
 def _keep_result(db: sqlite3.Connection, name: str, claim: Claim, result: Result) -> None:

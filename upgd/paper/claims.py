@@ -12,14 +12,17 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from upgd.ledger import Ledger
+from upgd.metrics import FEWEST
+from upgd.pages import grouped
 from upgd.paper import evidence as ev
 from upgd.paper import policy_collapse, statements, theorems, utility_quality
 from upgd.paper.evidence import All, Finding
 from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
-from upgd.paper.results import Results, collect, load
+from upgd.paper.kept import keep, pack_findings, unpack_findings
+from upgd.paper.results import LEDGER, TABLE, Results, collect, load
 from upgd.paper.sets import MAIN, STATIONARY, TOYS
 from upgd.report import html
 
@@ -84,15 +87,45 @@ class Judged(NamedTuple):
         return ev.worst(finding.verdict for finding in self.findings)
 
 
-def judge(places: Iterable[str | os.PathLike[str]]) -> list[Judged]:
-    """Judge all fourteen claims by studies or folders of tables."""
+def judge(
+    places: Iterable[str | os.PathLike[str]], say: Callable[[str], object] = lambda text: None
+) -> list[Judged]:
+    """Judge all fourteen claims by studies or folders of tables.
+
+    Calls `say` with what is being done. What tables alone say is kept for the next time.
+    """
     folders = [Path(place) for place in places]
-    return judge_results(load(folders), folders)
+
+    def compute() -> list[Judged]:
+        return judge_results(load(folders, say), folders, say)
+
+    if any(True for folder in folders for _ in folder.rglob(LEDGER)):
+        return compute()
+    names = (TABLE, utility_quality.TABLE)
+    files = [path for folder in folders for n in names for path in sorted(folder.rglob(n))]
+    return keep("claims", files, compute, _pack, _unpack)
 
 
-def judge_results(results: All, folders: Iterable[Path]) -> list[Judged]:
+def _pack(found: list[Judged]) -> list[list[object]]:
+    return [[each.number, each.text, each.data, pack_findings(each.findings)] for each in found]
+
+
+def _unpack(rows: list[list[Any]]) -> list[Judged]:
+    if [number for number, *_ in rows] != [1, *(claim.number for claim in CLAIMS)]:
+        raise ValueError("other claims")
+    return [Judged(n, text, data, unpack_findings(found)) for n, text, data, found in rows]
+
+
+def judge_results(
+    results: All, folders: Iterable[Path], say: Callable[[str], object] = lambda text: None
+) -> list[Judged]:
     """The same with loaded results; those of the first claim are read from the folders."""
-    return [_utility_quality(folders), *(judge_claim(claim, results) for claim in CLAIMS)]
+    say("judging claim 1")
+    found = [_utility_quality(folders)]
+    for claim in CLAIMS:
+        say(f"judging claim {claim.number}")
+        found.append(judge_claim(claim, results))
+    return found
 
 
 def judge_claim(claim: Claim, results: All) -> Judged:
@@ -156,6 +189,27 @@ def _utility_quality(places: Iterable[Path]) -> Judged:
     found = utility_quality.Results.load(paths[-1])
     data = ev.how_much([utility_quality.length(found)], [len(found.seeds)])
     return Judged(1, text, data, utility_quality.claim(found))
+
+
+def required(claim: Claim) -> str:
+    """What a verdict on a claim takes: problems, methods and their sets, steps, seeds.
+
+    Example:
+        >>> required(next(claim for claim in CLAIMS if claim.number == 2))
+        "input-permuted-mnist: 10 methods at the paper's sets, 500 000 steps, 3 seeds"
+    """
+    some = [EXPERIMENTS[name] for name in claim.needs]
+    if not some:
+        return "no runs: it is computed"
+    where = ", ".join(dict.fromkeys(each.problem for each in some))
+    methods, steps = (
+        "–".join(dict.fromkeys(grouped(n) for n in (min(all_), max(all_))))
+        for all_ in (
+            [len(each.arms) for each in some],
+            [int(ev.LONG_ENOUGH * each.steps) for each in some],
+        )
+    )
+    return f"{where}: {methods} methods at the paper's sets, {steps} steps, {FEWEST} seeds"
 
 
 def table(found: Iterable[Judged]) -> list[str]:

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.metrics import Interval, forgetting, loss_of_plasticity, mean_interval
+from upgd.metrics import FEWEST, Interval, forgetting, loss_of_plasticity, mean_interval
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import Results
 from upgd.paper.sets import METHODS
@@ -51,10 +51,8 @@ PLAIN: Unit = ""
 MOST = 6
 """Of ten methods."""
 RESAMPLES = 2000
-FEWEST = 3
-"""The fewest seeds for an interval, and so for a verdict."""
 FEWEST_RESAMPLED = 5
-"""The same where seeds are resampled: fewer give too few distinct resamples."""
+"""The fewest seeds that are resampled: fewer give too few distinct resamples."""
 NOTHING = "-"
 """The amount of data where there is none."""
 LAST = 20
@@ -232,7 +230,7 @@ def lead(
     if not common:
         return None
     pairs = ((mine[s][-last:], theirs[s][-last:]) for s in common)  # [-0:] is all
-    return interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
+    return mean_interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
 
 
 def smallest_lead(results: Results | None, arm: str, others: Sequence[str]) -> Interval | None:
@@ -244,12 +242,6 @@ def smallest_lead(results: Results | None, arm: str, others: Sequence[str]) -> I
     return min((found for found in leads if found is not None), key=lambda found: found.estimate)
 
 
-def interval(values: Sequence[float] | Array) -> Interval:
-    """The mean with Student's 95% interval; NaN bounds for fewer than :data:`FEWEST` seeds."""
-    found = mean_interval(values)
-    return found if len(values) >= FEWEST else Interval(found.estimate, math.nan, math.nan)
-
-
 def over_seeds(
     results: Results | None, arm: str, metric: str, statistic: Callable[[Array], float]
 ) -> Interval | None:
@@ -257,7 +249,7 @@ def over_seeds(
     if results is None or not results.of(arm, metric):
         return None
     values = [statistic(curve) for curve in results.by_task(arm, metric).values()]
-    return None if np.isnan(values).any() else interval(values)
+    return None if np.isnan(values).any() else mean_interval(values)
 
 
 def resampled(

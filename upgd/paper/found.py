@@ -36,7 +36,7 @@ class Found:
     hyper: Set
     metric: str
     mean: float  # mean of the set over whole runs and seeds
-    low: float | None  # of the 95% interval over seeds; None with one seed
+    low: float | None  # of the 95% interval over seeds; None with fewer than three
     high: float | None
     seeds: tuple[int, ...]
     steps: int  # length of the deciding runs

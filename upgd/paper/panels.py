@@ -17,7 +17,15 @@ from upgd.paper.looks import colour, look
 from upgd.paper.policy_collapse import curves as returns_of
 from upgd.paper.results import Results
 from upgd.paper.sets import MAIN, METHODS
-from upgd.report.plotting import BAND, SMALL, curve, footnote, in_thousands, seeds
+from upgd.report.plotting import (
+    BAND,
+    SMALL,
+    curve,
+    footnote,
+    in_thousands,
+    seeds,
+    standard_error,
+)
 from upgd.report.sections import Line, thin
 from upgd.streams import get as get_problem
 from upgd.text import count
@@ -88,7 +96,7 @@ def _curves(axes: Any, panel: Panel, results: Results) -> None:
                 continue
             drawn = look(arm) | ({"linestyle": "--"} if metric == panel.dashed else {})
             which = f", {'on' if metric == 'accuracy' else 'off'}line" if panel.dashed else ""
-            curve(axes, line.samples, line.values, drawn, name + which)
+            curve(axes, line.samples, line.values, drawn, name + which, standard_error)
             middle = np.nanmean(line.values, 0)
             usual = max(usual, float(np.nanmedian(middle)))
             highest = max(highest, float(np.nanmax(middle)))
@@ -146,10 +154,10 @@ def _closer(axes: Any, panel: Panel, results: Results) -> None:
         values = _stack(found)
         tasks = values.shape[1] // per_task
         later = tasks > FEW
-        curve(axes, x, values[:, :part], look(arm), "" if later else name)
+        curve(axes, x, values[:, :part], look(arm), "" if later else name, standard_error)
         if later:
             last = values[:, (tasks - FEW) * per_task : tasks * per_task]
-            curve(axes, x + FEW + 0.3, last, look(arm), name)
+            curve(axes, x + FEW + 0.3, last, look(arm), name, standard_error)
             places = [0.5, 1.5, FEW + 0.8, FEW + 1.8]
             axes.set_xticks(places, [str(task) for task in (1, 2, tasks - 1, tasks)])
     axes.axvspan(FEW, FEW + 0.3, color=RULE, linewidth=0)
@@ -162,7 +170,7 @@ def _returns(axes: Any, panel: Panel, results: Results) -> None:
         returns = returns_of(results, arm)
         if returns is not None:
             steps = results.window * np.arange(1, returns.shape[1] + 1) / 1e6
-            curve(axes, steps, returns, look(arm), name)
+            curve(axes, steps, returns, look(arm), name, standard_error)
     axes.set_xlim(left=0)
     axes.tick_params(labelbottom=True)
     in_thousands(axes.yaxis)

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.metrics import Interval
+from upgd.metrics import FEWEST, Interval
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import All, Finding
 from upgd.paper.experiments import AGENT_STEPS, ENVIRONMENTS, EXPERIMENTS, agents_name
@@ -121,7 +121,7 @@ def gain(returns: Array | None) -> Interval | None:
 
 def can_tell(returns: Array) -> bool:
     """Whether there are enough seeds, and agents that have learned."""
-    return len(returns) >= ev.FEWEST and has_learned(returns)
+    return len(returns) >= FEWEST and has_learned(returns)
 
 
 def shares(values: Callable[[Array], Array], returns: Array) -> Array:
@@ -188,7 +188,7 @@ def numbers(results: Results) -> list[str]:
         lines.append(f"| {arm.title} | {' | '.join(cells)} |")
     note = (
         "Returns of episodes, means over seeds with Student's 95% intervals; of fewer than "
-        f"{ev.FEWEST} seeds, those of each. Peak is the best tenth of each run, final the last "
+        f"{FEWEST} seeds, those of each. Peak is the best tenth of each run, final the last "
         "one, drop their difference, which noise alone makes larger than 0. Fall is the last "
         "tenth less the tenth that is the best of the other seeds, gain the last tenth less the "
         "middle of the run, both in percent of what was learned; the interval of the fall is the "
@@ -204,7 +204,7 @@ def numbers(results: Results) -> list[str]:
 def _returns(returns: Array) -> list[str]:
     """The peak, final return and drop."""
     found = [collapse(curve) for curve in returns]
-    if len(found) < ev.FEWEST:
+    if len(found) < FEWEST:
         return [", ".join(_number(each[name]) for each in found) for name in NAMES]
     cells = []
     for interval in over_seeds(found).values():

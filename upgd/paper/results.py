@@ -12,7 +12,7 @@ import io
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from upgd.study.kinds import kind_of
 
 Array = NDArray[np.float64]
 TABLE = "series.csv.gz"
+LEDGER = "ledger.sqlite"
 DIGITS = 5
 DIVERGED = "diverged"
 """Stands for a number of samples."""
@@ -270,15 +271,22 @@ def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
     return Results(name, window, series, diverged)
 
 
-def load(places: Iterable[str | os.PathLike[str]]) -> dict[str, Results]:
-    """Results of all experiments found in studies' folders, or in folders of tables."""
+def load(
+    places: Iterable[str | os.PathLike[str]], say: Callable[[str], object] = lambda text: None
+) -> dict[str, Results]:
+    """Results of all experiments found in studies' folders, or in folders of tables.
+
+    Calls `say` with what is being read.
+    """
     found: dict[str, Results] = {}
     for place in map(Path, places):
         for path in sorted(place.rglob(TABLE)):
             name = path.parent.name.replace("_", "-")
             if name in EXPERIMENTS:
+                say(f"reading {path.parent}")
                 found[name] = read(path, name)
-        for path in sorted(place.rglob("ledger.sqlite")):
+        for path in sorted(place.rglob(LEDGER)):
+            say(f"reading {path.parent}")
             with Ledger.open(path.parent, create=False, read_only=True) as ledger:
                 for name, experiment in EXPERIMENTS.items():
                     results = collect(ledger, experiment)

@@ -12,6 +12,7 @@ Seeds differ from those of the figures.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -305,14 +306,14 @@ def _found(entrant: Entrant, done: Sequence[Ranking], runs: Iterable[Run]) -> Fo
     interval = first.interval
     known = _as_ranked(entrant, printed_set(entrant.sweep.problem, entrant.arm))
     devices = {run.result.device for run in runs if run.result and run.spec.seed in ranking.seeds}
-    alone = len(ranking.seeds) == 1
+    low, high = (None if math.isnan(x) else _short(x) for x in interval[1:])
     return Found(
         entrant.method,
         dict(first.hyper),
         ranking.metric,
         _short(first.value),
-        None if alone else _short(interval.low),
-        None if alone else _short(interval.high),
+        low,
+        high,
         ranking.seeds,
         ranking.family.steps,
         len(entrant.sweep.sets[entrant.method]),

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from upgd.metrics import Interval, forgetting, loss_of_plasticity
+from upgd.metrics import FEWEST, Interval, forgetting, loss_of_plasticity
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import All, Array, Finding
 from upgd.paper.experiments import EXPERIMENTS, title
@@ -50,7 +50,7 @@ def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) 
     """The same for a statement that does not hold if a seed diverged."""
     gone, all_ = ev.diverged(results, arm)
     if gone:
-        finding = finding._replace(verdict=ev.NO if all_ >= ev.FEWEST else ev.UNKNOWN)
+        finding = finding._replace(verdict=ev.NO if all_ >= FEWEST else ev.UNKNOWN)
     return with_diverged(finding, results, arm, *others)
 
 
@@ -88,7 +88,7 @@ def beats(results: Results, arm: str, other: str, metric: str = "accuracy") -> F
     found = ev.lead(results, arm, other, metric)
     text = f"{named(results, arm)} beats {named(results, other)}"
     judged = ev.above(found) if metric == "accuracy" else ev.below(found)
-    if ev.has_lost(results, other) and ev.diverged(results, arm)[1] >= ev.FEWEST:
+    if ev.has_lost(results, other) and ev.diverged(results, arm)[1] >= FEWEST:
         judged = ev.YES
     finding = Finding(text, found, judged, ev.POINTS if metric == "accuracy" else ev.PLAIN)
     return unless_diverged(finding, results, arm, other)

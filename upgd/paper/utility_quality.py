@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from upgd import curvature
 from upgd.ledger import write_atomically
 from upgd.ledger.versions import processor
-from upgd.metrics import Interval
+from upgd.metrics import Interval, mean_interval
 from upgd.pages.colours import RULE
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import Array, Finding
@@ -43,6 +43,7 @@ from upgd.report.plotting import (
     look,
     save,
     seeds,
+    standard_error,
     styled,
 )
 from upgd.report.sections import Line, thin
@@ -338,13 +339,13 @@ def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, ev.Verdict
     average = np.nanmean(lead, 0)
     share = float(np.mean(average >= 0))
     lowest = lead[:, average.argmin()]
-    found = ev.interval(lowest[np.isfinite(lowest)])
+    found = mean_interval(lowest[np.isfinite(lowest)])
     return share, ev.YES if share == 1 else ev.NO if ev.below(found) == ev.YES else ev.UNKNOWN
 
 
 def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], ev.Verdict]) -> Finding:
     """A statement about a mean over seeds."""
-    found = ev.interval(per_seed[np.isfinite(per_seed)])
+    found = mean_interval(per_seed[np.isfinite(per_seed)])
     return Finding(statement, found, judge(found), ev.PLAIN)
 
 
@@ -413,7 +414,7 @@ def _panel(axes: Any, results: Results, activation: str, of: str, scope: str) ->
     lines = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
     for number, (kind, values) in enumerate(lines.items()):
         drawn = thin(Line(POINT, tuple(range(len(values))), values), DRAWN)
-        curve(axes, drawn.samples, drawn.values, look(number), LABELS[kind])
+        curve(axes, drawn.samples, drawn.values, look(number), LABELS[kind], standard_error)
     axes.set_ylim(-0.25, 1.05)
     axes.axhline(0, color=RULE, linewidth=0.6, zorder=0)
     axes.set_xlabel("Time step")

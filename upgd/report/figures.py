@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from upgd.ledger import Ledger, Run, StudyError
 from upgd.ledger.queries import StoredSeries
+from upgd.metrics import FEWEST, INTERVAL
 from upgd.report import tables
 from upgd.report.plotting import (
-    BAND,
     canvas,
     curve,
     footnote,
@@ -111,11 +111,11 @@ def draw_curves(
     path: Path,
     unit: str = "Samples",
 ) -> None:
-    """Draw mean and standard error over seeds, a line per name; `unit` is that of windows.
+    """Draw means over seeds with 95% intervals, a line per name; `unit` is that of windows.
 
     Short names stand at the lines, long ones in a legend in the order of the lines' ends. More
-    than :data:`MANY` lines are coloured by family, without errors. Raises StudyError if matplotlib
-    is not installed, or cannot write the format of the file's suffix.
+    than :data:`MANY` lines are coloured by family, without intervals. Raises StudyError if
+    matplotlib is not installed, or cannot write the format of the file's suffix.
     """
     many = len(curves) > MANY
     counts = [len(Curve(*item).values) for item in curves.values()]
@@ -133,7 +133,7 @@ def draw_curves(
             curve(axes, x, values, look(number), name + told)
     axes.set(xlabel=unit, ylabel=plain(metric.replace("_", " ").capitalize()), title=plain(title))
     in_thousands(axes.xaxis)
-    band = f"; bands: {BAND}" if not many and max(counts) > 1 else ""
+    band = f"; bands: {INTERVAL}" if not many and max(counts) >= FEWEST else ""
     footnote(axes, f"{seeds(counts)}{band}")
     if at_lines:
         label_ends(figure)

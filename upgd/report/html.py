@@ -133,7 +133,7 @@ def _line_data(arm: int, line: Line, shown: bool) -> dict[str, Any]:
     samples, values, _ = content.thin(line, POINTS)
     several = len(values) > 1
     with np.errstate(invalid="ignore", over="ignore"):  # a series may hold infinities
-        error = metrics.standard_error(values) if several else np.full(len(samples), np.nan)
+        error = metrics.half_width(values)
     return {
         "arm": arm,
         "seeds": line.seeds,
@@ -169,6 +169,7 @@ def _summary(report: Report) -> str:
 
 def _heading(section: Section, among: Sequence[Section]) -> str:
     told = f"{section.problem}, {grouped(section.steps)} {kind_of(section.problem).unit}"
+    told += f", tasks of {grouped(section.task_length)}" if section.task_length else ""
     several = len({other.rules for other in among}) > 1
     return f"{told}, version {section.rules} of the rules" if several else told
 
@@ -231,7 +232,8 @@ def _figure(number: int, section: Section, figure: int, main: bool = False) -> s
     title = escape(_title(metric))
     label = f"{title} over {kind_of(section.problem).unit}, a line per method"
     label += "; the table below has its numbers"
-    caption = "Mean over seeds" + (", with a band of the standard error." if _many(lines) else ".")
+    banded = any(len(line.seeds) >= metrics.FEWEST for line in lines.values())
+    caption = "Mean over seeds" + (f"; bands: {metrics.INTERVAL} interval." if banded else ".")
     table = _numbers(section, metric)
     if not main:
         table = details(f"Numbers: {title.lower()}", table)
@@ -261,22 +263,22 @@ def _numbers(section: Section, metric: str) -> str:
     lines = section.lines[metric]
     long = any(line.values.shape[1] >= 4 for line in lines.values())
     early, late = ("second quarter", "last quarter") if long else ("first window", "last window")
-    header = ["method", "mean over the run", late, "change [95%]", "seeds"]
+    header = ["method", "mean over the run [95%]", late, "change [95%]", "seeds"]
     rows = [_row(section.arms[number], content.numbers(line)) for number, line in lines.items()]
     if any(section.arms[number].chosen for number in lines):
         header.append("set")
         for row, number in zip(rows, lines, strict=True):
             row.append(section.arms[number].chosen or "–")
     told = (
-        "Mean ± standard error over the seeds that are done; the change is from the "
-        f"{early} to the {late} of the run, with its 95% interval over seeds."
+        f"Means over the seeds that are done with {metrics.INTERVAL} intervals, of "
+        f"{metrics.FEWEST} seeds or more; the change is from the {early} to the {late} of the run."
     )
     caption = f"{_title(metric)} by method"
     return f'{as_table(caption, header, rows, long={5})}\n<p class="soft">{told}</p>'
 
 
 def _row(arm: Arm, found: content.Numbers) -> list[str]:
-    over = " ± ".join(alike(*(x for x in (found.mean, found.error) if not math.isnan(x)))) or "–"
+    over = _bracketed(found.mean)
     return [arm.name, over, *alike(found.late), _change(found.change), _fates(arm)]
 
 
@@ -289,11 +291,15 @@ def _fates(arm: Arm) -> str:
 
 
 def _change(found: metrics.Interval | None) -> str:
-    if found is None or math.isnan(found.estimate):
+    told = "–" if found is None else _bracketed(found)
+    return f"+{told}" if found is not None and found.estimate > 0 else told
+
+
+def _bracketed(found: metrics.Interval) -> str:
+    if math.isnan(found.estimate):
         return "–"
     estimate, low, high = alike(*found)
-    told = f"+{estimate}" if found.estimate > 0 else estimate
-    return told if math.isnan(found.low) else f"{told} [{low}, {high}]"
+    return estimate if math.isnan(found.low) else f"{estimate} [{low}, {high}]"
 
 
 def _other_settings(section: Section) -> str:

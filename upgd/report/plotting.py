@@ -10,7 +10,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from upgd.caches import use_matplotlib_cache
 from upgd.extras import install
 from upgd.ledger import StudyError, write_atomically
+from upgd.metrics import half_width
 from upgd.pages.colours import EDGE, INK, LIGHT, RULE, SOFT, style
 from upgd.text import count
 
@@ -53,6 +54,7 @@ LONG_NAME = 14
 THOUSANDS = 10_000
 """Axes that reach as far count in thousands or millions."""
 BAND = "standard error"
+"""What bands of the paper's figures are; others have Student's intervals."""
 """What the bands of curves are."""
 
 
@@ -135,15 +137,20 @@ def made_look(colour: str, dash: int = 0) -> dict[str, Any]:
 
 
 def curve(
-    axes: Any, x: NDArray[Any], values: NDArray[Any], drawn: Mapping[str, Any], label: str = ""
+    axes: Any,
+    x: NDArray[Any],
+    values: NDArray[Any],
+    drawn: Mapping[str, Any],
+    label: str = "",
+    half: Callable[[NDArray[Any]], NDArray[Any]] = half_width,
 ) -> None:
-    """Mean over seeds (a row each), with a band of the standard error."""
+    """Mean over seeds (a row each), with a band: Student's interval, or another half width."""
     mean = nan_mean(values)
     there = np.isfinite(mean)  # some metrics are not measured in every window
     x, mean, values = x[there], mean[there], values[:, there]
     axes.plot(x, mean, **drawn, label=plain(label) or None)
-    if len(values) > 1:
-        error = _standard_error(values)
+    error = half(values)
+    if np.isfinite(error).any():
         band = {"color": drawn["color"], "alpha": 0.2, "linewidth": 0, "zorder": 1.5}
         axes.fill_between(x, mean - error, mean + error, **band)
 
@@ -155,7 +162,7 @@ def nan_mean(values: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(np.nanmean(values, 0))
 
 
-def _standard_error(values: NDArray[Any]) -> NDArray[Any]:
+def standard_error(values: NDArray[Any]) -> NDArray[Any]:
     """The standard error over rows, of the numbers that there are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -1,4 +1,4 @@
-"""The content of a report, read from a ledger: a section per problem and length."""
+"""The content of a report, read from a ledger: a section per problem, length and tasks' length."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ class Thinned(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A metric of one arm over seeds; the interval of one seed is NaN."""
+    """A metric of one arm over seeds."""
 
-    mean: float
-    error: float
+    mean: metrics.Interval
     late: float
     change: metrics.Interval | None
 
@@ -68,11 +67,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs of one problem, length and version of the rules."""
+    """Runs of one problem, length, length of tasks and version of the rules."""
 
     problem: str
     steps: int  # samples of each run
     rules: int  # the version of the rules
+    task_length: int | None  # samples per task, where it is not the problem's
     arms: Sequence[Arm]  # those that are drawn, then all others
     drawn: int  # the number of arms that are drawn
     lines: Mapping[str, Mapping[int, Line]]  # by metric and number of the arm
@@ -86,17 +86,18 @@ class Section:
 
 def read(ledger: Ledger, runs: Iterable[Run], only: Collection[str] = ()) -> list[Section]:
     """The sections of a report on some runs of a ledger, with these metrics, or all."""
-    found: dict[tuple[str, int, int], list[Run]] = {}
+    found: dict[tuple[str, int, int, Any], list[Run]] = {}
     for run in runs:
         spec = run.spec
-        found.setdefault((spec.problem, spec.steps, spec.rules), []).append(run)
-    return [_section(ledger, *key, some, only) for key, some in found.items()]
+        key = (spec.problem, spec.steps, spec.rules, spec.options.get("task_length"))
+        found.setdefault(key, []).append(run)
+    return [_section(ledger, key, some, only) for key, some in found.items()]
 
 
 def _section(
-    ledger: Ledger, problem: str, steps: int, rules: int, runs: Sequence[Run], only: Collection[str]
+    ledger: Ledger, key: tuple[str, int, int, Any], runs: Sequence[Run], only: Collection[str]
 ) -> Section:
-    groups: dict[SettingKey, list[Run]] = {key: [] for key in tables.group(runs)}
+    groups: dict[SettingKey, list[Run]] = {each: [] for each in tables.group(runs)}
     for run in runs:
         groups.setdefault(tables.setting(run.spec), []).append(run)
     names, chosen = tables.names(groups), dict[SettingKey, str]()
@@ -112,7 +113,7 @@ def _section(
     arms = [Arm(names[key], key, groups[key], chosen.get(key, "")) for key in order]
     lines = _lines(ledger, arms[: len(drawn)], only)
     ranked = [ranking for ranking in longest(runs) if varied([ranking])]
-    return Section(problem, steps, rules, arms, len(drawn), lines, by_name(ranked))
+    return Section(*key, arms, len(drawn), lines, by_name(ranked))
 
 
 def _short(key: SettingKey, names: Mapping[SettingKey, str], among: Collection[SettingKey]) -> str:
@@ -178,9 +179,9 @@ def numbers(line: Line) -> Numbers:
     early, late = (line.values[:, part.start : part.stop] for part in verdict.Parts.of(tasks))
     over, first, last = (mean(values, 1) for values in (line.values, early, late))
     with np.errstate(invalid="ignore"):  # a series may hold infinities
-        error = float(metrics.standard_error(over)) if len(over) > 1 else float("nan")
+        whole = metrics.mean_interval(over)
         change = metrics.mean_interval(last - first) if tasks > 1 else None
-    return Numbers(float(over.mean()), error, float(last.mean()), change)
+    return Numbers(whole, float(last.mean()), change)
 
 
 # ------------------------------------------------------------------------------ sentences
@@ -222,7 +223,7 @@ def _unit(section: Section, window: int) -> str:
 
 
 def _by_mean(section: Section, found: Mapping[int, Line]) -> str:
-    means = {n: numbers(line).mean for n, line in found.items()}
+    means = {n: numbers(line).mean.estimate for n, line in found.items()}
     sign = -1 if section.metric in LARGER else 1
     order = sorted((n for n in means if np.isfinite(means[n])), key=lambda n: sign * means[n])
     if not order:

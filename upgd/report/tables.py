@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from upgd import metrics
 from upgd.ledger import Ledger, Run, RunSpec, Scalar
+from upgd.ledger.canonical import meaning
 from upgd.ledger.spec import MEASURING
 from upgd.study.selection import LARGER, codes
 from upgd.text import pairs
@@ -34,14 +35,24 @@ class SettingKey(NamedTuple):
 
 
 def chosen(ledger: Ledger, problem: str | None = None, method: str | None = None) -> list[Run]:
-    """The runs of a problem or a method, or all; ValueError if there is none."""
+    """The runs of a problem or a method, or all; ValueError if there is none.
+
+    A method's own name means all its runs, an alias such as ``upgd-w`` those that it fits.
+    """
     runs = list(ledger.runs(problem=problem or None, method=method or None))
     if not runs and (problem or method):
-        have = {(run.spec.problem, run.spec.name) for run in ledger.runs()}
-        names = ", ".join(f"{p} {m}" for p, m in sorted(have)) or "none"
-        wanted = " ".join(filter(None, (problem, method)))
-        raise ValueError(f"no run of {wanted}; there are {names}")
+        raise no_such_run(ledger, problem, [method] if method else [])
     return runs
+
+
+def no_such_run(ledger: Ledger, problem: str | None, methods: Iterable[str]) -> ValueError:
+    """The error that there is no run of these; it says what there is, and what aliases mean."""
+    there = sorted({(part.problem, part.method) for part in ledger.parts()})
+    names = ", ".join(f"{p} {m}" for p, m in there) or "none"
+    told = {name: meaning(name) for name in methods}
+    wanted = [problem] if problem else []
+    wanted += [f"{name} ({means})" if means else name for name, means in told.items()]
+    return ValueError(f"no run of {' '.join(wanted) or 'this kind'}; there are {names}")
 
 
 def group(runs: Iterable[Run]) -> dict[SettingKey, list[Run]]:
@@ -101,7 +112,7 @@ def summaries(runs: Iterable[Run], metric: str) -> list[float]:
 
 
 def rows(groups: dict[SettingKey, list[Run]]) -> list[dict[str, Any]]:
-    """Mean, standard error and interquartile mean with its interval, a row per group."""
+    """Mean and standard error over seeds with Student's 95% interval, a row per group."""
     found = []
     for key, runs in groups.items():
         done = [run for run in runs if run.state == "done"]
@@ -109,10 +120,11 @@ def rows(groups: dict[SettingKey, list[Run]]) -> list[dict[str, Any]]:
         values = summaries(done, metric)
         row = key.row() | {"seeds": len(done), "diverged": len(runs) - len(done)}
         if values:
-            interval = metrics.bootstrap(values)
+            mean, *ends = metrics.mean_interval(values)
+            low, high = (end if np.isfinite(end) else None for end in ends)
             error = float(metrics.standard_error(values)) if len(values) > 1 else None
-            row |= {"metric": metric, "mean": float(np.mean(values)), "standard_error": error}
-            row |= {"iqm": interval.estimate, "low": interval.low, "high": interval.high}
+            row |= {"metric": metric, "mean": mean, "standard_error": error}
+            row |= {"low": low, "high": high}
         if metric == "return":
             row["collapse"] = _collapse(done)
         found.append(row)
@@ -131,24 +143,20 @@ def _collapse(runs: Iterable[Run]) -> dict[str, list[float | None]]:
 
 
 def varying(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each row, the hyperparameters and options in which rows of its method differ."""
-    given = [{**row["hyper"], **row["options"]} for row in found]
-    families = [(row["problem"], row["method"]) for row in found]
-    values: dict[tuple[str, str], dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
-    sizes = Counter(families)
-    having: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for family, mine in zip(families, given, strict=True):
-        having[family].update(mine.keys())
-        for name, value in mine.items():
-            values[family][name].add(value)
-    differ = {
-        (family, name)
-        for family, known in values.items()
-        for name, some in known.items()
-        if len(some) > 1 or having[family][name] < sizes[family]
-    }
-    both = zip(families, given, strict=True)
-    return [{k: v for k, v in mine.items() if (family, k) in differ} for family, mine in both]
+    """For each row, where it differs: hyperparameters from its method's, options from all rows'."""
+    hyper = _differing([((row["problem"], row["method"]), row["hyper"]) for row in found])
+    options = _differing([(row["problem"], row["options"]) for row in found])
+    return [{**mine, **own} for mine, own in zip(hyper, options, strict=True)]
+
+
+def _differing(given: Sequence[tuple[Hashable, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each mapping, the items that not all mappings of its family have."""
+    sizes = Counter(family for family, _ in given)
+    having = Counter((family, item) for family, mine in given for item in mine.items())
+    return [
+        {item[0]: item[1] for item in mine.items() if having[family, item] < sizes[family]}
+        for family, mine in given
+    ]
 
 
 def best_settings(groups: Mapping[SettingKey, list[Run]]) -> dict[SettingKey, int]:

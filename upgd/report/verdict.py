@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -107,9 +108,10 @@ def trends(curves: Curves, unit: str = "task") -> str:
 
 
 def points(found: Interval) -> str:
-    """A difference of accuracies with its interval."""
+    """A difference of accuracies with its interval, if there is one."""
     estimate, low, high = (_plain(value) for value in found)
-    return f"{estimate} points (95% interval {low} to {high})"
+    within = "" if math.isnan(found.low) else f" (95% interval {low} to {high})"
+    return f"{estimate} points{within}"
 
 
 def _plain(value: float, sign: str = "") -> str:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from upgd.ledger.canonical import is_called
 from upgd.ledger.checkpoints import checkpoint_facts
 from upgd.ledger.errors import CheckpointError
 from upgd.ledger.ledger import Ledger
 from upgd.ledger.queries import UnderWay
 from upgd.ledger.spec import RunSpec
+from upgd.report.tables import no_such_run
 
 FAILURES = 3
 
@@ -81,10 +83,12 @@ class View:
         )
 
 
-def look(ledger: Ledger) -> View:
-    """A study as it is now."""
+def look(ledger: Ledger, method: str = "") -> View:
+    """A study as it is now, or one method's part of it; ValueError if there is none."""
     rows: dict[tuple[str, str], MethodProgress] = {}
     for part in ledger.parts():
+        if method and not is_called(method, part.method):
+            continue
         row = rows.setdefault(
             (part.problem, part.method), MethodProgress(part.problem, part.method)
         )
@@ -92,8 +96,12 @@ def look(ledger: Ledger) -> View:
         row.steps += part.steps
         if part.state not in ("pending", "running"):
             row.done += part.steps
+    if method and not rows:
+        raise no_such_run(ledger, None, [method])
     _add_progress(rows, ledger.under_way(), ledger.paces(), ledger.path.parent / "checkpoints")
-    return View(list(rows.values()), ledger.failures(FAILURES))
+    failures = ledger.failures(FAILURES)
+    mine = [pair for pair in failures if not method or pair[0].is_called(method)]
+    return View(list(rows.values()), mine)
 
 
 def _add_progress(

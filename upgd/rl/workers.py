@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.engine.dense import Learner
+from upgd.kernels.announcing import announce, listening
 from upgd.processes import dies_with_parent, ignore_interrupts, interrupts_blocked
 from upgd.rl.compiled import CompiledPPO
 from upgd.rl.diagnostics import diagnose, explained_variance
@@ -283,7 +284,9 @@ class Workers:
         answers = []
         for pipe in self._pipes:
             with _watched():
-                answers.append(pipe.recv())
+                while isinstance(answer := pipe.recv(), str):
+                    announce(answer)  # a kernel that is being compiled
+                answers.append(answer)
         for wrong, _ in answers:
             if wrong is not None:
                 raise wrong
@@ -331,6 +334,16 @@ def _one_thread() -> Iterator[None]:
 def _serve(pipe: Any, plan: WorkPlan) -> None:
     """The main loop of a worker: serves calls until its pipe is closed."""
     ignore_interrupts()  # the parent handles signals
+    with listening(lambda name: _announce_to(pipe, name)):
+        _serve_calls(pipe, plan)
+
+
+def _announce_to(pipe: Any, name: str) -> None:
+    with suppress(OSError):
+        pipe.send(name)
+
+
+def _serve_calls(pipe: Any, plan: WorkPlan) -> None:
     try:
         share = Share(plan)
     except Exception as error:

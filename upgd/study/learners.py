@@ -184,6 +184,17 @@ class EagerExecution(Execution):
 
 
 # --------------------------------------------------------------------------------- stacks
+FIRST_CHUNK = 32  # steps, on the CPU
+CHUNK_SECONDS = 0.5  # so often runs on the CPU report how far they are, roughly
+
+
+def _chunk_of(seconds: float, known: int | None, steps: int, since: float) -> int:
+    """How many steps take so long at the pace of the last ones; `known` if that is about right."""
+    wanted = max(1, int(seconds * steps / max(time.monotonic() - since, 1e-6)))
+    # What is prepared ahead is prepared for the known length: change it rarely.
+    return known if known is not None and wanted / 3 <= known <= 2 * wanted else wanted
+
+
 class StackExecution(Execution):
     """Runs in lock step on the batched engine; see :mod:`upgd.engine.batched`.
 
@@ -223,11 +234,15 @@ class StackExecution(Execution):
         """Advance to the end, chunk by chunk."""
         assert self.run is not None
         run, specs = self.run, tuple(self.specs)
+        on_cpu = torch.device(self.options.device).type == "cpu"
+        run.most = FIRST_CHUNK if on_cpu else None
         while run.step < run.steps:
             before, first = time.monotonic(), run.step
             self._between_steps = False
             run.advance(run.next_stop() - first)
             self._between_steps = True
+            if on_cpu:
+                run.most = _chunk_of(CHUNK_SECONDS, run.most, run.step - first, before)
             if self.reporter.wants_progress():
                 # Reading them waits for the device: only now the time is known.
                 latest = {name: float(v[-1]) for name, v in run.series(0).items() if len(v)}

@@ -23,11 +23,30 @@ import numpy as np
 from upgd.ledger.canonical import display_name
 from upgd.ledger.ledger import Ledger
 from upgd.ledger.records import Run
-from upgd.ledger.spec import SOURCES, RunSpec, Scalar
+from upgd.ledger.spec import MEASURING, SOURCES, RunSpec, Scalar
 from upgd.metrics import Interval, mean_interval
+from upgd.text import pairs
 
 LARGER = ("accuracy", "return")  # metrics of which more is better; others have a loss
 Hyper = tuple[tuple[str, float], ...]  # a set: names and values, sorted by name
+
+
+class Conditions(NamedTuple):
+    """What runs must have in common to be compared: others stand in tables of their own."""
+
+    problem: str
+    steps: int
+    options: tuple[tuple[str, Scalar], ...]
+
+    @classmethod
+    def of(cls, problem: str, steps: int, options: Mapping[str, Scalar]) -> Conditions:
+        """The conditions of a run; options that only measure make no other ones."""
+        kept = (pair for pair in options.items() if pair[0] not in MEASURING)
+        return cls(problem, steps, tuple(kept))
+
+    def __str__(self) -> str:
+        told = f"{self.problem}, {self.steps} steps"
+        return f"{told}, {pairs(dict(self.options))}" if self.options else told
 
 
 class Family(NamedTuple):
@@ -64,7 +83,7 @@ class Candidate:
 
     @property
     def interval(self) -> Interval:
-        """The mean over seeds with its 95% interval (NaN for one seed)."""
+        """The mean over seeds with its 95% interval (NaN for fewer than three)."""
         if self.diverged or not self.values:
             return Interval(self.value, math.nan, math.nan)
         return mean_interval(list(self.values.values()))
@@ -79,8 +98,9 @@ class Ranking:
     seeds: tuple[int, ...]  # those that each set must have
     complete: tuple[Candidate, ...]  # the sets that have them all, best first
     incomplete: tuple[Candidate, ...]  # the others, in the order of their hyperparameters
-    # How many further sets there are in shorter runs alone, as halving leaves them.
+    # How many further sets there are in runs of other lengths alone, as halving leaves them.
     dropped: int = 0
+    lengths: tuple[int, ...] = ()  # of these runs
     requested: str = ""  # the name that the user gave, if any
     code: str = ""  # which of several codes of the method, such as ``@1a2b``; see :func:`codes`
 
@@ -91,6 +111,12 @@ class Ranking:
         names = {display_name(self.family.method, dict(one.hyper)) for one in every}
         name = self.requested or (names.pop() if len(names) == 1 else self.family.method)
         return name + self.code
+
+    @property
+    def conditions(self) -> Conditions:
+        """Rankings with the same ones can be compared."""
+        family = self.family
+        return Conditions.of(family.problem, family.steps, dict(family.options))
 
     @property
     def winner(self) -> Candidate | None:
@@ -180,8 +206,14 @@ def codes(runs: Sequence[tuple[Hashable, Mapping[str, str]]]) -> list[str]:
 def _longest(found: Collection[Ranking]) -> Ranking:
     """The ranking of the newest rules and the longest runs."""
     longest = max(found, key=lambda ranking: (ranking.family.rules, ranking.family.steps))
-    sets = {one.hyper for ranking in found for one in (*ranking.complete, *ranking.incomplete)}
-    return replace(longest, dropped=len(sets) - len(longest.complete) - len(longest.incomplete))
+    mine = {one.hyper for one in (*longest.complete, *longest.incomplete)}
+    others: dict[Hyper, set[int]] = {}
+    for ranking in found:
+        for one in (*ranking.complete, *ranking.incomplete):
+            if one.hyper not in mine:
+                others.setdefault(one.hyper, set()).add(ranking.family.steps)
+    lengths = sorted({max(steps) for steps in others.values()}, reverse=True)
+    return replace(longest, dropped=len(others), lengths=tuple(lengths))
 
 
 def _rank(
