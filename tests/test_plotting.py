@@ -181,11 +181,11 @@ def test_many_tasks_are_thinned_to_means(drawn: list[Any]) -> None:
 
 # ------------------------------------------------------------------------------ sensitivity
 def ranked(values: Mapping[float, float], diverged: tuple[float, ...] = ()) -> Ranking:
-    good = [Candidate((("lr", lr),), {0: v, 1: v}) for lr, v in values.items()]
+    good = [Candidate((("lr", lr),), {0: v, 1: v, 2: v}) for lr, v in values.items()]
     good.sort(key=lambda one: one.value)
     bad = [Candidate((("lr", lr),), {0: math.inf}, diverged=(0,)) for lr in diverged]
     family = Family("toy-changing-sign", "sgdw", 100, (), 1)
-    return Ranking(family, "loss", (0, 1), (*good, *bad), ())
+    return Ranking(family, "loss", (0, 1, 2), (*good, *bad), ())
 
 
 def test_step_sizes_stand_on_a_logarithmic_axis() -> None:
