@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from upgd.metrics import Interval
+from upgd.metrics import FEWEST, INTERVAL, Interval
 from upgd.report.plotting import canvas, footnote, label_ends, look, plain, save, seeds, styled
 from upgd.rules.vocabulary import setting
 from upgd.study.selection import LARGER, Ranking
@@ -182,7 +182,7 @@ def _panel(axes: Any, name: str, found: Mapping[str, Ranking]) -> None:
     axes.set_xlim(axis.limits)
     axes.set_xlabel(name)
     counts = [len(found[label].seeds) for label in curves]
-    footnote(axes, seeds(counts) + ("; bars: 95% intervals" if max(counts) > 1 else ""))
+    footnote(axes, seeds(counts) + (f"; bars: {INTERVAL}" if max(counts) >= FEWEST else ""))
 
 
 def _marks(axes: Any, ranking: Ranking, name: str, axis: Scale, shift: float, colour: str) -> None:
