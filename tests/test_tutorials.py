@@ -33,6 +33,7 @@ def text(notebook: Any, kind: str) -> str:
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == kind)
 
 
+@pytest.mark.slow  # `make docs` executes them all
 @notebooks
 def test_a_notebook_runs_and_draws(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
