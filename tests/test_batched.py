@@ -153,6 +153,7 @@ def begin(
 
     with monkeypatch.context() as patch, Ledger.open(folder) as ledger:
         patch.setattr(batched, "LONGEST_CHUNK", 50)
+        patch.setattr(learners, "FIRST_CHUNK", 50)
         ledger.add(specs)
         if most is not None:
             patch.setattr(learners, "at_a_time", lambda *_: most)

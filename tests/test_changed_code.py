@@ -77,7 +77,7 @@ def test_new_runs_stand_beside_old_ones(begun: tuple[lab.Study, str, str]) -> No
     table = study.run(PROBLEM, ["mine", "sgd"], **SMALL)
     assert [row["seeds"] for row in table.rows] == [2, 2]
     assert len(study.runs()) == 3 + 4
-    named = {cells[1] for cells in study.table().cells()[1:]}
+    named = {row[0] for part in study.table().parts() for row in part.cells[1:]}
     assert named == {f"mine@{old[:4]}", f"mine@{new[:4]}", "sgd"}
     assert {ranking.name for ranking in study.best(seeds=[0])} == named
     shown = CliRunner().invoke(app, ["show", str(study.folder)])
@@ -93,7 +93,7 @@ def test_no_suffix_where_there_is_one_code(tmp_path: Path) -> None:
     study = lab.Study(tmp_path, quiet=True)
     study.run(PROBLEM, "mine", seeds=1, steps=20, window=10, hidden="4")
     study.run(PROBLEM, "mine", seeds=1, steps=20, window=10, network="thin")
-    assert not any("@" in cells[1] for cells in study.table().cells())
+    assert not any("@" in row[0] for part in study.table().parts() for row in part.cells)
 
 
 def test_code_that_is_not_here(begun: tuple[lab.Study, str, str]) -> None:

@@ -489,9 +489,9 @@ def test_nothing_is_done_yet(tmp_path: Path) -> None:
 def test_svg_figures_hold_text(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.svg"
-    draw_curves({"upgd": Curve(10, np.ones((2, 5), np.float32))}, "accuracy", "A title", path)
+    draw_curves({"upgd": Curve(10, np.ones((3, 5), np.float32))}, "accuracy", "A title", path)
     text = path.read_text()
-    for word in ("A title", "Samples", "upgd", "2 seeds; bands: standard error"):
+    for word in ("A title", "Samples", "upgd", "3 seeds; bands: Student's 95%"):
         assert re.search(rf"<text[^>]*>{re.escape(word)}</text>", text), word
     assert colours.LIGHT[0] in text
 

@@ -151,8 +151,8 @@ def test_words_of_sentences() -> None:
 
 
 def test_a_headline_compares_seed_by_seed() -> None:
-    better = {0: np.array([0.5, 0.8]), 1: np.array([0.5, 0.9])}
-    worse = {0: np.array([0.5, 0.6]), 1: np.array([0.5, 0.7])}
+    better = {seed: np.array([0.5, 0.8 + 0.05 * seed]) for seed in range(3)}
+    worse = {seed: np.array([0.5, 0.6 + 0.05 * seed]) for seed in range(3)}
     assert verdict.headline({"UPGD-W": better, "SGD": worse}, "UPGD-W") == (
         "UPGD-W ends ahead: in task 2 of 2, UPGD-W gets 85.0% right, SGD 65.0%; it leads SGD by "
         "20.0 points (95% interval 20.0 to 20.0)."

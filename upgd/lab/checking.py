@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from upgd.lab.battery import Battery, EndedError
 from upgd.lab.definitions import method_name
-from upgd.lab.views import Cells
+from upgd.lab.views import Cells, Part
 
 
 class Verdict(NamedTuple):
@@ -38,6 +38,10 @@ class Checks(Cells):
 
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
+
+    def parts(self) -> list[Part]:
+        """The table."""
+        return [Part("", self.cells())]
 
     def cells(self) -> list[list[str]]:
         """The table as text, its header first."""

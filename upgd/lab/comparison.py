@@ -12,7 +12,7 @@ import numpy as np
 
 from upgd import metrics
 from upgd.lab.training import POINTS, Outcome
-from upgd.lab.views import Cells, Picture
+from upgd.lab.views import Cells, Part, Picture
 from upgd.ledger.files import check_generated, check_output
 from upgd.report import plotting
 from upgd.text import count
@@ -90,6 +90,10 @@ class Comparison(Cells):
             row["ms/step"] = 1e3 * float(np.median([run.outcome.seconds for run in runs]))
             found.append(row)
         return found
+
+    def parts(self) -> list[Part]:
+        """The table."""
+        return [Part("", self.cells())]
 
     def cells(self) -> list[list[str]]:
         """The table as text, its header first; the best step size of each optimizer is marked."""

@@ -29,10 +29,6 @@ class Cells:
 
     def parts(self) -> list[Part]:
         """The tables."""
-        return [Part("", self.cells())]
-
-    def cells(self) -> list[list[str]]:
-        """The only table as text, its header first."""
         raise NotImplementedError
 
     def __str__(self) -> str:
