@@ -97,18 +97,18 @@ def canvas(rows: int, columns: int, size: tuple[float, float], **options: Any) -
     return figure, grid
 
 
-def save(figure: Any, *paths: Path) -> list[Path]:
+def save(figure: Any, *paths: Path, dpi: int = 150) -> list[Path]:
     """Write a figure atomically and reproducibly, in the formats of the suffixes, and close it.
 
-    Text in an SVG stays text, which can be searched and edited. Raises StudyError if there is no
-    such format, or a file cannot be written.
+    A PNG has `dpi` points per inch. Text in an SVG stays text, which can be searched and edited.
+    Raises StudyError if there is no such format, or a file cannot be written.
     """
     try:
         with styled():
             for path in paths:
                 content, kind = io.BytesIO(), path.suffix[1:].lower() or "png"
                 stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-                figure.savefig(content, dpi=150, format=kind, metadata=stamp)
+                figure.savefig(content, dpi=dpi, format=kind, metadata=stamp)
                 written = content.getvalue()
                 write_atomically(path, _shortened(written) if kind == "svg" else written)
     except ValueError as error:
