@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="needs Triton ")
+pytest.importorskip("triton", reason="needs Triton")
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or interpreted):
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""Figures of the arena: scores with intervals, and how much hyperparameters matter."""
+"""Figures of the arena: scores, curves, differences, and how much hyperparameters matter."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def draw_curves(
         axes.set_title(plain(title))
         axes.set_ylabel("Accuracy, per cent", fontsize=SMALL)
         axes.set_xlabel("Thousand steps", fontsize=SMALL)
+        footnote(axes, seeds([len(evidence.streams[stream].seeds)]))
     handles, labels = panels[0].get_legend_handles_labels() if panels else ([], [])
     columns = len(names) if len(names) <= 4 else 3
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=SMALL)

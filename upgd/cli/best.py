@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,12 +76,13 @@ def _show_table(title: str, found: Sequence[Ranking]) -> None:
     from rich.table import Column, Table
 
     from upgd.metrics import INTERVAL
+    from upgd.report.sensitivity import by_name
 
     metrics = " or ".join(dict.fromkeys(ranking.metric for ranking in found))
     table = Table(Column("method", no_wrap=True), "best set", "sets", title=title)
     table.title_style = "bold"
     table.add_column(f"{metrics} [{INTERVAL}]", no_wrap=True)
-    for ranking, label in zip(found, _labels(found), strict=True):
+    for label, ranking in by_name(found).items():
         winner, counts = ranking.winner, str(len(ranking.complete))
         if ranking.incomplete:
             counts += f" of {len(ranking.complete) + len(ranking.incomplete)}"
@@ -96,13 +96,6 @@ def _show_table(title: str, found: Sequence[Ranking]) -> None:
     out.print(table)
     for line in _notes(found):
         say(line)
-
-
-def _labels(found: Sequence[Ranking]) -> list[str]:
-    """The name of each ranking; with its options where a name occurs twice."""
-    times = Counter(ranking.name for ranking in found)
-    options = (pairs(dict(r.family.options)) if times[r.name] > 1 else "" for r in found)
-    return [f"{r.name} {own}".strip() for r, own in zip(found, options, strict=True)]
 
 
 def _notes(found: Sequence[Ranking]) -> Iterator[str]:
@@ -175,7 +168,7 @@ def _candidate(one: Candidate | None) -> dict[str, Any] | None:
 def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     """Draw a figure for each of the conditions; with several, file names contain them."""
     from upgd.lab.views import Rankings
-    from upgd.report.sensitivity import draw_sensitivity, varied
+    from upgd.report.sensitivity import by_name, draw_sensitivity, varied
 
     several = Rankings(list(found)).by_conditions()
     drawn = {title: mine for title, mine in several.items() if varied(mine)} or several
@@ -183,6 +176,6 @@ def _draw(found: Iterable[Ranking], path: Path) -> list[Path]:
     for title, mine in drawn.items():
         name = re.sub(r"[^\w.]+", "-", f"{path.stem}-{title}")
         target = path if len(drawn) == 1 else path.with_stem(name)
-        draw_sensitivity(dict(zip(_labels(mine), mine, strict=True)), title, target)
+        draw_sensitivity(by_name(mine), title, target)
         written.append(target)
     return written
