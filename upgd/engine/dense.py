@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.engine.measuring import measured_steps
 from upgd.kernels.layout import Layout
 from upgd.kernels.rules import DUE, MOST_NUMBERS, TIMES, reduces
 from upgd.networks import initial_weights
@@ -193,7 +194,7 @@ class Stack:
         loss: ``"cross_entropy"`` or ``"squared_error"``.
         steps: Samples of the run; series are allocated for them.
         window: Samples per window.
-        stride: Steps between diagnostics; 0 for none.
+        stride: One of so many steps is measured (:mod:`upgd.engine.measuring`); 0 for none.
     """
 
     weights: Any
@@ -214,6 +215,7 @@ class Stack:
         self.learners = [learners[i] for i in self.order]
         self.squared, self.step = loss == "squared_error", 0
         self.window, self.stride, self.windows = window, stride, -(-steps // window)
+        self.measured = measured_steps(steps, stride)
 
     def _unsupported(self, learner: Learner) -> str | None:
         return unsupported(learner)

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from upgd.engine.dense import Learner
-from upgd.engine.general import zero_shares
+from upgd.engine.general import zero_outputs
+from upgd.engine.measuring import is_measured
 from upgd.engine.packing import (
     Random,
     UnpackableError,
@@ -33,7 +34,7 @@ from upgd.engine.packing import (
 )
 from upgd.engine.precision import full_float32
 from upgd.metrics import Meter, sample_plasticity
-from upgd.monitor.measures import mean_effective_rank, norms
+from upgd.monitor.measures import mean_effective_rank, norms, pooled_share
 from upgd.networks import OnlineNorm
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.convention import ConventionWarning
@@ -55,7 +56,8 @@ class Setting:
         batch: Samples per step.
         restart: Begin every task with a fresh network and optimizer.
         held_out: Held-out samples to predict after each task.
-        stride: Steps between diagnostics; 0 for none. Weights are measured once per window.
+        stride: One of so many steps is measured (:mod:`upgd.engine.measuring`); 0 for none.
+            Weights are measured at the end of each window.
     """
 
     method: str
@@ -69,7 +71,7 @@ class Setting:
 
     def measures(self, step: int) -> bool:
         """Whether diagnostics are taken at this step."""
-        return self.stride > 0 and step % self.stride == 0
+        return is_measured(step, self.stride)
 
     def weighs(self, step: int) -> bool:
         """Whether weights are measured after this step: it ends a window."""
@@ -183,7 +185,7 @@ class EagerRun:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.measures(step)
-        with zero_shares(self.model, measured) as zeros, self._named("the network"):
+        with zero_outputs(self.model, measured) as zeros, self._named("the network"):
             output = self.model(x)
         losses = self._losses(output, y)
         if not bool(losses.isfinite().all()):
@@ -193,8 +195,7 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            shares = [float(share) for share in zeros] or [np.nan]
-            values["zero_activations"] = float(np.mean(shares))
+            values["zero_activations"] = float(pooled_share(zeros)) if zeros else np.nan
         try:
             with self._named("step()"):
                 self.optimizer.step()

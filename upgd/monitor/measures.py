@@ -6,7 +6,7 @@ The monitor, the laboratory's engines and the agents take their numbers from her
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -148,14 +148,18 @@ def saturated_share(h: Tensor, limit: float) -> Tensor:
     return (h.abs() > limit).double().mean()
 
 
-def zero_share(h: Tensor) -> Tensor:
-    """The share of activations that are zero.
+def pooled_share(layers: Sequence[Tensor]) -> Tensor:
+    """The share of True among all elements of several layers: a layer counts by its size.
+
+    Args:
+        layers: Boolean tensors [..., elements] of equal leading dimensions, which stay.
 
     Example:
-        >>> zero_share(torch.tensor([0.5, 0.0, 0.0, 0.0]))
-        tensor(0.7500, dtype=torch.float64)
+        >>> wide, narrow = torch.tensor([0.5, 0.0, 0.0, 0.0, 1.0]), torch.tensor([0.0])
+        >>> pooled_share([wide == 0, narrow == 0])
+        tensor(0.6667, dtype=torch.float64)
     """
-    return (h == 0).double().mean()
+    return torch.cat(list(layers), -1).double().mean(-1)
 
 
 def stride(total: int, count: int) -> int:
