@@ -22,6 +22,7 @@ from upgd.engine.dense import COLUMNS, Learner
 from upgd.engine.general import GeneralStack
 from upgd.engine.measuring import is_measured, measured_steps
 from upgd.kernels.layout import Layout
+from upgd.metrics import UTILITIES
 from upgd.networks import build
 from upgd.streams import get
 
@@ -290,3 +291,60 @@ def test_negative_utilities_keep_their_order_in_a_general_stack() -> None:
     scaled = 1 / (1 + np.exp(-utility / abs(utility.max())))
     expected = w - 2 * 1e-4 * g * (1 - scaled)
     np.testing.assert_allclose(numbers(stack.weights[0]), expected, rtol=1e-9)
+
+
+# ----------------------------------------------------------------------------- utilities
+def plain_histogram(method: str, steps: int, sizes: tuple[int, ...]) -> list[float]:
+    """Shares of first-order utilities in ninths of [0, 1], traced and scaled by hand."""
+    problem = get("label-permuted-digits")
+    setting = Setting(method, {"sigma": 0.0}, 1, window=steps)
+    run = EagerRun(problem.make(1), lambda seed, task: build(sizes, seed), setting)
+    traces = [np.zeros(tuple(p.shape)) for p in run.model.parameters()]
+    beta = 0.99
+    for step in range(steps):
+        x, y = (torch.from_numpy(part) for part in problem.make(1).at(step))
+        weights = list(run.model.parameters())
+        gradients = torch.autograd.grad(F.cross_entropy(run.model(x), y), weights)
+        for n, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            utility = -(w.detach().double() * g.double()).numpy()
+            traces[n] = beta * traces[n] + (1 - beta) * utility
+        run.advance(1)
+    flat = np.concatenate([u.ravel() for u in traces])
+    if method.endswith("local"):
+        rows = [u.reshape(len(u) if u.ndim > 1 else 1, -1) for u in traces]
+        norms = [np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300) for u in rows]
+        scaled = [u / norm for u, norm in zip(rows, norms, strict=True)]
+        flat = np.concatenate([u.ravel() for u in scaled])
+    else:
+        flat = flat / abs(flat.max())
+    counts, _ = np.histogram(1 / (1 + np.exp(-flat)), bins=9, range=(0, 1))
+    return list(counts / len(flat))
+
+
+@pytest.mark.parametrize("engine", ["eager", "general", "dense"])
+@pytest.mark.parametrize("method", ["upgd", "upgd-local"])
+def test_the_histogram_of_utilities(
+    engine: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, steps = (64, 12, 5, 10), 30
+    problem = replace(get("label-permuted-digits"), network=sizes)
+    setting = Setting(method, {"sigma": 0.0}, 1, window=steps, stride=10)
+    if engine == "eager":
+        alone = EagerRun(problem.make(1), lambda seed, task: build(sizes, seed), setting)
+        alone.advance(steps)
+        found = {name: alone.meter.series(name) for name in UTILITIES}
+    else:
+        if engine == "dense":
+            pytest.importorskip("numba")
+        monkeypatch.setattr(batched, "has_dense_path", lambda device: engine == "dense")
+        others = [replace(setting, method="sgdw", hyper={}), setting]
+        stack = BatchedRun(problem, others, [problem.make(1) for _ in others], steps)
+        stack.advance(steps)
+        assert stack.kind == engine
+        assert not set(UTILITIES) & set(stack.series(0))
+        found = stack.series(1)
+    shares = [float(found[name][0]) for name in UTILITIES]
+    assert sum(shares) == pytest.approx(1)
+    expected = plain_histogram(method, steps, sizes)
+    assert sum(share > 0 for share in expected) > 2
+    np.testing.assert_allclose(shares, expected, atol=2e-3)  # a weight or two at the edges

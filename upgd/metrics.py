@@ -18,6 +18,8 @@ FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
 STRIDED = ("zero_activations", "gradient_l0", "gradient_l1", "gradient_l2")
 """What is measured at one of every `stride` steps."""
+UTILITIES = tuple(f"utility_{k}_of_9" for k in range(1, 10))
+"""Shares of weights whose scaled utility lies in each ninth of [0, 1]; ½ is in the middle one."""
 DIAGNOSTICS = 2
 """The version of the definition of :data:`STRIDED`; raised whenever their values change.
 

@@ -15,6 +15,7 @@ from upgd.kernels.rules import DUE, MOST_NUMBERS, TIMES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
 from upgd.optim.roles import bound, role
+from upgd.optim.upgd import UtilityOptimizer
 from upgd.rules.vocabulary import ROLES, as_numbers, split_roles
 
 # What a stack sums up per run and window; the last counts the steps with diagnostics.
@@ -42,6 +43,11 @@ class Learner:
     def row(self) -> Row:
         """The registry's."""
         return get(self.method)[0]
+
+    @property
+    def has_utilities(self) -> bool:
+        """Whether it has a utility per weight, scaled as UPGD's."""
+        return issubclass(self.row.optimizer, UtilityOptimizer) and "gates" not in self.row.needs
 
     def all_hyper(self) -> dict[str, Any]:
         """All hyperparameters; raises ValueError for unknown ones."""

@@ -33,12 +33,14 @@ from upgd.engine.packing import (
     unpack,
 )
 from upgd.engine.precision import full_float32
-from upgd.metrics import Meter, sample_plasticity
-from upgd.monitor.measures import mean_effective_rank, norms, pooled_share
+from upgd.metrics import UTILITIES, Meter, sample_plasticity
+from upgd.monitor.measures import histogram, mean_effective_rank, norms, pooled_share
 from upgd.networks import OnlineNorm
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.convention import ConventionWarning
+from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.upgd import UtilityOptimizer
 from upgd.text import error_line
 
 RANK_WINDOWS = 10  # ranks are taken in every so many windows
@@ -209,6 +211,7 @@ class EagerRun:
         if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
+            values |= self._utilities()
             if setting.ranks(step):
                 values["effective_rank"] = mean_effective_rank(self.model)
         sums = {"loss": float(before.sum(dtype=np.float64))}
@@ -220,6 +223,14 @@ class EagerRun:
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:
             self.offline.append(self._predict_held_out(step // task_step))
+
+    def _utilities(self) -> dict[str, float]:
+        """The histogram of the weights' scaled utilities, where they have any."""
+        opt = self.optimizer
+        if not isinstance(opt, UtilityOptimizer) or isinstance(opt, FeatureUPGD):
+            return {}
+        scaled = torch.cat([u.flatten() for u in opt.scaled_utilities().values()])
+        return dict(zip(UTILITIES, histogram(scaled).tolist(), strict=True))
 
     def _differentiate(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()

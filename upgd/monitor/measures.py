@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from upgd.metrics import UTILITIES
+
 AT_A_TIME = 32  # matrices, or networks, per batch on a GPU
 
 
@@ -160,6 +162,17 @@ def pooled_share(layers: Sequence[Tensor]) -> Tensor:
         tensor(0.6667, dtype=torch.float64)
     """
     return torch.cat(list(layers), -1).double().mean(-1)
+
+
+def histogram(scaled: Tensor) -> Tensor:
+    """The shares of scaled utilities [..., weights] in each ninth of [0, 1]: [..., 9].
+
+    Example:
+        >>> (9 * histogram(torch.linspace(0, 1, 9))).tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    bins = (scaled * len(UTILITIES)).floor().clamp(0, len(UTILITIES) - 1)  # NaN is in none
+    return torch.stack([(bins == k).double().mean(-1) for k in range(len(UTILITIES))], -1)
 
 
 def stride(total: int, count: int) -> int:
