@@ -21,12 +21,13 @@ from upgd.optim.registry import get
 
 INTEGERS = {
     *("offset", "first", "first_group", "mine", "runs", "P", "A", "UNITS", "LENGTH", "window"),
-    *("windows", "stride", "ROWS", "inputs", "units", "outputs", "pitch", "base", "begin"),
+    *("windows", "ROWS", "inputs", "units", "outputs", "pitch", "base", "begin"),
     *("wide", "first_pitch", "first_begin", "row_at", "n", "decay_at", "decay_pitch", "TENSORS"),
 }
 LONG_INTEGERS = {"seed"}
 DOUBLES = {"hyper", "corrections", "series", "decays", "squares"}
 LONGS = {"seeds", "clock", "diverged", "began"}
+BYTES = {"measured"}
 WORDS = {
     *("layer_table", "group_table", "iota", "index", "labels", "permutations", "slots"),
     *("items", "rows", "kinds"),
@@ -37,7 +38,7 @@ def pointer(name: str) -> str:
     """The type of an argument, from its name."""
     if name in INTEGERS | LONG_INTEGERS:
         return "i32" if name in INTEGERS else "i64"
-    kinds = ((DOUBLES, "*fp64"), (LONGS, "*i64"), (WORDS, "*i32"))
+    kinds = ((DOUBLES, "*fp64"), (LONGS, "*i64"), (WORDS, "*i32"), (BYTES, "*u8"))
     return next((kind for names, kind in kinds if name in names), "*fp32")
 
 

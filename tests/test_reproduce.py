@@ -22,6 +22,7 @@ import upgd
 from tests import searched
 from upgd.cli import app
 from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
+from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.pages import colours
 from upgd.paper import claims, drawing, experiments, figures, provenance, results, utility_quality
 from upgd.paper.drawing import draw, missing
@@ -157,6 +158,89 @@ def test_seeds_and_arms_are_added_to_tables(
         again = run(*SHORT[:-1], "--seeds", "2", "--study", str(study), *both[2:])
         assert f"0 of {runs} runs to do" in again.output
         assert provenance.read(table / "tiny") == told
+
+
+def aged(folder: Path) -> provenance.Provenance:
+    """A table as if its diagnostics were of an older definition, and of other values."""
+    kept = results.read(folder / "series.csv.gz", "tiny")
+    old = {
+        name: {
+            arm: {seed: x + 7 for seed, x in seeds.items()} if name in STRIDED else seeds
+            for arm, seeds in arms.items()
+        }
+        for name, arms in kept.series.items()
+    }
+    results.write(replace(kept, series=old), folder / "series.csv.gz")
+    told = provenance.read(folder)
+    assert told is not None
+    assert told.diagnostics == DIAGNOSTICS
+    content = json.loads((folder / "provenance.json").read_text())
+    del content["diagnostics"]  # as older files have it
+    (folder / "provenance.json").write_text(json.dumps(content))
+    return told
+
+
+def test_older_diagnostics_are_measured_again_and_replaced(table: Path, tmp_path: Path) -> None:
+    name = "tiny/series.csv.gz"
+    fresh = (table / name).read_bytes()
+    told = aged(table / "tiny")
+    assert (table / name).read_bytes() != fresh
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    plan = run(*SHORT[:-1], "--seeds", "1", *both, "--dry-run")
+    assert "2 of 2 runs to do" in plan.output
+    assert run(*SHORT, "--seeds", "1", *both).exit_code == 0
+    assert (table / name).read_bytes() == fresh
+    now = provenance.read(table / "tiny")
+    assert now is not None
+    assert (now.diagnostics, now.learner_steps) == (DIAGNOSTICS, told.learner_steps)
+    assert sum(part.runs for part in now.parts) == now.runs == 2
+    again = run(*SHORT[:-1], "--seeds", "1", *both, "--dry-run")
+    assert "0 of 2 runs to do" in again.output
+
+
+def test_a_figure_without_diagnostics_leaves_runs_and_mixes_no_definitions(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = figures.FIGURES["figtiny"]
+    accuracy = replace(figure, panels=figure.panels[:1])
+    monkeypatch.setitem(figures.FIGURES, "figtiny", accuracy)  # type: ignore[arg-type]
+    aged(table / "tiny")
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    nothing = run(*SHORT[:-1], "--seeds", "1", *both)
+    assert "0 of 2 runs to do" in nothing.output
+    kept = results.read(table / "tiny" / "series.csv.gz", "tiny")
+    assert list(kept.of("upgd", "gradient_l1")) == [0]
+    assert run(*SHORT, "--seeds", "2", *both).exit_code == 0  # two more runs
+    kept = results.read(table / "tiny" / "series.csv.gz", "tiny")
+    assert list(kept.of("upgd", "accuracy")) == [0, 1]
+    assert [list(kept.of("upgd", name)) for name in STRIDED] == [[1]] * 4
+    now = provenance.read(table / "tiny")
+    assert now is not None
+    assert (now.diagnostics, now.runs) == (DIAGNOSTICS, 4)
+
+
+def test_older_runs_of_a_study_keep_what_is_comparable(tiny: None, tmp_path: Path) -> None:
+    experiment = experiments.EXPERIMENTS["tiny"]
+    [spec] = experiment.specs(0.1, seeds=1)["upgd"]
+    content = json.loads(spec.to_json())
+    assert content["options"].pop("diagnostics") == DIAGNOSTICS
+    old = RunSpec.from_json(json.dumps(content))
+    series = {name: Series(np.ones(8), 50) for name in ("accuracy", *STRIDED)}
+    with Ledger.open(tmp_path) as ledger:
+        ledger.add([old])
+        [claim] = ledger.claim("me", 60)
+        ledger.finish(claim, Result("eager", series=series))
+        found = results.collect(ledger, experiment)
+        assert found is not None
+        assert list(found.series) == ["accuracy"]
+        assert results.lacking([spec], ledger.runs()) == [spec]
+        ledger.add([spec])
+        [claim] = ledger.claim("me", 60)
+        ledger.finish(claim, Result("eager", series=series))
+        found = results.collect(ledger, experiment)
+        assert found is not None
+        assert set(found.series) == {"accuracy", *STRIDED}
+        assert results.lacking([spec], ledger.runs()) == []
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, **second: Any) -> None:

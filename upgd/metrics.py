@@ -16,6 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 Series = NDArray[np.float64]
 FLOOR = 1e-8
 PLASTICITY_FROM = 500_000
+STRIDED = ("zero_activations", "gradient_l0", "gradient_l1", "gradient_l2")
+"""What is measured at one of every `stride` steps."""
+UTILITIES = tuple(f"utility_{k}_of_9" for k in range(1, 10))
+"""Shares of weights whose scaled utility lies in each ninth of [0, 1]; ½ is in the middle one."""
+DIAGNOSTICS = 2
+"""The version of the definition of :data:`STRIDED`; raised whenever their values change.
+
+Runs with a stride have it in their specification as the option ``diagnostics``. Since version 2,
+zeros are pooled over the outputs of all layers, where the layers' shares were averaged, and a
+random step of every `stride` is measured, where it was the first: a task's first sample always.
+"""
 
 
 # ------------------------------------------------------------------------- per sample

@@ -44,7 +44,8 @@ def run(
         int, o.LEARNER(min=0, metavar="SAMPLES", help="Held-out samples after each task.")
     ] = 0,
     stride: Annotated[
-        int, o.LEARNER(min=0, metavar="STEPS", help="Diagnostics every so many steps; 0: never.")
+        int,
+        o.LEARNER(min=0, metavar="STEPS", help="Diagnostics at one of so many steps; 0: never."),
     ] = 0,
     window: o.WINDOW = 0,
     task_length: o.TASK_LENGTH = 0,

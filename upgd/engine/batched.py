@@ -36,6 +36,7 @@ from upgd.engine.precision import full_float32
 from upgd.engine.stackable import why_not_stacked
 from upgd.engine.stacked import Networks
 from upgd.kernels.layout import Layout
+from upgd.metrics import UTILITIES
 from upgd.networks import build_for
 from upgd.streams import Problem
 
@@ -46,6 +47,8 @@ MOST_BYTES = 1 << 28
 MOST_WITHOUT_WORD = 2_000
 """Learner-steps of PyTorch on CPU that a chunk has at most: some ten seconds of a convolutional
 network, for which an interrupt and whoever watches have to wait."""
+WEIGHED = ("weight_l1", "weight_l2", "effective_rank", *UTILITIES)
+"""What is measured of the weights at the end of windows."""
 log = logging.getLogger(__name__)
 
 
@@ -155,7 +158,7 @@ class BatchedRun:
         self.feed = Feed(self.streams, steps)
         self.offline: list[list[float]] = [[] for _ in settings]
         windows = -(-steps // self.window)
-        self.weighed = np.full((len(settings), windows, 3), np.nan)
+        self.weighed = np.full((len(settings), windows, len(WEIGHED)), np.nan)
         self._ahead: tuple[tuple[int, int], Future[Chunk]] | None = None
         self._pool = ThreadPoolExecutor(1)
         self.networks = Networks(problem, self.stack)
@@ -261,6 +264,7 @@ class BatchedRun:
         """Norms and ranks of the weights; the gradient's are summed up by the stack."""
         window = step // self.window
         self.weighed[:, window, :2] = self.networks.norms()
+        self.weighed[:, window, 3:] = self.networks.utilities()
         if self.setting.ranks(step):
             self._wait_for_ranks()
             self._ranking = window, self._ranks_pool.submit(self.networks.ranks_later())
@@ -302,7 +306,8 @@ class BatchedRun:
             found |= {name: means[:, i] for i, name in enumerate(COLUMNS[3:7])}
             if self.problem.activation != "relu":
                 found["zero_activations"] = np.full(closed, np.nan)
-            names = ("weight_l1", "weight_l2", "effective_rank")
+            has_more = _learner(self.settings[run]).has_utilities
+            names = WEIGHED if has_more else WEIGHED[:3]
             found |= {name: weights[:, i] for i, name in enumerate(names)}
         return found
 
@@ -334,7 +339,8 @@ class BatchedRun:
             raise ValueError(f"runs of one stack go on from one step, not from {sorted(steps)}")
         for run, (arrays, meta) in enumerate(saved):
             rest = dict(arrays)
-            self.weighed[run] = rest.pop("weighed")
+            weighed = rest.pop("weighed")  # older ones have no utilities
+            self.weighed[run][:, : weighed.shape[1]] = weighed
             self.stack.restore(self._place[run], rest)
             self.offline[run] = [float(value) for value in meta["offline"]]
         self.stack.step = steps.pop()

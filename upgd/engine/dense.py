@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.engine.measuring import measured_steps
 from upgd.kernels.layout import Layout
 from upgd.kernels.rules import DUE, MOST_NUMBERS, TIMES, reduces
 from upgd.networks import initial_weights
 from upgd.optim.registry import Row, get
 from upgd.optim.roles import bound, role
+from upgd.optim.upgd import UtilityOptimizer
 from upgd.rules.vocabulary import ROLES, as_numbers, split_roles
 
 # What a stack sums up per run and window; the last counts the steps with diagnostics.
@@ -41,6 +43,11 @@ class Learner:
     def row(self) -> Row:
         """The registry's."""
         return get(self.method)[0]
+
+    @property
+    def has_utilities(self) -> bool:
+        """Whether it has a utility per weight, scaled as UPGD's."""
+        return issubclass(self.row.optimizer, UtilityOptimizer) and "gates" not in self.row.needs
 
     def all_hyper(self) -> dict[str, Any]:
         """All hyperparameters; raises ValueError for unknown ones."""
@@ -193,7 +200,7 @@ class Stack:
         loss: ``"cross_entropy"`` or ``"squared_error"``.
         steps: Samples of the run; series are allocated for them.
         window: Samples per window.
-        stride: Steps between diagnostics; 0 for none.
+        stride: One of so many steps is measured (:mod:`upgd.engine.measuring`); 0 for none.
     """
 
     weights: Any
@@ -214,6 +221,7 @@ class Stack:
         self.learners = [learners[i] for i in self.order]
         self.squared, self.step = loss == "squared_error", 0
         self.window, self.stride, self.windows = window, stride, -(-steps // window)
+        self.measured = measured_steps(steps, stride)
 
     def _unsupported(self, learner: Learner) -> str | None:
         return unsupported(learner)

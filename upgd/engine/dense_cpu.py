@@ -137,7 +137,7 @@ class CpuStack(OnCpu):
             *self.arguments(run),
             *self._samples(self.order[run], chunk),
             self._zeros(0),
-            *(self.step, chunk.steps, self.window, self.stride, True),
+            *(self.step, chunk.steps, self.window, self.measured, True),
             *(self.series[run], self.diverged[run : run + 1], self.unknown_bounds()),
             self._zeros(0, 0),
         )

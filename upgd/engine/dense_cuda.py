@@ -176,6 +176,7 @@ class CudaStack(DenseStack):
             runs, self.windows, len(COLUMNS), dtype=torch.float64, device=self.device
         )
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
+        self._measured = self._put(self.measured)
         self.clock = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.restart(0)
 
@@ -347,8 +348,9 @@ class CudaStack(DenseStack):
             )
         if self.stride:
             sample.diagnose_kernel[(runs,)](
-                *(self.acts, self.delta, self.series, self.layer_table, self.clock, offset),
-                *(self.window, self.windows, self.stride, layout.activations, layout.units),
+                *(self.acts, self.delta, self.series, self._measured, self.layer_table),
+                *(self.clock, offset, self.window, self.windows),
+                *(layout.activations, layout.units),
                 LAYERS=len(layout.layers),
                 BC=256,
                 **self.early,

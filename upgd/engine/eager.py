@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from upgd.engine.dense import Learner
-from upgd.engine.general import zero_shares
+from upgd.engine.general import zero_outputs
+from upgd.engine.measuring import is_measured
 from upgd.engine.packing import (
     Random,
     UnpackableError,
@@ -32,12 +33,14 @@ from upgd.engine.packing import (
     unpack,
 )
 from upgd.engine.precision import full_float32
-from upgd.metrics import Meter, sample_plasticity
-from upgd.monitor.measures import mean_effective_rank, norms
+from upgd.metrics import UTILITIES, Meter, sample_plasticity
+from upgd.monitor.measures import histogram, mean_effective_rank, norms, pooled_share
 from upgd.networks import OnlineNorm
 from upgd.optim.base import RuleOptimizer
 from upgd.optim.convention import ConventionWarning
+from upgd.optim.feature_upgd import FeatureUPGD
 from upgd.optim.noise import PhiloxNoise
+from upgd.optim.upgd import UtilityOptimizer
 from upgd.text import error_line
 
 RANK_WINDOWS = 10  # ranks are taken in every so many windows
@@ -55,7 +58,8 @@ class Setting:
         batch: Samples per step.
         restart: Begin every task with a fresh network and optimizer.
         held_out: Held-out samples to predict after each task.
-        stride: Steps between diagnostics; 0 for none. Weights are measured once per window.
+        stride: One of so many steps is measured (:mod:`upgd.engine.measuring`); 0 for none.
+            Weights are measured at the end of each window.
     """
 
     method: str
@@ -69,7 +73,7 @@ class Setting:
 
     def measures(self, step: int) -> bool:
         """Whether diagnostics are taken at this step."""
-        return self.stride > 0 and step % self.stride == 0
+        return is_measured(step, self.stride)
 
     def weighs(self, step: int) -> bool:
         """Whether weights are measured after this step: it ends a window."""
@@ -183,7 +187,7 @@ class EagerRun:
             self._begin(step // task_step)
         x, y = self._tensors(self.stream.at(step, setting.batch))
         measured = setting.measures(step)
-        with zero_shares(self.model, measured) as zeros, self._named("the network"):
+        with zero_outputs(self.model, measured) as zeros, self._named("the network"):
             output = self.model(x)
         losses = self._losses(output, y)
         if not bool(losses.isfinite().all()):
@@ -193,8 +197,7 @@ class EagerRun:
         if measured:
             gradient = norms(p.grad for p in self.model.parameters() if p.grad is not None)
             values.update(gradient_l0=gradient.l0, gradient_l1=gradient.l1, gradient_l2=gradient.l2)
-            shares = [float(share) for share in zeros] or [np.nan]
-            values["zero_activations"] = float(np.mean(shares))
+            values["zero_activations"] = float(pooled_share(zeros)) if zeros else np.nan
         try:
             with self._named("step()"):
                 self.optimizer.step()
@@ -208,6 +211,7 @@ class EagerRun:
         if setting.weighs(step):
             weights = norms(self.model.parameters())
             values.update(weight_l1=weights.l1, weight_l2=weights.l2)
+            values |= self._utilities()
             if setting.ranks(step):
                 values["effective_rank"] = mean_effective_rank(self.model)
         sums = {"loss": float(before.sum(dtype=np.float64))}
@@ -219,6 +223,14 @@ class EagerRun:
         self.step += 1
         if setting.held_out and task_step and self.step % task_step == 0:
             self.offline.append(self._predict_held_out(step // task_step))
+
+    def _utilities(self) -> dict[str, float]:
+        """The histogram of the weights' scaled utilities, where they have any."""
+        opt = self.optimizer
+        if not isinstance(opt, UtilityOptimizer) or isinstance(opt, FeatureUPGD):
+            return {}
+        scaled = torch.cat([u.flatten() for u in opt.scaled_utilities().values()])
+        return dict(zip(UTILITIES, histogram(scaled).tolist(), strict=True))
 
     def _differentiate(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()

@@ -35,7 +35,7 @@ from upgd.kernels.rules import (
     reduces,
     source,
 )
-from upgd.monitor.measures import zero_share
+from upgd.monitor.measures import pooled_share
 from upgd.optim.batch import tiny
 from upgd.optim.roles import bounds, roles
 from upgd.rules.ops import FUNCTIONS
@@ -144,19 +144,17 @@ class GeneralStack(Stack):
         """Learn from a chunk of samples."""
         self._feed(chunk)
         end = self.step + chunk.steps
-        while self.step < end:
-            measured = -(-self.step // self.stride) * self.stride if self.stride else end
-            self._go(min(measured, end) - self.step)
-            self.step = min(measured, end)
-            if self.step < end:
-                self._learn(measured=True)
-                self.step += 1
+        for measured in self.step + np.flatnonzero(self.measured[self.step : end]):
+            self._go(int(measured) - self.step)
+            self._learn(measured=True)
+            self.step = int(measured) + 1
+        self._go(end - self.step)
+        self.step = end
 
     def _go(self, steps: int) -> None:
         """So many steps without diagnostics."""
         if self.device.type == "cuda":
-            while steps:
-                steps = self._replay(steps)
+            steps = self._replay(steps)
         for _ in range(steps):
             self._learn()
 
@@ -187,13 +185,14 @@ class GeneralStack(Stack):
         self.clock.copy_(torch.tensor([self.step, self.step]))
 
     def _replay(self, steps: int) -> int:
-        """Run whole graphs; returns what is left."""
-        size = min(GRAPH_STEPS, steps)
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        for _ in range(steps // size):
-            self._graphs[size].replay()
-        return steps % size
+        """Run graphs of many steps, then of one; returns what is left: nothing."""
+        for size in (GRAPH_STEPS, 1):
+            if steps >= size and size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+            for _ in range(steps // size):
+                self._graphs[size].replay()
+            steps %= size
+        return steps
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         changing = [self.weights, *self.states, self.series, self.diverged, self.clock]
@@ -248,7 +247,7 @@ class GeneralStack(Stack):
 
     def _diagnose(self, values: Tensor, zeros: list[Tensor]) -> None:
         wide = self.gradients.double()
-        values[:, 3] = torch.stack(zeros).mean(0) if zeros else math.nan
+        values[:, 3] = pooled_share(zeros) if zeros else math.nan
         values[:, 4] = (wide != 0).double().mean(1)
         values[:, 5] = wide.abs().sum(1)
         values[:, 6] = wide.square().sum(1).sqrt()
@@ -407,8 +406,8 @@ def forward(
     """The outputs [R, outputs] of R networks for one input [R, ...] each.
 
     Plain sequences of layers become batched products; other modules go through ``torch.vmap``.
-    `params` have a leading dimension of runs; `zeros` receives the share of zeros [R] of each
-    ReLU's outputs.
+    `params` have a leading dimension of runs; `zeros` receives which outputs [R, ...] of each ReLU
+    are zero.
     """
     if type(model) is not nn.Sequential or not all(_is_known(m) for m in model):
         return _vmapped(model, params, x, zeros)
@@ -427,7 +426,7 @@ def forward(
         else:  # acts on every run alike
             x = module(x)
             if zeros is not None and isinstance(module, nn.ReLU):
-                zeros.append((x == 0).double().flatten(1).mean(1))
+                zeros.append((x == 0).flatten(1))
     return x
 
 
@@ -439,28 +438,29 @@ def _vmapped(
 
     def one(parameters: tuple[Tensor, ...], sample: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         named = dict(zip(names, parameters, strict=True))
-        with zero_shares(model, zeros is not None) as shares:
+        with zero_outputs(model, zeros is not None) as found:
             outputs = functional_call(model, named, (sample.unsqueeze(0),)).squeeze(0)
-        return outputs, tuple(shares)
+        return outputs, tuple(found)
 
-    found: tuple[Tensor, tuple[Tensor, ...]] = torch.vmap(one)(tuple(params), x)
+    outputs, masks = torch.vmap(one)(tuple(params), x)
     if zeros is not None:
-        zeros.extend(found[1])
-    return found[0]
+        zeros.extend(masks)
+    result: Tensor = outputs
+    return result
 
 
 @contextmanager
-def zero_shares(model: nn.Module, active: bool = True) -> Iterator[list[Tensor]]:
-    """Collect the share of zeros in the output of every ReLU."""
-    shares: list[Tensor] = []
+def zero_outputs(model: nn.Module, active: bool = True) -> Iterator[list[Tensor]]:
+    """Collect which outputs of every ReLU are zero, one vector for each."""
+    masks: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
-        shares.append(zero_share(output))
+        masks.append((output == 0).flatten())
 
     relus = [m for m in model.modules() if isinstance(m, nn.ReLU)] if active else []
     handles = [module.register_forward_hook(note) for module in relus]
     try:
-        yield shares
+        yield masks
     finally:
         for handle in handles:
             handle.remove()

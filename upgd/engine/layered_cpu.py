@@ -36,7 +36,7 @@ class LayeredCpuStack(OnCpu, LayeredStack):
             *self.arguments(run),
             *self._samples(self.order[run], chunk),
             self._zeros(0),
-            *(self.step, chunk.steps, self.window, self.stride),
+            *(self.step, chunk.steps, self.window, self.measured),
             *(self.series[run], self.diverged[run : run + 1], self._zeros(0, 0)),
         )
 

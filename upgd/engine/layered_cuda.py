@@ -68,6 +68,7 @@ class LayeredCudaStack(LayeredStack):
         )
         self.diverged = torch.full((runs,), -1, dtype=torch.int64, device=self.device)
         self.began = torch.zeros(runs, dtype=torch.int64, device=self.device)
+        self._measured = self._put(self.measured if self.stride else _NOTHING)
         self.restart(0)
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -126,7 +127,7 @@ class LayeredCudaStack(LayeredStack):
             *(self.weights, self.states[number], self.kept[number], self.statistics),
             *(self.hyper, self.decays, self.corrections, self.seeds, self.began),
             *(self.scratch[number], *samples, self.series, self.diverged),
-            *(self.step, steps, self.window, self.windows, self.stride),
+            *(self._measured, self.step, steps, self.window, self.windows),
             *(group.first, group.count, len(self.learners), steps + 1),
             num_warps=self.tiles.warps,
             num_stages=1,

@@ -86,7 +86,7 @@ def need(
     if first.stride:  # singular values of some matrices at a time
         shared += 32 * AT_A_TIME * size
     windows = -(-steps // first.window)
-    series = 8 * windows * (2 * len(COLUMNS) if on_cuda else len(COLUMNS) + 3)
+    series = 8 * windows * (2 * len(COLUMNS) if on_cuda else len(COLUMNS) + len(batched.WEIGHED))
     length = 1 + batched.longest_chunk(problem, first, stream, steps)
     if kind == "general" and not on_cuda:
         length = min(length, 1 + batched.MOST_WITHOUT_WORD)

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from upgd.engine.feed import HeldOut
-from upgd.monitor.measures import AT_A_TIME, effective_ranks_later
+from upgd.metrics import UTILITIES
+from upgd.monitor.measures import AT_A_TIME, effective_ranks_later, histogram
 from upgd.networks import OnlineNorm, build_for
+from upgd.optim.batch import tiny
 from upgd.streams import Problem
 from upgd.threads import one_thread
 
@@ -54,6 +56,41 @@ class Networks:
             wide = flat.double()
             found.append(torch.stack([wide.abs().sum(1), wide.norm(dim=1)], 1))
         return np.asarray(torch.cat(found)[: self._runs].cpu())
+
+    def utilities(self) -> NDArray[np.float64]:
+        """The histogram of each run's scaled utilities: [R, 9]; NaN where it has none."""
+        found = np.full((self._runs, len(UTILITIES)), np.nan)
+        for group, states in zip(self._stack.groups, self._stack.states, strict=True):
+            if not self._stack.learners[group.first].has_utilities:
+                continue
+            place = group.states.index("utility")
+            own = slice(group.first, group.first + group.count)
+            traces = torch.as_tensor(states)[place].split(self._together)
+            corrections = torch.as_tensor(self._stack.corrections)[own, :, place]
+            shares = [
+                histogram(self._scaled(some, by.to(some), group.reduce == "row_norm"))
+                for some, by in zip(traces, corrections.split(self._together), strict=True)
+            ]
+            found[self._stack.order[own]] = torch.cat(shares).cpu()
+        return found
+
+    def _scaled(self, traces: Tensor, corrections: Tensor, local: bool) -> Tensor:
+        """The scaled utilities of some networks, [R, weights], from their traces."""
+        flat = traces if self._columns is None else traces[:, self._columns]
+        # Dense stacks have corrections for each layer, which is a weight and a bias.
+        layers, tensors = corrections.shape[1], len(self._counts)
+        parts = [
+            part / corrections[:, tensor * layers // tensors, None]
+            for tensor, part in enumerate(flat.split(self._counts, 1))
+        ]
+        if not local:
+            whole = torch.cat(parts, 1)
+            return (whole / _some(whole.amax(1, keepdim=True).abs())).sigmoid()
+        counts = [shape[0] if len(shape) > 1 else 1 for shape in self._shapes]
+        rows = [x.reshape(len(x), n, -1) for x, n in zip(parts, counts, strict=True)]
+        norms = [x.double().norm(dim=2, keepdim=True).to(x) for x in rows]
+        scaled = [(x / _some(n)).flatten(1) for x, n in zip(rows, norms, strict=True)]
+        return torch.cat(scaled, 1).sigmoid()
 
     def ranks_later(self) -> Callable[[], list[float]]:
         """Gives each run's mean effective rank, of the weights as they are now."""
@@ -109,3 +146,8 @@ class Networks:
         """The parameters of some networks by name."""
         parts = zip(self._names, flat.split(self._counts, 1), self._shapes, strict=True)
         return {name: part.view(-1, *shape) for name, part, shape in parts}
+
+
+def _some(eta: Tensor) -> Tensor:
+    """What utilities are divided by, never zero."""
+    return eta.clamp_min(tiny(torch.float32))

@@ -273,12 +273,13 @@ def _norms(values, begin, count):
 
 @_compiled
 def _diagnose(acts, delta, layers, shift, sums):
-    """Zero activations, and the norms of a rank-one gradient, which are products of two norms."""
+    """Zeros among all hidden outputs; norms of a rank-one gradient, products of two norms."""
     nonzero = 0.0
     l1 = 0.0
     l2 = 0.0
     weights = 0.0
     zeros = 0.0
+    hidden = 0.0
     for layer in range(len(layers)):
         inputs, outputs = layers[layer, INPUTS], layers[layer, OUTPUTS]
         begin = layers[layer, BEGIN] - (shift if layer == 0 else 0)
@@ -289,8 +290,9 @@ def _diagnose(acts, delta, layers, shift, sums):
         l2 += x2 * d2
         weights += (inputs + 1) * outputs
         if layer > 0:
-            zeros += (inputs + 1 - x0) / inputs
-    sums[ZEROS] += zeros / max(1, len(layers) - 1)
+            zeros += inputs + 1 - x0
+            hidden += inputs
+    sums[ZEROS] += zeros / max(1.0, hidden)
     sums[GRAD_L0] += nonzero / weights
     sums[GRAD_L1] += l1
     sums[GRAD_L2] += math.sqrt(l2)
@@ -460,7 +462,7 @@ def learn(
     activation, squared, layers, activations, w, s, gap, offset, utility, hyper, decays,
     corrections, began, key,
     rows, index, permutation, slots, labels, targets, importance,
-    start, steps, window, stride, progress, series, diverged, bounds, answers,
+    start, steps, window, measured, progress, series, diverged, bounds, answers,
 ):  # fmt: skip
     """Run one learner through a chunk.
 
@@ -481,7 +483,8 @@ def learn(
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
         importance: By which the loss of each sample is multiplied; empty for 1.
         start, steps: The chunk's position in the run.
-        window, stride, progress: Of the metrics; whether the loss after each step is computed.
+        window, measured, progress: Of the metrics; which of the run's steps are measured, empty for
+            none; whether the loss after each step is computed.
         series, diverged: The results.
         bounds: [3, units], each row's largest and smallest utility and largest weight for the
             next call; ``bounds[2, 0]`` is negative where they are not known.
@@ -579,7 +582,7 @@ def learn(
         infinite = _backward(w, acts, layers, delta, hess, dh, d2h, back, curve, activation, second)
         if diverged[0] < 0 and (infinite or not math.isfinite(loss)):
             diverged[0] = step
-        if stride > 0 and step % stride == 0:
+        if len(measured) > 0 and measured[step]:
             _diagnose(acts, delta, layers, parity * first_pitch, sums)
         if features:
             _scale_features(

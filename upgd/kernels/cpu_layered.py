@@ -167,7 +167,7 @@ def learn(
     advance, activation, squared, layer_norm, input_norm, noisy, layers, activations, places,
     w, s, gap, offset, kept, statistics, hyper, decays, corrections, began, key,
     rows, index, permutation, slots, labels, targets, importance,
-    start, steps, window, stride, series, diverged, answers,
+    start, steps, window, measured, series, diverged, answers,
 ):  # fmt: skip
     """Run one learner through a chunk.
 
@@ -187,7 +187,7 @@ def learn(
         rows, index, permutation, slots, labels, targets: The chunk, see upgd.engine.feed.
         importance: By which the loss of each sample is multiplied; empty for 1.
         start, steps: The chunk's position in the run.
-        window, stride: Of the metrics.
+        window, measured: Of the metrics; which of the run's steps are measured, empty for none.
         series, diverged: The results.
         answers: Receives the outputs for each sample before it is learned; empty for none.
     """
@@ -272,7 +272,7 @@ def learn(
         infinite = _backward(w, acts, layers, delta, back, activation, layer_norm, normed, scales)
         if diverged[0] < 0 and (infinite or not math.isfinite(loss)):
             diverged[0] = step
-        if stride > 0 and step % stride == 0:
+        if len(measured) > 0 and measured[step]:
             _diagnose(acts, delta, layers, step % 2 * pitch, sums)
         call(
             advance, address(flat, 0), count, address(places, 0), address(w, 0),

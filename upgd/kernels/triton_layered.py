@@ -50,12 +50,10 @@ _TINY = {"float32": 2.0**-126, "float64": 2.0**-1022}
 _ARGUMENTS = (
     *("W", "S", "kept", "statistics", "hyper", "decays", "corrections", "seeds", "began"),
     *("scratch", "data", "index", "permutations", "slots", "labels", "targets", "series"),
-    *("diverged", "start", "steps", "window", "windows", "stride", "first", "mine", "runs"),
+    *("diverged", "measured", "start", "steps", "window", "windows", "first", "mine", "runs"),
     "LENGTH",
 )
-_INTEGERS = (
-    "start", "steps", "window", "windows", "stride", "first", "mine", "runs", "LENGTH"
-)  # fmt: skip
+_INTEGERS = ("start", "steps", "window", "windows", "first", "mine", "runs", "LENGTH")
 _NORMS = ("nonzero", "l1", "l2")
 
 
@@ -268,8 +266,8 @@ class _Kernel(RecycleWriter):
                 self.barrier()
 
     def diagnose(self) -> None:
-        hidden, weights = max(1, len(self.layers) - 1), self.p.layout.parameters
-        with self.inside("if step % stride == 0:"):
+        hidden, weights = max(1, sum(self.p.layout.sizes[1:-1])), self.p.layout.parameters
+        with self.inside("if tl.load(measured + step) != 0:"):
             for name in (*_NORMS, "zeros"):
                 self(f"{name} = tl.zeros([], tl.float64)")
             for layer in self.layers:
@@ -279,7 +277,7 @@ class _Kernel(RecycleWriter):
                 )
                 self("nonzero += a", "l1 += b", "l2 += c")
                 if layer.number:
-                    self(f"zeros += d / {layer.inputs}")
+                    self("zeros += d")
             values = [f"zeros / {hidden}", f"nonzero / {weights}", "l1", "tl.sqrt(l2)", "1.0"]
             for column, value in enumerate(values, 3):
                 self(f"tl.store(spot + {column}, tl.load(spot + {column}) + {value})")

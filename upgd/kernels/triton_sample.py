@@ -422,12 +422,12 @@ def backward_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["offset", "window", "windows", "stride", "UNITS"])
+@triton.jit(do_not_specialize=["offset", "window", "windows", "UNITS"])
 def diagnose_kernel(
-    acts, delta, series, layer_table, clock, offset, window, windows, stride, A, UNITS,
+    acts, delta, series, measured, layer_table, clock, offset, window, windows, A, UNITS,
     LAYERS: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """Zero activations, and the norms of a rank-one gradient, which are products of two norms."""
+    """Zeros among all hidden outputs; norms of a rank-one gradient, products of two norms."""
     run = tl.program_id(0).to(tl.int64)
     if EARLY:
         take_over()
@@ -435,12 +435,13 @@ def diagnose_kernel(
     columns = tl.arange(0, BC)
     acts += run * A
     delta += run * UNITS
-    if step % stride == 0:
+    if tl.load(measured + step) != 0:
         nonzero = 0.0
         l1 = 0.0
         l2 = 0.0
         weights = 0.0
         zeros = 0.0
+        hidden = 0.0
         for layer in tl.static_range(LAYERS):
             inputs = tl.load(layer_table + 6 * layer)
             units = tl.load(layer_table + 6 * layer + 1)
@@ -455,10 +456,11 @@ def diagnose_kernel(
             l2 += x2 * d2
             weights += ((inputs + 1) * units).to(tl.float64)
             if layer > 0:
-                zeros += (inputs + 1 - x0) / inputs
+                zeros += inputs + 1 - x0
+                hidden += inputs.to(tl.float64)
         spot = series + run * windows * METRICS + (step // window) * METRICS
-        hidden: tl.constexpr = LAYERS - 1 if LAYERS > 1 else 1
-        tl.store(spot + ZEROS, tl.load(spot + ZEROS) + zeros / hidden)
+        share = zeros / (hidden if LAYERS > 1 else 1.0)
+        tl.store(spot + ZEROS, tl.load(spot + ZEROS) + share)
         tl.store(spot + GRAD_L0, tl.load(spot + GRAD_L0) + nonzero / weights)
         tl.store(spot + GRAD_L1, tl.load(spot + GRAD_L1) + l1)
         tl.store(spot + GRAD_L2, tl.load(spot + GRAD_L2) + tl.sqrt(l2))

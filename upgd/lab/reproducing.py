@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from upgd.ledger import Ledger, Run, RunSpec
 from upgd.ledger.files import check_generated, check_output_folder
 from upgd.ledger.ledger import NAME
 from upgd.ledger.versions import commit
+from upgd.metrics import STRIDED
 from upgd.paper import committed, provenance
 from upgd.paper.committed import Table, are_tables
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
@@ -23,7 +24,17 @@ from upgd.paper.figures import FIGURES, Figure
 from upgd.paper.measured import MEASURED
 from upgd.paper.measuring import How, Measured
 from upgd.paper.provenance import Provenance
-from upgd.paper.results import TABLE, Results, find, folder_name, gather, lacking, read, write
+from upgd.paper.results import (
+    TABLE,
+    Results,
+    find,
+    folder_name,
+    gather,
+    is_diagnosed,
+    lacking,
+    read,
+    write,
+)
 from upgd.report.plotting import check_format
 from upgd.study.forecast import forecast_lines
 from upgd.study.kinds import kind_of
@@ -131,7 +142,12 @@ class Reproduction:
             self._measure(each)
 
     def _all_specs(self, there: Mapping[str, Table] | None = None) -> list[RunSpec]:
-        return _specs(self.needed, self.scale, self.seeds, there)
+        return _specs(self.needed, self.scale, self.seeds, there, self._diagnosed())
+
+    def _diagnosed(self) -> set[str]:
+        """Experiments whose diagnostics are drawn."""
+        panels = (panel for figure in self.drawn for panel in figure.panels)
+        return {panel.experiment for panel in panels if panel.metric in STRIDED}
 
     def _left(self) -> tuple[list[RunSpec], list[Run]]:
         """The runs to do, and those that studies have."""
@@ -223,7 +239,8 @@ class Reproduction:
         table, data_dir = self.there.get(experiment.name), self.study.options.data_dir
         found = find(ledgers, experiment, None if table is None else table.told.steps)
         if table is not None:
-            found = [each for each in found if not table.has(each.arm, each.run.spec)]
+            specs = ((each, each.run.spec) for each in found)
+            found = [e for e, spec in specs if not table.has(e.arm, spec, is_diagnosed(spec))]
         new = gather(found, experiment.name)
         if new is None:
             return table
@@ -376,13 +393,18 @@ def _specs(
     scale: float,
     seeds: int,
     there: Mapping[str, Table] | None = None,
+    diagnosed: Container[str] = (),
 ) -> list[RunSpec]:
-    """The runs of some experiments that are not in their tables, each once."""
+    """The runs of some experiments that are not in their tables, each once.
+
+    Of those in `diagnosed`, a table must have the diagnostics.
+    """
     found: dict[str, RunSpec] = {}
     for name in names:
         table, twins = (there or {}).get(name), EXPERIMENTS[name].twins()
         for arm, runs in EXPERIMENTS[name].specs(scale, seeds or None).items():
             called = twins.get(arm, arm)  # of twins a table has the first
-            new = (spec for spec in runs if table is None or not table.has(called, spec))
+            asked = name in diagnosed
+            new = (spec for spec in runs if table is None or not table.has(called, spec, asked))
             found |= {spec.key: spec for spec in new}
     return list(found.values())

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from upgd.metrics import DIAGNOSTICS
 from upgd.networks import NETWORKS
 from upgd.optim.registry import METHODS, scalars
 from upgd.rules.vocabulary import ROLES, setting
@@ -63,6 +64,10 @@ def canonical(
         own = {} if usual is None else {k: v for k, v in usual.hyper.items() if k in defaults}
         filled = _without_copies({**defaults, **own, **hyper})
         sources["method"] = row.source
+    if "stride" in left and "stride" in known:
+        left.setdefault("diagnostics", DIAGNOSTICS)
+    elif "stride" in known:  # it has none
+        left.pop("diagnostics", None)
     return Form(method if row is None else row.name, filled, left, sources)
 
 

@@ -27,7 +27,8 @@ Scalar: TypeAlias = str | int | float | bool | None  # what JSON can hold withou
 
 LIMIT = 2**63  # what SQLite's integers hold
 SOURCES = ("method", "problem", "network")  # what may be code that is not part of upgd
-MEASURING = frozenset({"stride", "held_out"})  # options that change only what is measured
+MEASURING = frozenset({"stride", "diagnostics", "held_out"})
+"""Options that change only what is measured; see :data:`upgd.metrics.DIAGNOSTICS`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,14 @@ The monitor, the laboratory's engines and the agents take their numbers from her
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from upgd.metrics import UTILITIES
 
 AT_A_TIME = 32  # matrices, or networks, per batch on a GPU
 
@@ -148,14 +150,29 @@ def saturated_share(h: Tensor, limit: float) -> Tensor:
     return (h.abs() > limit).double().mean()
 
 
-def zero_share(h: Tensor) -> Tensor:
-    """The share of activations that are zero.
+def pooled_share(layers: Sequence[Tensor]) -> Tensor:
+    """The share of True among all elements of several layers: a layer counts by its size.
+
+    Args:
+        layers: Boolean tensors [..., elements] of equal leading dimensions, which stay.
 
     Example:
-        >>> zero_share(torch.tensor([0.5, 0.0, 0.0, 0.0]))
-        tensor(0.7500, dtype=torch.float64)
+        >>> wide, narrow = torch.tensor([0.5, 0.0, 0.0, 0.0, 1.0]), torch.tensor([0.0])
+        >>> pooled_share([wide == 0, narrow == 0])
+        tensor(0.6667, dtype=torch.float64)
     """
-    return (h == 0).double().mean()
+    return torch.cat(list(layers), -1).double().mean(-1)
+
+
+def histogram(scaled: Tensor) -> Tensor:
+    """The shares of scaled utilities [..., weights] in each ninth of [0, 1]: [..., 9].
+
+    Example:
+        >>> (9 * histogram(torch.linspace(0, 1, 9))).tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    bins = (scaled * len(UTILITIES)).floor().clamp(0, len(UTILITIES) - 1)  # NaN is in none
+    return torch.stack([(bins == k).double().mean(-1) for k in range(len(UTILITIES))], -1)
 
 
 def stride(total: int, count: int) -> int:

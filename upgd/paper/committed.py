@@ -7,11 +7,13 @@ the studies behind the tables.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from upgd.ledger import RunSpec
 from upgd.ledger.spec import MEASURING
+from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.paper import provenance, results
 from upgd.paper.experiments import Experiment
 from upgd.paper.provenance import Provenance
@@ -24,9 +26,20 @@ class Table(NamedTuple):
     results: Results
     told: Provenance
 
-    def has(self, arm: str, spec: RunSpec) -> bool:
-        """Whether it has a run of an arm, done or diverged, with any metrics."""
-        return spec.steps == self.told.steps and spec.seed in self.told.over.get(arm, ())
+    def has(self, arm: str, spec: RunSpec, diagnosed: bool = False) -> bool:
+        """Whether it has a run of an arm, done or diverged, with any metrics.
+
+        Args:
+            arm: Its name.
+            spec: The run.
+            diagnosed: A finished one must have the diagnostics, by their current definition.
+        """
+        if spec.steps != self.told.steps or spec.seed not in self.told.over.get(arm, ()):
+            return False
+        if not diagnosed or spec.seed in self.told.diverged.get(arm, ()):
+            return True
+        current = self.told.diagnostics == DIAGNOSTICS
+        return current and spec.seed in self.results.of(arm, "gradient_l0")
 
     def unlike(self, experiment: Experiment, data_dir: str | os.PathLike[str] | None) -> str:
         """In what it differs from what would be run here; nothing if it counts.
@@ -57,9 +70,19 @@ class Table(NamedTuple):
         return f"other {data['name']} data" if data.get("sha256", {}) != checksums else ""
 
     def joined(self, more: Table, experiment: Experiment) -> Table:
-        """The table with additional runs; ValueError if they have other windows."""
-        told = provenance.joined(self.told, more.told, experiment)
-        return Table(results.joined(self.results, more.results), told)
+        """The table with additional runs, which replace its own of the same arms and seeds.
+
+        Diagnostics of two definitions are not put together: the older ones are dropped.
+
+        Raises:
+            ValueError: The runs have other windows.
+        """
+        told, mine = provenance.joined(self.told, more.told, experiment), self.results
+        if not any(name in more.results.series for name in STRIDED):
+            told = replace(told, diagnostics=self.told.diagnostics)
+        elif self.told.diagnostics != more.told.diagnostics:
+            mine = results.without(mine, STRIDED)
+        return Table(results.joined(mine, more.results), told)
 
 
 def are_tables(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from upgd.rl.runs import ITERATIONS, PREFIX
 from upgd.streams import get as get_problem
 
 STRIDE = 100
-"""Samples between diagnostics; the paper's every sample would cost a tenth of the time."""
+"""One of so many samples is measured; the paper's every sample would cost a tenth of the time."""
 HELD_OUT = 250
 SHORTEST = 4
 """The fewest windows of a run at any scale; a change over the run needs them."""

@@ -123,7 +123,7 @@ class Site:
             lines = [
                 f"# {heading(results.name)}",
                 "",
-                *tables.source(known),
+                *tables.source(known, results.series),
                 *tables.numbers(results),
                 "",
             ]

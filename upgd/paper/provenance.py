@@ -16,6 +16,7 @@ from typing import Any
 
 from upgd.ledger import Run, RunSpec, write_atomically
 from upgd.ledger.canonical import display_name
+from upgd.metrics import DIAGNOSTICS
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import FIGURES
 from upgd.paper.results import Found
@@ -65,6 +66,7 @@ class Provenance:
     data: Mapping[str, Any] | None = None  # name, samples and checksum by split
     diverged: Mapping[str, Sequence[int]] = field(default_factory=dict)
     sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by arm
+    diagnostics: int = 1  # the definition of its diagnostics, see upgd.metrics.DIAGNOSTICS
 
     @property
     def runs(self) -> int:
@@ -130,6 +132,7 @@ def describe(
         data,
         _seeds(each for each in found if each.run.state == "diverged"),
         {each.arm: dict(each.run.spec.hyper) for each in found},
+        DIAGNOSTICS,  # others were left out
     )
 
 
@@ -142,13 +145,20 @@ def portions(runs: Iterable[Run]) -> list[Portion]:
 
 
 def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Provenance:
-    """The provenance of a table with additional runs."""
+    """The provenance of a table with additional runs, some of which may replace its own.
+
+    The work of a replaced run stays in the table's parts unless all its runs are replaced, since
+    that of single runs is not recorded.
+    """
+    replaced = _in_both(table.seeds, more.seeds)
+    if replaced == sum(map(len, table.over.values())):
+        table = replace(table, learner_steps=0, seconds=0.0, parts=())
     parts = by_age((*table.parts, *more.parts))
     return replace(
         more,
         command=command(experiment, more.steps, _union(table.over, more.over), parts),
         seeds=_union(table.seeds, more.seeds),
-        learner_steps=table.learner_steps + more.learner_steps,
+        learner_steps=max(0, table.learner_steps - replaced * table.steps) + more.learner_steps,
         seconds=round(table.seconds + more.seconds, 1),
         parts=parts,
         options=common((table.options, more.options)),
@@ -297,6 +307,11 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """By arm, all seeds."""
     arms = dict.fromkeys(arm for each in some for arm in each)
     return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
+
+
+def _in_both(some: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> int:
+    """How many seeds of arms are in both."""
+    return sum(len(set(seeds) & set(other.get(arm, ()))) for arm, seeds in some.items())
 
 
 def by_age(parts: Iterable[Portion]) -> list[Portion]:

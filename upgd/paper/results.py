@@ -13,7 +13,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from upgd.ledger import Ledger, Run, RunSpec
 from upgd.ledger.files import write_atomically
 from upgd.ledger.spec import MEASURING
-from upgd.metrics import rewindow
+from upgd.metrics import DIAGNOSTICS, STRIDED, rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
 from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.study.kinds import kind_of
@@ -86,7 +86,8 @@ def find(
 
     A run counts if its problem, method, hyperparameters and options are an arm's. Options that only
     measure (:data:`MEASURING`) are ignored: a run without them lacks those series, and one with
-    more of them is preferred. Seeds of searches do not count: they were used to choose the sets.
+    current diagnostics, or with more of them, is preferred. Seeds of searches do not count: they
+    were used to choose the sets.
     """
     known: dict[Any, str] = {}
     for arm, [spec] in experiment.specs(seeds=1).items():
@@ -99,7 +100,7 @@ def find(
                 continue
             same = found.setdefault(spec.steps, {})
             other = same.get((name, spec.seed))
-            if other is None or len(spec.options) > len(other.run.spec.options):
+            if other is None or _measured(spec) > _measured(other.run.spec):
                 same[name, spec.seed] = Found(name, run, ledger)
     if steps in found:
         return list(found[steps].values())
@@ -136,6 +137,16 @@ def lacking(specs: Sequence[RunSpec], known: Iterable[Run]) -> list[RunSpec]:
     return [spec for spec in specs if not is_there(spec)]
 
 
+def is_diagnosed(spec: RunSpec) -> bool:
+    """Whether a run measures diagnostics (:data:`STRIDED`) by their current definition."""
+    return spec.options.get("diagnostics") == DIAGNOSTICS
+
+
+def _measured(spec: RunSpec) -> tuple[bool, int]:
+    """How much a run measures, for comparison."""
+    return is_diagnosed(spec), len(spec.options)
+
+
 def _task(spec: RunSpec) -> Any:
     return spec.problem, spec.seed, spec.steps, *_learner(spec)
 
@@ -153,7 +164,10 @@ def collect(ledger: Ledger, experiment: Experiment) -> Results | None:
 
 
 def gather(found: Iterable[Found], name: str) -> Results | None:
-    """The series of finished runs and of diverged agents, and which runs diverged; or None."""
+    """The series of finished runs and of diverged agents, and which runs diverged; or None.
+
+    Diagnostics of an older definition are left out.
+    """
     runs: dict[Ledger, dict[str, Found]] = {}
     diverged: dict[str, list[int]] = {}
     for each in found:
@@ -166,6 +180,8 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
     for ledger, some in runs.items():
         for kept in ledger.each_series(keys=list(some)):
             arm, run, _ = some[kept.key]
+            if kept.metric in STRIDED and not is_diagnosed(run.spec):
+                continue
             end = None if run.result is None else run.result.diverged_at
             whole = None if end is None else (end - 1) // kept.window  # windows before that
             values = kept.values[:whole].astype(float)
@@ -174,8 +190,17 @@ def gather(found: Iterable[Found], name: str) -> Results | None:
     return Results(name, window, series, diverged) if runs or diverged else None
 
 
+def without(table: Results, metrics: Iterable[str]) -> Results:
+    """A table without some metrics."""
+    left = {name: table.series[name] for name in table.series if name not in set(metrics)}
+    return replace(table, series=left)
+
+
 def joined(table: Results, more: Results) -> Results:
-    """A table with additional runs; ValueError if their windows have other lengths."""
+    """A table with additional runs, which replace its own of the same arms and seeds.
+
+    Raises ValueError if their windows have other lengths.
+    """
     if table.window and more.window and table.window != more.window:  # 0 where all diverged
         windows = f"windows of {table.window} and of {more.window} samples"
         raise ValueError(f"{table.name}: {windows} do not go together")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.metrics import Interval
+from upgd.metrics import DIAGNOSTICS, STRIDED, Interval
 from upgd.paper import evidence as ev
 from upgd.paper import policy_collapse
 from upgd.paper.experiments import EXPERIMENTS, PRINTED, Experiment, title
@@ -32,10 +32,16 @@ _NAMES = (*_GREEK, "output_gate")
 """Hyperparameters in that order."""
 _HERE = "Sets are hyperparameters here; `upgd.paper.sets.from_paper` converts printed ones."
 
+_OLDER = (
+    "zero activations are the mean of the layers' shares, and zero activations and gradient norms "
+    "are measured at each task's first sample always; runs of today pool layers and measure at "
+    "random steps, and will replace them"
+)
+
 
 # ------------------------------------------------------------------------------- sources
-def source(known: Provenance | None) -> list[str]:
-    """What ran, where, and how to reproduce it."""
+def source(known: Provenance | None, metrics: Iterable[str] = ()) -> list[str]:
+    """What ran, where, and how to reproduce it; `metrics` are those of the table."""
     if known is None:
         return ["Where these numbers come from is not known.", ""]
     most = max((len(seeds) for seeds in known.seeds.values()), default=0)
@@ -49,6 +55,8 @@ def source(known: Provenance | None) -> list[str]:
         "data": _data(known.data),
         "diverged": ", ".join(f"{arm} {len(seeds)}" for arm, seeds in known.diverged.items()),
     }
+    if known.diagnostics < DIAGNOSTICS and set(metrics) & set(STRIDED):
+        rows["older diagnostics"] = _OLDER
     for part in known.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
         rules = f", rules {part.rules}" if part.rules else ""

@@ -120,7 +120,7 @@ class DenseCore:
         self._learn(
             *(rows, index, *_NO_PERMUTATION, labels, numbers),
             _NO_IMPORTANCE if importance is None else importance,
-            *(stack.step, count, stack.window, stack.stride),
+            *(stack.step, count, stack.window, stack.measured),
             *self._results(answers),
         )
         stack.step += count

@@ -89,7 +89,7 @@ def footprint(specs: Sequence[RunSpec], options: Options) -> Footprint:
     inputs = min(count * need.inputs, need.most_inputs)
     stack = need.shared + sum(need.each[:count]) + inputs
     windows = spec.steps * setting.batch // setting.window
-    metrics = 2 + (problem.loss == "cross_entropy") + (7 if setting.stride else 0)
+    metrics = 2 + (problem.loss == "cross_entropy") + (16 if setting.stride else 0)
     return Footprint(count, stack, ledger_bytes(spec, windows, metrics), max(need.each))
 
 

@@ -14,6 +14,7 @@ from upgd.ledger.canonical import NO_LAYERS as NO_LAYERS
 from upgd.ledger.canonical import canonical
 from upgd.ledger.errors import SpecError
 from upgd.ledger.spec import SOURCES, RunSpec, Scalar
+from upgd.metrics import DIAGNOSTICS
 from upgd.optim.registry import get as get_method
 from upgd.optim.roles import role
 from upgd.rules.vocabulary import ROLES, split_roles
@@ -70,6 +71,8 @@ def plan(spec: RunSpec) -> tuple[Problem, Setting]:
             held_out=_whole(options, "held_out", 0),
             stride=_whole(options, "stride", 0),
         )
+        if options.pop("diagnostics", DIAGNOSTICS) != DIAGNOSTICS:
+            raise ValueError(f"diagnostics are of version {DIAGNOSTICS} here; leave that out")
         networks.check(problem, setting.batch)
     except (ValueError, KeyError) as error:  # no such problem or method
         raise SpecError(str(error.args[0])) from error
