@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,16 +28,17 @@ from upgd.lab.study import Study
 from upgd.ledger import Ledger, Result, RunSpec, Series, SpecError, StudyError
 from upgd.ledger.versions import OF_AGENTS, versions
 from upgd.paper import provenance
-from upgd.paper.experiments import EXPERIMENTS, agents_name
+from upgd.paper.experiments import AGENT_RIVALS, EXPERIMENTS, agents_name
 from upgd.paper.figures import FIGURES
 from upgd.paper.pages import Site
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import PREFIX, plan
-from upgd.rl.study import Curves
+from upgd.rl.study import AgentsExecution, Curves
 from upgd.rl.workers import Record, WorkerDiedError
 from upgd.study import runner
 from upgd.study.execution import Progress
+from upgd.study.options import Options
 
 ENV = "InvertedPendulum-v5"
 OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
@@ -324,7 +325,7 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         for runs in experiment.specs(seeds=3).values():
             ledger.add(runs)
-        for claim in ledger.claim("me", 60, limit=9):
+        for claim in ledger.claim("me", 60, limit=100):
             returns = np.linspace(0, 2000, 146) + rng.normal(size=146)
             if claim.spec.name == "adam":
                 returns[73:] -= np.linspace(0, 1000, 73)
@@ -373,6 +374,7 @@ def asked_for(commands: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "steps", "seeds"),
     [
+        ("ppo-hopper", 3_000_000, {arm.name: [0, 1] for arm in EXPERIMENTS["ppo-hopper"].arms}),
         ("ppo-hopper", 3_000_000, {"adam": [0, 1], "ada-upgd": [0, 1], "ada-upgd-authors": [0, 1]}),
         ("ppo-hopper-annealed", 1_000_000, {"adam": [0], "ada-upgd": [0], "ada-upgd-authors": [0]}),
         ("ppo-hopper", 1_000_000, {"adam": [0, 1, 2], "ada-upgd": [0, 1, 2]}),
@@ -482,8 +484,9 @@ def test_the_page_s_longer_runs_are_figure_8_s_arms(monkeypatch: pytest.MonkeyPa
         experiment = EXPERIMENTS[agents_name(environment)]
         expected = {
             replace(spec, steps=10**7).key
-            for specs in experiment.specs(seeds=10).values()
+            for arm, specs in experiment.specs(seeds=10).items()
             for spec in specs
+            if arm not in AGENT_RIVALS
         }
         assert asked_for(line, monkeypatch) == expected
 
@@ -549,3 +552,28 @@ def test_environments_are_listed() -> None:
     assert "Hopper-v5" in names or "Hopper-v4" in names
     assert not any(name.startswith("CartPole") for name in names)
     assert names["Pendulum-v1"]["actions"] == 1
+
+
+def test_the_end_of_a_run_is_told_even_if_nothing_was_due() -> None:
+    """A run of a second would be over while a progress bar still says "starting"."""
+    told: list[int] = []
+
+    class Silent:
+        def load(self, spec: RunSpec) -> None: ...
+
+        def save(self, spec: RunSpec, arrays: Any, facts: Any) -> None: ...
+
+        def alive(self) -> None: ...
+
+        def wants_progress(self) -> bool:
+            return False
+
+        def progress(self, progress: Any) -> None:
+            told.append(progress.step)
+
+        def finish(self, results: Any) -> None: ...
+
+    options = {"steps": 128, "minibatches": 4, "window": 128}
+    spec = RunSpec("ppo/Hopper-v5", "adam", {}, 0, 384, options)
+    AgentsExecution(cast(Any, Silent()), [spec], Options(workers=0)).execute()
+    assert told == [384]
