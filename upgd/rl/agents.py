@@ -48,6 +48,8 @@ class AgentGroup:
             graph.
         dtype: ``"float32"``, or ``"float64"`` for tests.
         stacked: Whether agents learn as a stack of tensors, as they do on CUDA.
+        compiled_steps: Whether compiled code steps the environments that have some
+            (:mod:`upgd.rl.simulators`); the numbers are those of gymnasium's steps.
 
     Raises:
         RLError: An argument is invalid; the message says which.
@@ -71,6 +73,7 @@ class AgentGroup:
         device: str | torch.device = "cpu",
         dtype: str = "float32",
         stacked: bool | None = None,
+        compiled_steps: bool = True,
     ) -> None:
         self.settings = settings or Settings()
         self.learners = list(learners)
@@ -105,7 +108,7 @@ class AgentGroup:
             raise RLError(f"workers must be at least 0, got {workers}")
         count = max(1, min(workers, agents))
         self._shares = [tuple(range(first, agents, count)) for first in range(count)]
-        rest = (self.settings, self.iterations, dtype, self._memory)
+        rest = (self.settings, self.iterations, dtype, self._memory, compiled_steps)
         plans = [
             WorkPlan(spaces, tuple(self.learners[i] for i in numbers), numbers, *rest)
             for numbers in self._shares

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from upgd.rl.environments import Simulation
 from upgd.rl.network import Network
+from upgd.rl.simulators import simulator
 
 if TYPE_CHECKING:
     from upgd.rl.ppo import Settings
@@ -87,16 +88,24 @@ def put(there: NDArray[Any], values: NDArray[Any]) -> None:
 class Actor:
     """An environment with its normalisers, kept between iterations.
 
-    `seed` determines actions and the start of episodes; `trajectory` receives the steps.
+    `seed` determines actions and the start of episodes; `trajectory` receives the steps. Unless
+    `compiled` is False, compiled code steps the environment where there is some
+    (:mod:`upgd.rl.simulators`); the numbers are the same.
     """
 
     def __init__(
-        self, environment: str, seed: int, settings: Settings, trajectory: Trajectory
+        self,
+        environment: str,
+        seed: int,
+        settings: Settings,
+        trajectory: Trajectory,
+        compiled: bool = True,
     ) -> None:
         from upgd.rl import kernels
 
         self.kernels, self.settings, self.seed = kernels, settings, seed
         self.simulation = Simulation(environment)
+        self.simulator = simulator(self.simulation.env) if compiled else None
         self.spaces = self.simulation.spaces
         self.network = Network(self.spaces.observations, self.spaces.actions, settings.hidden)
         self.trajectory = trajectory
@@ -120,15 +129,23 @@ class Actor:
 
     def rollout(self, weights: NDArray[Any]) -> Rollout:
         """Act for an iteration's steps with a policy."""
-        kernels, settings, simulation = self.kernels, self.settings, self.simulation
-        observations, actions, log_probabilities, rewards, values, ends = self.trajectory
-        network, normalisers, steps = self.network, self.normalisers, len(rewards)
+        kernels, network = self.kernels, self.network
+        observations, *_, values, ends = self.trajectory
         deviations = weights[network.deviations_at : network.deviations_at + network.actions]
         kernels.pack(self._layers, weights, self._work)
-        told = Rollout([])
         observations[0], ends[0] = observations[-1], ends[-1]
-        clipped = np.zeros(network.actions)
-        for t in range(steps):
+        told = Rollout([])
+        self._act_compiled(deviations, told) if self.simulator else self._act(deviations, told)
+        if told.failure is None:
+            values[-1] = kernels.value(self._layers, self._work, observations[-1])
+        return told
+
+    def _act(self, deviations: NDArray[Any], told: Rollout) -> None:
+        """The steps of an iteration, one by one, by gymnasium."""
+        kernels, settings, simulation = self.kernels, self.settings, self.simulation
+        observations, actions, log_probabilities, rewards, values, ends = self.trajectory
+        clipped = np.zeros(self.network.actions)
+        for t in range(len(rewards)):
             log_probabilities[t], values[t] = kernels.act(
                 *(self._layers, self._work, deviations, observations[t]),
                 *(self.spaces.low, self.spaces.high, self.seed, self.step, actions[t], clipped),
@@ -137,21 +154,48 @@ class Actor:
             self.step += 1
             self.reward += reward
             sound = kernels.receive(
-                *(normalisers, raw, reward, terminated, settings.gamma),
+                *(self.normalisers, raw, reward, terminated, settings.gamma),
                 *(settings.clip_observations, settings.clip_rewards),
                 *(observations[t + 1], rewards, t),
             )
             if not sound:
-                what = "an observation" if math.isfinite(reward) else f"the reward {reward}"
-                told.failure = f"{self.spaces.name} gave {what} that is not finite"
-                told.failure += f" at step {self.step}"
-                return told
+                return self._break(told, reward)
             ends[t + 1] = ended
             if ended:
-                told.episodes.append(Episode(self.step, self.reward, simulation.elapsed))
-                self._begin(t + 1)
-        values[steps] = kernels.value(self._layers, self._work, observations[steps])
-        return told
+                self._end(told, t + 1)
+
+    def _act_compiled(self, deviations: NDArray[Any], told: Rollout) -> None:
+        """The steps of an iteration, in one call per episode."""
+        from upgd.rl import stepping
+
+        settings, simulation, simulator = self.settings, self.simulation, self.simulator
+        assert simulator is not None
+        clipped, raw = np.zeros(self.network.actions), np.zeros(self.network.observations)
+        first, t, steps = self.step, 0, len(self.trajectory.rewards)
+        with simulator.untimed():
+            while t < steps:
+                t, why, simulation.elapsed, self.reward, reward = stepping.roll(
+                    *(t, first, self._layers, self._work, deviations),
+                    *(self.spaces.low, self.spaces.high, self.seed, clipped, raw),
+                    *(self.normalisers, *self.trajectory, settings.gamma),
+                    *(settings.clip_observations, settings.clip_rewards),
+                    *(simulator.integers, simulator.numbers, simulator.arrays),
+                    *(self.spaces.limit, simulation.elapsed, self.reward),
+                )
+                self.step = first + t
+                if why == stepping.BROKEN:
+                    return self._break(told, reward)
+                if why == stepping.ENDED:
+                    self._end(told, t)
+
+    def _break(self, told: Rollout, reward: float) -> None:
+        what = "an observation" if math.isfinite(reward) else f"the reward {reward}"
+        told.failure = f"{self.spaces.name} gave {what} that is not finite at step {self.step}"
+
+    def _end(self, told: Rollout, row: int) -> None:
+        """Note an episode that has ended and start the next one."""
+        told.episodes.append(Episode(self.step, self.reward, self.simulation.elapsed))
+        self._begin(row)
 
     # ---------------------------------------------------------------------- checkpoints
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -101,6 +101,7 @@ class WorkPlan:
     iterations: int
     dtype: str
     memory: SharedArrays | None
+    compiled_steps: bool = True
 
 
 class SharedArrays:
@@ -161,7 +162,8 @@ class Share:
             else:
                 arrays = plan.memory.arrays
                 room = Trajectory(**{name: arrays[name][number] for name in Trajectory._fields})
-            self.actors.append(Actor(spaces.name, learner.seed, settings, room))
+            where = (spaces.name, learner.seed, settings, room)
+            self.actors.append(Actor(*where, compiled=plan.compiled_steps))
 
     def rollout(self) -> list[tuple[Rollout, float]]:
         """Act for an iteration with the policies in shared memory; returns the time, too."""

@@ -1,0 +1,197 @@
+"""Compiled steps of MuJoCo environments against gymnasium's own."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+gym = pytest.importorskip("gymnasium")
+
+from upgd.rl import AgentGroup, Settings, learner, simulators, stepping  # noqa: E402
+from upgd.rl.environments import Simulation  # noqa: E402
+from upgd.rl.network import Network  # noqa: E402
+from upgd.rl.rollouts import Actor, trajectory  # noqa: E402
+from upgd.rl.simulators import Simulator, simulator  # noqa: E402
+
+NAMES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+
+
+def opened(name: str, **options: Any) -> tuple[Any, Simulator]:
+    env = gym.make(name, **options).unwrapped
+    found = simulator(env)
+    assert found is not None
+    return env, found
+
+
+def step(of: Simulator, action: Any, raw: Any) -> tuple[float, bool]:
+    reward, terminated = stepping.advance(of.integers, of.numbers, of.arrays, action, raw)
+    return float(reward), bool(terminated)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_gymnasium(name: str) -> None:
+    """Over episodes with large and small actions: MuJoCo's bits, and rewards but for rounding."""
+    plain = gym.make(name).unwrapped
+    env, ours = opened(name)
+    raw = np.zeros(env.observation_space.shape)
+    rng, ends = np.random.default_rng(1), set()
+    for seed in range(6):
+        first, _ = plain.reset(seed=seed)
+        np.testing.assert_array_equal(env.reset(seed=seed)[0], first)
+        scale = (0.1, 1.0)[seed % 2]
+        for _ in range(60):
+            action = scale * rng.uniform(env.action_space.low, env.action_space.high)
+            seen, expected, over, _, _ = plain.step(action)
+            reward, terminated = step(ours, action, raw)
+            np.testing.assert_array_equal(raw, seen)
+            np.testing.assert_allclose(reward, expected, rtol=1e-12, atol=1e-12)
+            assert terminated == over
+            ends.add(terminated)
+            if over:
+                break
+    # A cheetah is always healthy.
+    assert ends == ({False} if name == "HalfCheetah-v5" else {False, True})
+
+
+STATES = {
+    "Hopper-v5": [(0, 1, 0.69), (0, 2, 0.3), (0, 2, -0.3), (0, 4, 101.0), (1, 3, 120.0)],
+    "Walker2d-v5": [(0, 1, 0.7), (0, 1, 2.1), (0, 2, 1.2), (0, 2, -1.2), (0, 4, 101.0)],
+    "Ant-v5": [(0, 2, 0.1), (0, 2, 1.5), (0, 2, 0.6), (1, 3, 120.0)],
+    "HalfCheetah-v5": [(0, 1, 3.0), (0, 2, 3.0), (1, 3, 1e4)],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unhealthy_states_end_episodes_as_in_gymnasium(name: str) -> None:
+    plain = gym.make(name).unwrapped
+    env, ours = opened(name)
+    raw, seen = np.zeros(env.observation_space.shape), []
+    for part, place, value in STATES[name]:
+        for each in (plain, env):
+            each.reset(seed=0)
+            state = [each.data.qpos.copy(), each.data.qvel.copy()]
+            state[part][place] = value
+            each.set_state(*state)
+        action = np.zeros(env.model.nu)
+        expected, reward, over, _, _ = plain.step(action)
+        given, terminated = step(ours, action, raw)
+        np.testing.assert_array_equal(raw, expected)
+        np.testing.assert_allclose(given, reward, rtol=1e-12)
+        assert terminated == over
+        seen.append(terminated)
+    assert any(seen) == (name != "HalfCheetah-v5")
+
+
+def test_numbers_are_those_of_the_environment() -> None:
+    """Of one that is made with other weights and ranges, too."""
+    options = {
+        "forward_reward_weight": 2.5,
+        "ctrl_cost_weight": 0.3,
+        "healthy_reward": 0.25,
+        "healthy_angle_range": (-0.05, 0.05),
+        "terminate_when_unhealthy": False,
+    }
+    plain = gym.make("Walker2d-v5", **options).unwrapped
+    env, ours = opened("Walker2d-v5", **options)
+    plain.reset(seed=1), env.reset(seed=1)
+    raw, rng, rewards = np.zeros(17), np.random.default_rng(0), []
+    for _ in range(40):
+        action = rng.uniform(-1, 1, 6)
+        expected = plain.step(action)
+        reward, terminated = step(ours, action, raw)
+        np.testing.assert_allclose(reward, expected[1], rtol=1e-12)
+        assert not terminated
+        rewards.append(plain.is_healthy)
+    assert set(rewards) == {False, True}
+
+
+def test_other_environments_are_stepped_by_gymnasium() -> None:
+    assert simulator(gym.make("Pendulum-v1").unwrapped) is None
+    assert simulator(gym.make("Humanoid-v5").unwrapped) is None
+    seen = {"exclude_current_positions_from_observation": False}
+    assert simulator(gym.make("Hopper-v5", **seen).unwrapped) is None
+    assert simulator(gym.make("Ant-v5", include_cfrc_ext_in_observation=False).unwrapped) is None
+
+    class Other(type(gym.make("Hopper-v5").unwrapped)):  # type: ignore[misc]
+        """May have rules of its own."""
+
+    assert simulator(Other()) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rollouts_are_bit_exact(name: str) -> None:
+    """Everything that an agent sees and draws, through resets and time limits."""
+    env = gym.make(name).unwrapped
+    settings = Settings(steps=192, minibatches=4)
+    network = Network(env.observation_space.shape[0], env.action_space.shape[0])
+    rooms = [trajectory(network, settings, "float32") for _ in range(2)]
+    actors = [Actor(name, 5, settings, rooms[k], compiled=bool(k)) for k in range(2)]
+    assert [actor.simulator is None for actor in actors] == [True, False]
+    weights = network.initial(5).astype(np.float32)
+    episodes = []
+    for _ in range(3):
+        for actor in actors:  # episodes of HalfCheetah end by their time limit alone
+            actor.spaces = actor.simulation.spaces = replace(actor.spaces, limit=100)
+        one, other = (actor.rollout(weights) for actor in actors)
+        assert one == other
+        episodes += one.episodes
+        for expected, found in zip(*rooms, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actors[1].normalisers, actors[0].normalisers)
+    assert len(episodes) > 3
+    assert any(episode.length == 100 for episode in episodes) or name in NAMES[1:3]
+
+
+def test_states_fit_both_ways() -> None:
+    """An agent that is saved while gymnasium steps it goes on by compiled steps, and back."""
+    settings = Settings(steps=128, minibatches=4)
+    ways = [AgentGroup("Ant", [learner("adam", 2)], settings, steps=512, workers=0,
+                       compiled_steps=compiled) for compiled in (False, True, True)]  # fmt: skip
+    plain, switched, whole = ways
+    switched.iterate(), whole.iterate(), plain.iterate()
+    plain.restore(switched.states())
+    plain.iterate(), whole.iterate()
+    switched.restore(plain.states())
+    switched.iterate(), whole.iterate()
+    np.testing.assert_array_equal(switched.weights(), whole.weights())
+
+
+def test_a_broken_simulation_is_reported() -> None:
+    settings = Settings(steps=64, minibatches=4)
+    room = trajectory(Network(17, 6), settings, "float32")
+    actor = Actor("HalfCheetah", 0, settings, room)
+    assert actor.simulator is not None
+    actor.simulator.numbers[stepping.SECONDS] = 0  # an infinite speed
+    failure = actor.rollout(Network(17, 6).initial(0).astype("float32")).failure
+    assert failure is not None
+    assert "HalfCheetah-v5 gave the reward" in failure
+    assert "at step 1" in failure
+
+
+def test_a_simulation_that_explodes_starts_again_as_in_gymnasium(caplog: Any) -> None:
+    """MuJoCo warns, through Python, and resets itself."""
+    one, (env, ours) = Simulation("HalfCheetah-v5"), opened("HalfCheetah-v5")
+    one.reset(0), env.reset(seed=0)
+    one.env.data.qvel[:] = env.data.qvel[:] = 1e12
+    raw, action = np.zeros(17), np.full(6, 0.5)
+    with caplog.at_level("WARNING", logger="upgd.rl.environments"):
+        seen, *_ = one.step(action)
+        told = len(caplog.records)
+        step(ours, action, raw)
+    assert len(caplog.records) == 2 * told > 0
+    np.testing.assert_array_equal(raw, seen)
+
+
+def test_timers_are_off_only_meanwhile() -> None:
+    _, ours = opened("Hopper-v5")
+    callback = ctypes.c_void_p.in_dll(simulators._library(), "mjcb_time")
+    before = callback.value
+    assert before
+    with ours.untimed():
+        assert callback.value is None
+    assert callback.value == before

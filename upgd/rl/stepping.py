@@ -1,0 +1,166 @@
+# mypy: ignore-errors
+"""Rollouts in one compiled call: MuJoCo's C functions between an agent's own arithmetic.
+
+Python costs more than the arithmetic of small environments: an environment's step makes a dozen
+arrays and a dictionary. Here :func:`roll` acts, steps and normalises without Python until an
+episode ends. Observations, rewards and ends are those of gymnasium's classes, in their order of
+operations; :mod:`upgd.rl.simulators` has the addresses and numbers that it takes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from upgd.kernels import compiling
+from upgd.kernels.vectors import call
+from upgd.rl.kernels import act, receive
+
+_compiled = compiling.njit(nogil=True, error_model="numpy")
+_helper = njit(nogil=True, error_model="numpy")
+
+# Integers: C functions and structures by address, the substeps of a step, and whose rules hold.
+STEP, FORCES, MODEL, DATA, SUBSTEPS, KIND = range(6)
+INTEGERS = 6
+PLANAR, ANT = range(2)
+# Numbers: weights of the reward, the seconds of a step, and where an agent is healthy.
+FORWARD, CONTROL, HEALTHY, CONTACT, SECONDS, TERMINATES = range(6)
+LOW_Z, HIGH_Z, LOW_ANGLE, HIGH_ANGLE, LOW_STATE, HIGH_STATE = range(6, 12)
+LOW_SPEED, HIGH_SPEED, LOW_FORCE, HIGH_FORCE = range(12, 16)  # observations are clipped to these
+NUMBERS = 16
+# Why a call of `roll` has ended.
+FULL, ENDED, BROKEN = range(3)
+
+
+@_helper
+def _square_sum(values):
+    """Σ v², in the order of numpy's sum of up to 128 numbers."""
+    count = len(values)
+    if count < 8:
+        total = 0.0
+        for i in range(count):
+            total += values[i] * values[i]
+        return total
+    parts = np.zeros(8)
+    whole = count - count % 8
+    for start in range(0, whole, 8):
+        for k in range(8):
+            parts[k] += values[start + k] * values[start + k]
+    total = (parts[0] + parts[1]) + (parts[2] + parts[3])
+    total += (parts[4] + parts[5]) + (parts[6] + parts[7])
+    for i in range(whole, count):
+        total += values[i] * values[i]
+    return total
+
+
+@_helper
+def _simulate(integers, control, action):
+    for i in range(len(action)):
+        control[i] = action[i]
+    for _ in range(integers[SUBSTEPS]):
+        call(integers[STEP], integers[MODEL], integers[DATA])
+
+
+@_helper
+def _planar(integers, numbers, control, position, velocity, action, raw):
+    """A step of HalfCheetah, Hopper or Walker2d; returns the reward and whether it is healthy."""
+    before = position[0]
+    _simulate(integers, control, action)
+    size = len(position) - 1
+    for i in range(size):
+        raw[i] = position[i + 1]
+    for i in range(len(velocity)):
+        raw[size + i] = min(max(velocity[i], numbers[LOW_SPEED]), numbers[HIGH_SPEED])
+    healthy = numbers[LOW_Z] < position[1] < numbers[HIGH_Z]
+    healthy = healthy and numbers[LOW_ANGLE] < position[2] < numbers[HIGH_ANGLE]
+    for i in range(2, len(position)):
+        healthy = healthy and numbers[LOW_STATE] < position[i] < numbers[HIGH_STATE]
+    for i in range(len(velocity)):
+        healthy = healthy and numbers[LOW_STATE] < velocity[i] < numbers[HIGH_STATE]
+    reward = numbers[FORWARD] * ((position[0] - before) / numbers[SECONDS])
+    reward += numbers[HEALTHY] if healthy else 0.0
+    return reward - numbers[CONTROL] * _square_sum(action), healthy
+
+
+@_helper
+def _ant(integers, numbers, control, position, velocity, places, forces, action, raw, clipped):
+    """A step of Ant: `places` and `forces` are the bodies', `clipped` has room for the latter."""
+    before = places[1, 0]
+    _simulate(integers, control, action)
+    call(integers[FORCES], integers[MODEL], integers[DATA])
+    at, healthy = 0, True
+    for i in range(len(position)):
+        healthy = healthy and math.isfinite(position[i])
+        if i >= 2:
+            raw[at] = position[i]
+            at += 1
+    for i in range(len(velocity)):
+        healthy = healthy and math.isfinite(velocity[i])
+        raw[at] = velocity[i]
+        at += 1
+    for body in range(len(forces)):
+        for i in range(6):
+            force = min(max(forces[body, i], numbers[LOW_FORCE]), numbers[HIGH_FORCE])
+            clipped[6 * body + i] = force
+            if body:
+                raw[at] = force
+                at += 1
+    healthy = healthy and numbers[LOW_Z] <= position[2] <= numbers[HIGH_Z]
+    reward = numbers[FORWARD] * ((places[1, 0] - before) / numbers[SECONDS])
+    reward += numbers[HEALTHY] if healthy else 0.0
+    costs = numbers[CONTROL] * _square_sum(action) + numbers[CONTACT] * _square_sum(clipped)
+    return reward - costs, healthy
+
+
+@_compiled
+def advance(integers, numbers, arrays, action, raw):
+    """A step of an environment; `raw` receives the observation.
+
+    Returns the reward and whether the episode terminated.
+    """
+    control, position, velocity, places, forces, clipped = arrays
+    if integers[KIND] == ANT:
+        reward, healthy = _ant(
+            *(integers, numbers, control, position, velocity, places, forces, action, raw, clipped)
+        )
+    else:
+        reward, healthy = _planar(integers, numbers, control, position, velocity, action, raw)
+    return reward, not healthy and numbers[TERMINATES] > 0
+
+
+# fmt: off
+@_compiled
+def roll(
+    t, step, layers, work, deviations, low, high, seed, clipped, raw, normalisers,
+    observations, actions, log_probabilities, rewards, values, ends,
+    gamma, clip_seen, clip_reward, integers, numbers, arrays, limit, elapsed, total,
+):
+    """Act from row `t` on, until the arrays are full, an episode ends or a number is not finite.
+
+    `step` is the agent's at row 0, `elapsed` and `total` are the episode's steps and rewards so
+    far. Returns the next row, why it has ended, `elapsed`, `total` and the last reward.
+    """
+    # fmt: on
+    reward = 0.0
+    while t < len(rewards):
+        log_probabilities[t], values[t] = act(
+            *(layers, work, deviations, observations[t]),
+            *(low, high, seed, step + t, actions[t], clipped),
+        )
+        reward, terminated = advance(integers, numbers, arrays, clipped, raw)
+        elapsed += 1
+        total += reward
+        sound = receive(
+            *(normalisers, raw, reward, terminated, gamma),
+            *(clip_seen, clip_reward, observations[t + 1], rewards, t),
+        )
+        t += 1
+        if not sound:
+            return t, BROKEN, elapsed, total, reward
+        ended = terminated or elapsed == limit
+        ends[t] = ended
+        if ended:
+            return t, ENDED, elapsed, total, reward
+    return t, FULL, elapsed, total, reward
