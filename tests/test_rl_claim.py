@@ -261,7 +261,7 @@ def test_what_a_study_has_of_agents(tmp_path: Path) -> None:
         ledger.add([*runs, longer, *shorter])
         for claim in ledger.claim("me", 60, limit=100):
             series = {"return": Series(RISING, 20480)}
-            if claim.spec.name == "adam" and claim.spec.seed == 1:
+            if claim.spec.hyper == experiment.arms[0].hyper and claim.spec.seed == 1:
                 series = {"return": Series(RISING[:74], 20480)}
                 ledger.finish(
                     claim, Result("ppo-cpu", series=series, wall=1.0, diverged_at=74 * 20480)
@@ -309,6 +309,9 @@ def test_two_seeds_are_shown_by_themselves() -> None:
 
 
 # ---------------------------------------------------------------------------- experiments
+RIVALS = {"adam-99": {"beta1": 0.99, "beta2": 0.99}, "adam+wd": {"weight_decay": 0.01}}
+
+
 def test_the_experiments_are_the_papers() -> None:
     assert {"Humanoid", "HumanoidStandup"} < set(ENVIRONMENTS)
     for environment in ENVIRONMENTS:
@@ -327,5 +330,8 @@ def test_the_experiments_are_the_papers() -> None:
         trace = 0.9 if environment.startswith("Humanoid") else 0.999
         assert printed["beta_utility"] == authors["beta_utility"] == trace
         assert (authors["lr"], authors["weight_decay"]) == (3e-4, 1e-3)
+        for name, changed in RIVALS.items():
+            assert arms[name].hyper == {**adam, **changed}
+        assert not RIVALS.keys() & {arm.name for arm in annealed.arms}
         assert {len(runs) for runs in constant.specs().values()} == {40}
         assert constant.specs(1 / 3)["adam"][0].steps == 1_000_000

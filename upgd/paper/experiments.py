@@ -234,8 +234,18 @@ def _figure_1() -> Experiment:
     return Experiment("figure-1", "input-permuted-mnist", arms, 20, 15_000_000, options)
 
 
-def agent_arms(environment: str) -> tuple[Arm, ...]:
-    """Adam as CleanRL has it, and AdaUPGD twice.
+AGENT_RIVALS: Mapping[str, tuple[str, str, Set]] = {
+    "adam-99": ("Adam, β = 0.99", "adam", {"beta1": 0.99, "beta2": 0.99}),
+    "adam+wd": ("AdamW", "adamw", {"weight_decay": 0.01}),
+}
+"""Further arms of Figure 8, with their titles and sets; the paper has none of them.
+
+Equal β₁ and β₂ are the remedy that others found for Adam's collapse in long training; decay is half
+of what AdaUPGD does in the authors' script. The decay is PyTorch's default."""
+
+
+def agent_arms(environment: str, rivals: bool = True) -> tuple[Arm, ...]:
+    """Adam as CleanRL has it, AdaUPGD twice, and :data:`AGENT_RIVALS`.
 
     AdaUPGD is as the paper prints it: Adam's α, β₁, β₂ and ε, σ = 0.001, no decay. In the authors'
     script Adam's step size is that of a weight without utility, as it is here, and weights decay.
@@ -252,6 +262,7 @@ def agent_arms(environment: str) -> tuple[Arm, ...]:
         arm("adam", "Adam", "adam", {}),
         arm("ada-upgd", "AdaUPGD", "ada-upgd", from_paper("ada-upgd", upgd)),
         arm("ada-upgd-authors", "AdaUPGD, authors' α and λ", "ada-upgd", authors),
+        *(arm(key, *row) for key, row in AGENT_RIVALS.items() if rivals),
     )
 
 
@@ -271,7 +282,7 @@ def _figure_8() -> list[Experiment]:
     for annealed, environment in product((False, True), ENVIRONMENTS):
         name, problem = agents_name(environment, annealed), f"{PREFIX}{environment}-{VERSION}"
         options = {} if annealed else {"anneal": False}
-        arms = agent_arms(environment)
+        arms = agent_arms(environment, rivals=not annealed)
         found.append(Experiment(name, problem, arms, 40, AGENT_STEPS, options))
     return found
 

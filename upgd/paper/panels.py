@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from upgd import metrics
 from upgd.pages.colours import RULE, SOFT
 from upgd.paper.evidence import forgotten, plasticity_lost
-from upgd.paper.experiments import EXPERIMENTS, title
+from upgd.paper.experiments import AGENT_RIVALS, EXPERIMENTS, title
 from upgd.paper.figures import AXES, SHORT, Panel
 from upgd.paper.looks import colour, look
 from upgd.paper.policy_collapse import curves as returns_of
@@ -72,6 +72,10 @@ def _told(panels: Sequence[Panel], results: Mapping[str, Results]) -> str:
         told.append(f"the last {LAST} tasks")
     elif panels[0].kind == "curves":
         told += _point(panels[0], results[panels[0].experiment])
+    elif panels[0].kind == "returns" and AGENT_RIVALS.keys() & set(
+        results[panels[0].experiment].arms
+    ):
+        told.append("thin: not in the paper")
     return "; ".join(told)
 
 
@@ -165,11 +169,16 @@ def _closer(axes: Any, panel: Panel, results: Results) -> None:
 
 
 def _returns(axes: Any, panel: Panel, results: Results) -> None:
-    """Return against steps: mean over seeds and standard error."""
+    """Return against steps: mean over seeds and standard error; of rivals, the mean alone."""
     for arm, name in titles(panel).items():
         returns = returns_of(results, arm)
-        if returns is not None:
-            steps = results.window * np.arange(1, returns.shape[1] + 1) / 1e6
+        if returns is None:
+            continue
+        steps = results.window * np.arange(1, returns.shape[1] + 1) / 1e6
+        if arm in AGENT_RIVALS:
+            drawn = look(arm) | {"linewidth": 1.0}
+            axes.plot(steps, returns.mean(0), **drawn, label=name)
+        else:
             curve(axes, steps, returns, look(arm), name, standard_error)
     axes.set_xlim(left=0)
     axes.tick_params(labelbottom=True)

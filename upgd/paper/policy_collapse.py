@@ -44,7 +44,13 @@ from upgd import metrics
 from upgd.metrics import FEWEST, Interval
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import All, Finding
-from upgd.paper.experiments import AGENT_STEPS, ENVIRONMENTS, EXPERIMENTS, agents_name
+from upgd.paper.experiments import (
+    AGENT_RIVALS,
+    AGENT_STEPS,
+    ENVIRONMENTS,
+    EXPERIMENTS,
+    agents_name,
+)
 from upgd.paper.results import Results
 from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths
 from upgd.rl.ppo import Settings
@@ -145,6 +151,8 @@ def findings(all_: All) -> list[Finding]:
         name = agents_name(environment)
         results = all_.get(name)
         for arm in EXPERIMENTS[name].arms:
+            if arm.name in AGENT_RIVALS:  # the paper claims nothing about them
+                continue
             returns = curves(results, arm.name)
             text, statistic, verdict = _judge(arm.name, returns)
             text = f"{environment}: {arm.title} {text}"
