@@ -7,6 +7,7 @@ Needs the extra ``rl``: in a clone ``pip install ".[rl]"``.
 ``compiled.py``        the same for one agent on a core; runs on CPU; ``kernels.py`` is compiled
 ``network.py``         an agent's parameters: initial values and layout
 ``environments.py``    environments by name, without wrappers, in states that can be saved
+``simulators.py``      environments that compiled code can step; ``stepping.py`` is compiled
 ``rollouts.py``        an agent in its environment: normalising, acting, counting episodes
 ``workers.py``         agents in worker processes, and their record of an iteration
 ``agents.py``          :class:`AgentGroup`, the interface for everything else

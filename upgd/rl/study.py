@@ -259,7 +259,8 @@ class AgentsExecution(Execution):
             if all(member.failed_at is not None for member in members):
                 group.iteration = stop
             rate = len(members) * size / max(time.monotonic() - before, 1e-6)
-            if self.reporter.wants_progress():
+            # The end is always told: a short run may be over before anything is due.
+            if self.reporter.wants_progress() or group.iteration >= stop:
                 self.reporter.progress(self._progress(rate))
             if group.iteration < self.plan.iterations:
                 self.recorder.tend(self.save)
