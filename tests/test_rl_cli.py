@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -34,10 +34,11 @@ from upgd.paper.pages import Site
 from upgd.rl import AgentGroup, Episode, Settings, learner
 from upgd.rl.collapse import collapse
 from upgd.rl.runs import PREFIX, plan
-from upgd.rl.study import Curves
+from upgd.rl.study import AgentsExecution, Curves
 from upgd.rl.workers import Record, WorkerDiedError
 from upgd.study import runner
 from upgd.study.execution import Progress
+from upgd.study.options import Options
 
 ENV = "InvertedPendulum-v5"
 OPTIONS = {"steps": 64, "epochs": 2, "minibatches": 4, "window": 128}
@@ -551,3 +552,28 @@ def test_environments_are_listed() -> None:
     assert "Hopper-v5" in names or "Hopper-v4" in names
     assert not any(name.startswith("CartPole") for name in names)
     assert names["Pendulum-v1"]["actions"] == 1
+
+
+def test_the_end_of_a_run_is_told_even_if_nothing_was_due() -> None:
+    """A run of a second would be over while a progress bar still says "starting"."""
+    told: list[int] = []
+
+    class Silent:
+        def load(self, spec: RunSpec) -> None: ...
+
+        def save(self, spec: RunSpec, arrays: Any, facts: Any) -> None: ...
+
+        def alive(self) -> None: ...
+
+        def wants_progress(self) -> bool:
+            return False
+
+        def progress(self, progress: Any) -> None:
+            told.append(progress.step)
+
+        def finish(self, results: Any) -> None: ...
+
+    options = {"steps": 128, "minibatches": 4, "window": 128}
+    spec = RunSpec("ppo/Hopper-v5", "adam", {}, 0, 384, options)
+    AgentsExecution(cast(Any, Silent()), [spec], Options(workers=0)).execute()
+    assert told == [384]
