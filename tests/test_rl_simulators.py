@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,25 @@ import pytest
 pytest.importorskip("mujoco")
 gym = pytest.importorskip("gymnasium")
 
-from upgd.rl import AgentGroup, Settings, learner, simulators, stepping  # noqa: E402
+from upgd.rl import (  # noqa: E402
+    AgentGroup,
+    Settings,
+    environments,
+    learner,
+    simulators,
+    stepping,
+)
 from upgd.rl.environments import Simulation  # noqa: E402
 from upgd.rl.network import Network  # noqa: E402
 from upgd.rl.rollouts import Actor, trajectory  # noqa: E402
 from upgd.rl.simulators import Simulator, simulator  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> None:
+    """MuJoCo's warnings are logged; it would write a file into the current folder."""
+    environments._quieten()
+
 
 NAMES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 
@@ -108,6 +123,32 @@ def test_numbers_are_those_of_the_environment() -> None:
         assert not terminated
         rewards.append(plain.is_healthy)
     assert set(rewards) == {False, True}
+
+
+def test_joints_out_of_their_range_are_unhealthy() -> None:
+    """Hopper's range of states holds for angles and speeds alike."""
+    options: dict[str, Any] = {"healthy_state_range": (-2.4, 2.4), "healthy_z_range": (0, 9)}
+    plain = gym.make("Hopper-v5", **options).unwrapped
+    env, ours = opened("Hopper-v5", **options)
+    raw, ends = np.zeros(11), []
+    for angle, speed in ((-2.5, 0.0), (-1.0, 3.5), (-1.0, 0.0)):
+        for each in (plain, env):
+            each.reset(seed=0)
+            position, velocity = each.data.qpos.copy(), np.zeros(6)
+            position[1], position[3], velocity[0] = 5.0, angle, speed  # in the air
+            each.set_state(position, velocity)
+        over = plain.step(np.zeros(3))[2]
+        assert step(ours, np.zeros(3), raw)[1] == over
+        ends.append(over)
+    assert ends == [True, True, False]
+
+
+def test_a_world_of_two_trees_is_stepped_by_gymnasium(tmp_path: Path) -> None:
+    """Its islands may be two, and are solved one by one."""
+    usual = gym.make("Hopper-v5").unwrapped.fullpath
+    ball = '<body pos="9 0 1"><freejoint/><geom size=".1"/></body></worldbody>'
+    (tmp_path / "two.xml").write_text(Path(usual).read_text().replace("</worldbody>", ball))
+    assert simulator(gym.make("Hopper-v5", xml_file=str(tmp_path / "two.xml")).unwrapped) is None
 
 
 def test_other_environments_are_stepped_by_gymnasium() -> None:
