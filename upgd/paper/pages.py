@@ -21,13 +21,14 @@ from pathlib import Path
 
 from upgd.ledger.files import check_generated, check_output
 from upgd.paper import provenance, tables
-from upgd.paper.claims import Judged, judge_results, table
+from upgd.paper.claims import judge_results
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.measuring import Measured
 from upgd.paper.results import TABLE, Results, folder_name, load
+from upgd.paper.verdicts import Judged, table
 
 FIGURES_FOLDER = "figures"
 NOTES = "notes.md"
