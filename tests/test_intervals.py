@@ -52,7 +52,7 @@ def correlation(means: np.ndarray) -> float:
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("noise", [0.05, 0.4])
 def test_correlations_over_methods_cover(seeds: int, noise: float) -> None:
-    """94% to 97%; the percentile bootstrap that was here before has 81% to 88% at five seeds."""
+    """94% to 96%; percentiles of a bootstrap, used before, have 80%, 89% and 92%."""
     rng, repeats = np.random.default_rng(seeds), 400
     x = rng.normal(size=10)
     y = 0.6 * x + 0.8 * rng.normal(size=10)
@@ -78,11 +78,14 @@ def test_an_interval_of_90_percent_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
-@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
-def test_ranks_cover(seeds: int, spread: float) -> None:
-    """The true rank lies in the interval in 95% of cases or more, also where methods are near."""
-    rng, repeats = np.random.default_rng(seeds), 300
-    true = spread * np.arange(10.0)
+@pytest.mark.parametrize("near", [(), (5, 6, 7, 8, 9), (0, 1, 2, 3)])
+def test_ranks_cover(seeds: int, near: tuple[int, ...]) -> None:
+    """The true rank lies in the interval in 95% of cases or more, also where methods are near.
+
+    It is hardest where those on one side are as good as equal, and the others far away: 97% to 98%.
+    """
+    rng, repeats = np.random.default_rng(seeds), 400
+    true = np.array([1e-9 * (i - 4) if i in near else 9.0 * (i - 4) for i in range(10)])
     hits = 0
     for _ in range(repeats):
         found = ev.rank(methods(rng, true, seeds, 1.0), "m4")

@@ -37,7 +37,7 @@ from upgd.streams import get as get_problem
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "docs" / "paper.md"]
+PAGES = [ROOT / "docs" / "paper.md", ROOT / "README.md", ROOT / "docs" / "index.md"]
 
 
 @pytest.fixture(scope="module")

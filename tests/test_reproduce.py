@@ -540,7 +540,7 @@ def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert told.exit_code == 2
     assert "no results in" in told.output
     page = run("claims", str(tmp_path), "--markdown").output
-    assert page.count("\n|") == len(quick) + 2
+    assert page.count("\n|") == len(quick) + 3
     details = run("claims", str(tmp_path), "--details").output
     assert "S-EWC decays" in details
     assert "3 seeds" in details

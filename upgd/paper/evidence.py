@@ -285,11 +285,12 @@ def rank(values: Values, arm: str) -> Interval | None:
     """An arm's rank by its mean, the lowest is 1, with the ranks that differences leave possible.
 
     Seed by seed, another method is surely lower (or higher) if Student's interval of the difference
-    excludes 0. The level of each is such that all are right at once in 95% of cases (Bonferroni).
+    excludes 0. Its level is such that all are right at once in 95% of cases (Bonferroni's; each can
+    be wrong on one side only).
     """
     if arm not in values or len(values) < 2:
         return None
-    level, means = 1 - (1 - LEVEL) / (len(values) - 1), {}
+    level, means = 1 - 2 * (1 - LEVEL) / (len(values) - 1), {}
     lower = higher = 0
     for other in (name for name in values if name != arm):
         common = sorted(values[arm].keys() & values[other].keys())
