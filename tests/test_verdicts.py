@@ -112,7 +112,10 @@ def test_confirmed_refuted_and_open_are_counted_apart() -> None:
     assert claim.strict == "does not hold (2 of 7)"
     assert made(2, [YES], (UNKNOWN,)).strict == "not enough data (1 of 2)"
     assert made(2, [YES], (YES,)).strict == "holds (2 of 2)"
-    assert "| **partly reproduced** | 2, 1, 1 | 0, 2, 1 |" in table([claim])[-1]
+    assert (
+        "| **partly reproduced** | 2, 1, 1 | 0, 2, 1 | **a** (-); b (-); b (-) |"
+        in table([claim])[-1]
+    )
 
 
 def test_the_summary_names_every_claim_once() -> None:

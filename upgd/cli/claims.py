@@ -36,7 +36,7 @@ def claims(
 
     from upgd.paper.judging import judge
     from upgd.paper.kept import LEDGER
-    from upgd.paper.verdicts import COLUMNS, NOTHING, summary, table
+    from upgd.paper.verdicts import MORE_COLUMNS, NOTHING, summary, table
 
     for place in places:
         if not place.is_dir():
@@ -55,7 +55,7 @@ def claims(
     elif as_json:
         print(json.dumps([_plain(claim) for claim in found]))
     elif markdown:
-        print("\n".join([summary(found), "", *table(found), "", COLUMNS]))
+        print("\n".join([summary(found), "", *table(found), "", MORE_COLUMNS]))
     else:
         _print(found, details)
         say(summary(found))

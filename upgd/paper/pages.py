@@ -30,7 +30,7 @@ from upgd.paper.figures import FIGURES, LONG, Figure
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.measuring import Measured
 from upgd.paper.results import TABLE, Results, folder_name, load
-from upgd.paper.verdicts import COLUMNS, Judged, details, summary, table
+from upgd.paper.verdicts import MORE_COLUMNS, Judged, details, summary, table
 
 FIGURES_FOLDER = "figures"
 NOTES = "notes.md"
@@ -243,7 +243,7 @@ _HOW = (
 
 def verdict_table(site: Site, up: str) -> list[str]:
     """The verdicts: in one sentence, and in a table."""
-    more = f"{COLUMNS} Every statement, with the paper's words and effect sizes: "
+    more = f"{MORE_COLUMNS} Every statement, with the paper's words and effect sizes: "
     rest = f"{more}[claim by claim]({up}{CLAIMS})."
     return [f"**{summary(site.judged)}**", "", *table(site.judged), "", rest]
 

@@ -29,7 +29,7 @@ in which it diverged, with the return of its first window (or, if it had none, i
 Adam *falls* if the 95% interval of its fall lies below 0, and does not if it reaches 0 and lies
 above −5%. AdaUPGD *keeps improving* if the interval of its gain lies above 0 and that of its fall
 does not lie below, and does not if it falls, or if its gain reaches 0 (or lies below) and is less
-than 5%. In between there is not enough data. The claim is about long training: runs shorter than
+than 5%. In between it is open. The 5% are ours. The claim is about long training: runs shorter than
 :data:`LONG` steps give statistics and no verdict.
 """
 

@@ -201,18 +201,33 @@ class Judged(NamedTuple):
 def table(found: Iterable[Judged]) -> list[str]:
     """Claims as lines of Markdown."""
     lines = [
-        "| | claim | verdict | central | side | under ½ and 2 × our thresholds | judged by |",
-        "|---:|---|---|---:|---:|---|---|",
+        "| | claim | verdict | central | side | refuted | ½, 2 × | judged by |",
+        "|---:|---|---|---:|---:|---|---|---|",
     ]
     for claim in found:
         counts = (str(Count.of(claim.some(mark))) for mark in (True, False))
-        cells = (str(claim.number), claim.text, f"**{claim.verdict}**", *counts)
+        cells = (str(claim.number), claim.text, f"**{claim.verdict}**", *counts, refuted(claim))
         lines.append(f"| {' | '.join((*cells, claim.scaled, claim.data))} |")
     return lines
 
 
+def refuted(claim: Judged) -> str:
+    """The refuted statements of a claim with their effects, central ones in bold."""
+    told = []
+    for mark in (True, False):
+        for finding in (each for each in claim.some(mark) if each.verdict == NO):
+            text = finding.statement.partition(" (")[0]
+            told.append(f"{f'**{text}**' if mark else text} ({shown(finding)})")
+    return "; ".join(told) or "-"
+
+
 COLUMNS = "Central and side: statements confirmed, refuted, open."
-"""What the table's numbers are."""
+"""What the numbers of tables are."""
+MORE_COLUMNS = (
+    f"{COLUMNS} Refuted: which these are, with what was found, central ones in bold. ½, 2 ×: the "
+    "verdict under half and twice the thresholds that are ours."
+)
+"""The same of the Markdown table."""
 
 
 def summary(found: Sequence[Judged]) -> str:
