@@ -277,8 +277,8 @@ def test_toys_name_their_arms() -> None:
     texts = [f.statement for f in judged(10).findings]
     assert all(text.startswith(("changing inputs: ", "changing sign: ")) for text in texts)
     for rival in ("Reference", "SGD", "S&P", "PGD", "N-UPGD"):
-        assert f"changing inputs: UPGD beats {rival}" in texts
-    assert "changing sign: UPGD, 2nd order beats UPGD" in texts
+        assert f"changing inputs: UPGD beats {rival} in loss" in texts
+    assert "changing sign: UPGD, 2nd order beats UPGD in loss" in texts
     assert not any("-W" in text for text in texts)
 
 

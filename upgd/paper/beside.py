@@ -88,5 +88,5 @@ def _ranks(root: Path) -> Iterator[str]:
         rest = "; ".join(changed) or "no statement of claim 1 changes"
         yield (
             "The authors' code correlates the results of one `argsort`, which are not ranks. With "
-            f"it, second-order utility leads by {shown(theirs[0])}, and {rest}."
+            f"it, second-order utility is {shown(theirs[0])} than the next, and {rest}."
         )

@@ -191,7 +191,7 @@ def beats(results: Results, arm: str, other: str, metric: str = "accuracy") -> F
     judged = ev.below(found) if less else ev.above(found)
     if ev.has_lost(results, other) and ev.diverged(results, arm)[1] >= FEWEST:
         judged = YES
-    in_ = "" if metric in ("accuracy", "loss") else f" in {metric}"
+    in_ = "" if metric == "accuracy" else f" in {metric}"
     text = f"{named(results, arm)} beats {named(results, other)}{in_}"
     finding = Finding(text, found, judged, PLAIN if less else POINTS, BEHIND if less else AHEAD)
     return unless_diverged(finding, results, arm, other)

@@ -3,7 +3,9 @@
 The rule looks at sentences, never at results:
 
 * *central* is the main clause of the first sentence that says what the claim's figure (or theorem)
-  shows, and of every sentence on it, the abstract's among them, whose subject is UPGD;
+  shows, and of every sentence on it, the abstract's among them, whose subject is UPGD (in the
+  ablation, the learner with its gate). The abstract's "continues to improve" is not asked where the
+  section says "maintain" (claim 2);
 * the clause is the one after *shows that* or *we notice that*; clauses joined by *and*, *but*,
   *whereas* or *unlike* are main clauses, too;
 * *side* is everything else: further sentences, relative and participle clauses, exceptions,

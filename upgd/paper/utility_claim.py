@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from upgd.metrics import Interval, mean_interval
 from upgd.paper import evidence as ev
-from upgd.paper.verdicts import NO, PLAIN, UNKNOWN, YES, Finding, Verdict, worst
+from upgd.paper.verdicts import (
+    NO,
+    NO_WORDS,
+    PLAIN,
+    UNKNOWN,
+    UP,
+    YES,
+    Finding,
+    Verdict,
+    worst,
+)
 
 Array = NDArray[np.float64]
 LABELS: dict[str, str] = {
@@ -20,6 +30,8 @@ LABELS: dict[str, str] = {
     "magnitude": "Weight magnitude",
     "random": "Random",
 }
+CHANGE = "last fifth minus first fifth"
+HIGHER = ("higher by ", "lower by ")
 SMALL, ZERO = 0.3, 0.01
 """Correlations that count as small and as zero; ours."""
 
@@ -38,7 +50,6 @@ def claim(data: Mapping[str, Array], length: float) -> list[Finding]:
     runner_up = max(others, key=lambda k: float(np.nanmean(mean[k])))
     highest, throughout = _throughout(data["second"], [data[k] for k in others])
     higher, always = _throughout(data["first"], [data["squared_gradient"]])
-    falls = "last fifth minus first fifth"
     found = [
         _finding(
             "highest",
@@ -47,10 +58,10 @@ def claim(data: Mapping[str, Array], length: float) -> list[Finding]:
             mean["second"] - mean[runner_up],
             lambda found: worst([ev.above(found), throughout]),
         ),
-        _finding("first", f"first-order falls: {falls}", change["first"], ev.below),
+        _finding("first", f"first-order falls: {CHANGE}", change["first"], ev.below),
         _ours("magnitude", "weight magnitude is small", "below", mean["magnitude"], SMALL),
-        _finding("magnitude", f"weight magnitude shrinks: {falls}", change["magnitude"], ev.below),
-        _finding("squared", f"squared gradient grows: {falls}", change["squared_gradient"],
+        _finding("magnitude", f"weight magnitude shrinks: {CHANGE}", change["magnitude"], ev.below),
+        _finding("squared", f"squared gradient grows: {CHANGE}", change["squared_gradient"],
                  ev.above),
         _finding(
             "squared",
@@ -102,7 +113,8 @@ def _finding(
 ) -> Finding:
     """A statement about a mean over seeds."""
     found = mean_interval(per_seed[np.isfinite(per_seed)])
-    return Finding(statement, found, judge(found), PLAIN, part=part)
+    words = UP if CHANGE in statement else HIGHER if " minus " in statement else NO_WORDS
+    return Finding(statement, found, judge(found), PLAIN, words, part)
 
 
 def _ours(part: str, statement: str, how: str, per_seed: Array, threshold: float) -> Finding:

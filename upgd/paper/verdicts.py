@@ -252,7 +252,7 @@ def details(claim: Judged) -> list[str]:
         f"## {claim.number}. {claim.text}",
         "",
         f"**{claim.verdict.capitalize()}**; under half and twice our thresholds: {claim.scaled}. "
-        f"Strictly, as one statement: {claim.strict}. Judged by: {claim.data}.",
+        f"Strictly, if all statements must hold: {claim.strict}. Judged by: {claim.data}.",
         "",
     ]
     for quote in quotations.QUOTED[claim.number]:
