@@ -543,6 +543,8 @@ def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert page.count("\n|") == len(quick) + 3
     details = run("claims", str(tmp_path), "--details").output
     assert "S-EWC decays" in details
+    assert "[of" in details  # words in brackets are no markup
+    assert "[…]" in details
     assert "3 seeds" in details
 
 

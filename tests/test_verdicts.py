@@ -118,7 +118,7 @@ def test_the_summary_names_every_claim_once() -> None:
     text = summary(some)
     assert text == (
         "Of 5 claims, 2 are reproduced (1, 5), 1 is mostly reproduced (4), 1 is not reproduced "
-        "(2), 1 is undecided (6)."
+        "(2), 1 is undecided (6). Of their 5 statements, 3 are confirmed, 2 refuted, 0 open."
     )
     assert all(claim.verdict in VERDICTS for claim in some)
 

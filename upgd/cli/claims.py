@@ -113,19 +113,21 @@ def _print(found: list[Judged], details: bool) -> None:
 
 def _add_statements(grid: Table, claim: Judged) -> None:
     """The paper's words, and the statements on each, with effects."""
+    from rich.markup import escape
+
     from upgd.paper.quotations import QUOTED
     from upgd.paper.verdicts import NO, TOLD, YES, row
 
     styles = {YES: "green", NO: "red", TOLD: "dim"}
     for quote in QUOTED[claim.number]:
         mark = "central" if quote.central else "side"
-        words = f"[italic]“{quote.words}” ({quote.where})[/italic]".replace("[…]", r"\[…]")
-        grid.add_row("", words, mark)
+        words = escape(f"“{quote.words}” ({quote.where})")
+        grid.add_row("", f"[italic]{words}[/italic]", mark)
         for finding in (each for each in claim.findings if each.part == quote.part):
             statement, effect, verdict, scaled = row(finding)
             style = styles.get(finding.verdict, "yellow")
             told = f" [dim]({scaled})[/dim]" if scaled else ""
-            line = f"  {statement}: {effect}".replace("[", r"\[")
+            line = escape(f"  {statement}: {effect}")
             grid.add_row("", line, f"[{style}]{verdict}[/{style}]{told}")
     grid.add_section()
 

@@ -231,11 +231,11 @@ MORE_COLUMNS = (
 
 
 def summary(found: Sequence[Judged]) -> str:
-    """How many claims have each verdict, and which, in one sentence.
+    """How many claims have each verdict, and which; and how many statements.
 
     Example:
         >>> summary([Judged(11, "", "", [Finding("a", None, YES, part="over SGD")])])
-        'Of 1 claim, 1 is reproduced (11).'
+        'Of 1 claim, 1 is reproduced (11). Of its 1 statement, 1 is confirmed, 0 refuted, 0 open.'
     """
     parts = []
     for each in VERDICTS:
@@ -243,7 +243,16 @@ def summary(found: Sequence[Judged]) -> str:
         if numbers:
             are = "is" if len(numbers) == 1 else "are"
             parts.append(f"{len(numbers)} {are} {each} ({', '.join(numbers)})")
-    return f"Of {len(found)} claim{'s' if len(found) > 1 else ''}, {', '.join(parts)}."
+    yes, no, open_ = count = Count.of(finding for claim in found for finding in claim.findings)
+    whose, are = ("their", "are") if sum(count) != 1 else ("its", "is")
+    return (
+        f"Of {_plural(len(found), 'claim')}, {', '.join(parts)}. Of {whose} "
+        f"{_plural(sum(count), 'statement')}, {yes} {are} confirmed, {no} refuted, {open_} open."
+    )
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def details(claim: Judged) -> list[str]:
