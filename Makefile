@@ -40,7 +40,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/scheduler.py
 
 results: $(INSTALLED)
-	$(BIN)/upgd results docs/results --page docs/paper.md
+	$(BIN)/upgd results docs/results --page docs/paper.md --page README.md --page docs/index.md
 	for folder in docs/results/arena/*/; do $(BIN)/upgd arena --page $$folder || exit 1; done
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -305,7 +305,7 @@ def test_known_winners_are_found() -> None:
     assert first.mean is not None
     assert first.worst_stream == "west"
     assert first.worst.estimate == pytest.approx(ratios.mean(), abs=1e-12)
-    half = 2.776 * ratios.std(ddof=1) / math.sqrt(5)
+    half = 2.7764451051978 * ratios.std(ddof=1) / math.sqrt(5)
     assert first.entries["west"].relative.low == pytest.approx(ratios.mean() - half, abs=1e-9)
     assert first.mean.estimate == pytest.approx((1 + ratios.mean()) / 2)
     assert first.entries["east"].relative == (1.0, 1.0, 1.0)
@@ -502,7 +502,9 @@ def test_differences_are_paired_by_seeds() -> None:
         far={"east": [*(level - 0.1)], "west": [*(level + 0.1)]},
     )
     found = versus(made, "mine")
-    half = 2.776 * np.sqrt(0.00025) / np.sqrt(5)  # of the mean of `apart`, variance 0.00025
+    half = (
+        2.7764451051978 * np.sqrt(0.00025) / np.sqrt(5)
+    )  # of the mean of `apart`, variance 0.00025
     east, west = (found.others["near"].streams[stream] for stream in STREAMS)
     assert east.estimate == pytest.approx(-0.02)
     assert (east.low, east.high) == pytest.approx((-0.02 - half, -0.02 + half), abs=1e-5)
@@ -542,7 +544,7 @@ def test_pages_compare_with_the_baseline(tmp_path: Path) -> None:
     made = made.against("mine")
     evidences.write(made, tmp_path)
     page = board.markdown(evidences.read(tmp_path))
-    half = 100 * 2.776 * np.std([0.45, 0.5, 0.5, 0.5, 0.5], ddof=1) / np.sqrt(5)
+    half = 100 * 2.7764451051978 * np.std([0.45, 0.5, 0.5, 0.5, 0.5], ddof=1) / np.sqrt(5)
     row = f"+4.50 ± {half / 2:.2f} ▲ | +10.00 ± 0.00 ▲ | -1.00 ± {half:.2f} |"
     assert f"| other | {row}" in page
     assert f"| best of the others | {row[:-2].replace('▲ | -', '▲ (other) | -')} (other) |" in page

@@ -24,11 +24,21 @@ from upgd.cli import app
 from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
 from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.pages import colours
-from upgd.paper import claims, drawing, experiments, figures, provenance, results, utility_quality
+from upgd.paper import (
+    claims,
+    drawing,
+    experiments,
+    figures,
+    judging,
+    provenance,
+    results,
+    utility_quality,
+)
 from upgd.paper.drawing import draw, missing
 from upgd.paper.experiments import Arm, Experiment
 from upgd.paper.figures import Figure, Panel
 from upgd.paper.looks import look
+from upgd.paper.quotations import QUOTED
 from upgd.paper.sets import BEST, MAIN, METHODS, TOYS, best
 
 NAMES = ("sgdw", "upgd")
@@ -605,7 +615,7 @@ def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert shown[1]["judged by"] == "0.6 of the steps, 3 seeds"
     assert [claim["number"] for claim in shown] == [1, *(c.number for c in quick)]
     others = {claim["verdict"] for claim in shown if claim["judged by"] == "-"}
-    assert others == {"not enough data"}
+    assert others == {"undecided"}
     told = run("claims", str(tmp_path / "nowhere"))
     assert told.exit_code == 2
     assert "is no folder" in told.output
@@ -614,9 +624,11 @@ def test_claims_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert told.exit_code == 2
     assert "no results in" in told.output
     page = run("claims", str(tmp_path), "--markdown").output
-    assert page.count("\n|") == len(quick) + 2
+    assert page.count("\n|") == len(quick) + 3
     details = run("claims", str(tmp_path), "--details").output
     assert "S-EWC decays" in details
+    assert "[of" in details  # words in brackets are no markup
+    assert "[…]" in details
     assert "3 seeds" in details
 
 
@@ -625,9 +637,10 @@ def test_theorems_hold() -> None:
     found = theorems.check({})
     verdicts = [finding.verdict for finding in found]
     assert {verdict: verdicts.count(verdict) for verdict in verdicts} == {
-        "holds": 4,
+        "confirmed": 4,
         "not judged": 4,
     }
+    assert {f.part for f in found} == {quote.part for quote in QUOTED[13]}
     told = {f.statement: f.found for f in found if f.verdict == "not judged"}
     [second] = [value for text, value in told.items() if "second-order" in text]
     [sampled] = [value for text, value in told.items() if "β = 0 " in text]
@@ -651,6 +664,6 @@ def test_a_small_study_gets_no_verdict(tiny: None, tmp_path: Path) -> None:
             for metric, arms in made_up("input-permuted-mnist").series.items()
         }
         results.write(results.Results("input-permuted-mnist", 5_000, few), folder / results.TABLE)
-        judged = [c for c in claims.judge([tmp_path / f"{seeds}"]) if c.number in (2, 3, 4, 8)]
-        assert {claim.verdict for claim in judged} == {"not enough data"}
+        judged = [c for c in judging.judge([tmp_path / f"{seeds}"]) if c.number in (2, 3, 4, 8)]
+        assert {claim.verdict for claim in judged} == {"undecided"}
         assert all(any(f.found is not None for f in claim.findings) for claim in judged)

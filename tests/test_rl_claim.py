@@ -12,7 +12,7 @@ import pytest
 
 from upgd.ledger import Ledger, Result, Series
 from upgd.metrics import FEWEST, mean_interval
-from upgd.paper.evidence import NO, UNKNOWN, YES, falling
+from upgd.paper.evidence import falling
 from upgd.paper.experiments import ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.policy_collapse import (
     HARDLY,
@@ -28,6 +28,7 @@ from upgd.paper.policy_collapse import (
     numbers,
 )
 from upgd.paper.results import Results, collect, read, write
+from upgd.paper.verdicts import NO, UNKNOWN, YES
 from upgd.rl.collapse import collapse, filled, over_seeds, tenths
 
 WINDOWS = 146

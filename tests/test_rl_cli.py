@@ -348,8 +348,8 @@ def test_figure_8_is_drawn_from_a_study(tmp_path: Path) -> None:
         found = json.loads(call("claims", place, "--json").output)
         [ninth] = [claim for claim in found if claim["number"] == 9]
         mine = [s for s in ninth["statements"] if s["statement"].startswith("Hopper")]
-        assert [s["verdict"] for s in mine] == ["holds", "holds", "holds"]
-        assert ninth["verdict"] == "not enough data"
+        assert [s["verdict"] for s in mine] == ["confirmed", "confirmed", "confirmed"]
+        assert ninth["verdict"] == "undecided"
     assert call("report", tmp_path).exit_code == 0
     text = Site(tmp_path / "results").texts()[folder / "README.md"]
     assert text.splitlines()[2] == "# PPO on Hopper-v5"

@@ -92,6 +92,16 @@ def test_sets_that_lack_a_seed_or_diverge_do_not_go_on(tmp_path: Path) -> None:
     assert dict(rungs[0].dropped["upgd"][-1].hyper)["lr"] == 8
 
 
+def test_a_third_is_rounded_up(tmp_path: Path) -> None:
+    """11 sets, then 4 (3 and two thirds), then 2 (1 and a third): planned so, and run so."""
+    plan = sweep(count=11)
+    planned = [methods["upgd"] for methods in halving.schedule(plan, 3, 100).values()]
+    assert planned == [11, 4, 2]
+    with Ledger.open(tmp_path) as ledger:
+        rungs = run_halving(ledger, plan, by_step_size)
+    assert [alive(rung) for rung in rungs] == [[*range(11)], [10, 9, 8, 7], [10, 9]]
+
+
 def test_methods_with_fewer_sets_begin_on_later_rungs() -> None:
     sets = {"upgd": [{"lr": float(n)} for n in range(27)], "sgd": [{"lr": 1.0}, {"lr": 2.0}]}
     plan = Sweep("digits", sets, (0,), 9000)

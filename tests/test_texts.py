@@ -12,31 +12,31 @@ from upgd import metrics
 from upgd.cli.arguments import all_methods
 from upgd.metrics import Interval
 from upgd.pages import alike, colours
-from upgd.paper import evidence, experiments, grids, pages, policy_collapse, provenance, tables
-from upgd.paper.evidence import NO, TOLD, UNKNOWN, YES, Finding, worst
+from upgd.paper import evidence, experiments, grids, pages, provenance, tables, verdicts
 from upgd.paper.measuring import How
 from upgd.paper.results import Results
 from upgd.paper.searches import variants
 from upgd.paper.sets import best
+from upgd.paper.verdicts import NO, TOLD, UNKNOWN, YES, Finding, worst
 from upgd.report import html, sections, verdict
 from upgd.text import ranges
 
 
 def test_a_finding_is_shown_with_its_interval_and_unit() -> None:
     finding = Finding("UPGD-W holds", Interval(-0.001, -0.002, 0.0), YES)
-    assert evidence.shown(finding) == "−0.1 points [−0.2, 0.0]"
-    alone = Finding("", Interval(0.5, math.nan, math.nan), TOLD, evidence.PLAIN)
-    assert evidence.shown(alone) == "0.5"
+    assert verdicts.shown(finding) == "−0.1 points [−0.2, 0.0]"
+    alone = Finding("", Interval(0.5, math.nan, math.nan), TOLD, verdicts.PLAIN)
+    assert verdicts.shown(alone) == "0.5"
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "expected"),
+    ("found", "expected"),
     [([YES, UNKNOWN], UNKNOWN), ([YES, UNKNOWN, NO], NO), ([YES, TOLD], YES), ([], UNKNOWN)],
 )
 def test_a_claim_is_as_good_as_its_worst_statement(
-    verdicts: list[evidence.Verdict], expected: str
+    found: list[verdicts.Verdict], expected: str
 ) -> None:
-    assert worst(verdicts) == expected
+    assert worst(found) == expected
 
 
 def test_the_extent_says_what_is_too_short_and_too_few() -> None:
@@ -90,7 +90,7 @@ def test_times_are_utc() -> None:
 
 def test_the_jackknife_of_a_mean_is_students_interval() -> None:
     rows = np.arange(5.0)
-    assert np.allclose(policy_collapse.jackknife(np.mean, rows), metrics.mean_interval(rows))
+    assert np.allclose(metrics.jackknife(np.mean, rows), metrics.mean_interval(rows))
 
 
 def test_numbers_of_pages() -> None:

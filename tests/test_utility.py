@@ -16,8 +16,9 @@ from torch.nn import functional as F
 import upgd
 from upgd import utility
 from upgd.paper import provenance, utility_quality
-from upgd.paper.evidence import NO, UNKNOWN, YES
 from upgd.paper.measuring import How
+from upgd.paper.quotations import QUOTED
+from upgd.paper.verdicts import NO, UNKNOWN, YES
 from upgd.utility import (
     approximate,
     feature_utility,
@@ -393,6 +394,8 @@ def test_claim_one_can_hold_and_fail(tmp_path: Any) -> None:
         "random": (0.0, 0.0),
     }
     assert {f.verdict for f in utility_quality.claim(made_up(**paper))} == {YES}
+    parts = {f.part for f in utility_quality.claim(made_up(**paper))}
+    assert parts == {quote.part for quote in QUOTED[1]}
     for seeds, points in ((2, 200), (4, 99)):  # too few, too short
         few = utility_quality.claim(made_up(seeds, points, **paper))
         assert {f.verdict for f in few} == {UNKNOWN}

@@ -6,8 +6,10 @@ problem sets another length. Forgetting and loss of plasticity use windows of tw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -167,11 +169,43 @@ def standard_error(values: ArrayLike, axis: int = 0) -> Series:
     return np.asarray(array.std(axis, ddof=1) / np.sqrt(array.shape[axis]))
 
 
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 FEWEST = 3
 """The fewest seeds for an interval: that of two is six times as wide as their distance."""
 INTERVAL = "Student's 95%"
 """The kind of every interval over seeds, as headers have it."""
+LEVEL = 0.95
+"""The coverage of intervals."""
+
+
+@cache
+def student(freedom: int, level: float = LEVEL) -> float:
+    """Student's quantile: |t| stays below it with probability `level`.
+
+    By bisection of the distribution's closed form for whole degrees of freedom.
+
+    Example:
+        >>> round(student(4), 4), round(student(19), 4)
+        (2.7764, 2.093)
+    """
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < level:
+        high *= 2
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """The probability that Student's |t| is smaller."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 def half_width(values: ArrayLike, axis: int = 0) -> Series:
@@ -185,9 +219,7 @@ def half_width(values: ArrayLike, axis: int = 0) -> Series:
     freedom = array.shape[axis] - 1
     if freedom + 1 < FEWEST:
         return np.full_like(array.sum(axis), np.nan)
-    # Beyond the table, the Cornish-Fisher expansion has three correct digits.
-    t = _STUDENT[freedom - 1] if freedom <= 10 else 1.96 + 2.3725 / freedom + 2.823 / freedom**2
-    return np.asarray(t * standard_error(array, axis))
+    return np.asarray(student(freedom) * standard_error(array, axis))
 
 
 def mean_interval(values: ArrayLike) -> Interval:
@@ -201,6 +233,24 @@ def mean_interval(values: ArrayLike) -> Interval:
     array = np.asarray(values, np.float64)
     mean, half = float(array.mean()), float(half_width(array))
     return Interval(mean, mean - half, mean + half)
+
+
+def jackknife(statistic: Callable[[Series], float], rows: ArrayLike) -> Interval:
+    """A smooth statistic of rows (one per seed) with a 95% interval: Student's of pseudo-values.
+
+    NaN bounds for fewer than :data:`FEWEST` rows. Of a mean it is :func:`mean_interval`.
+
+    Example:
+        >>> jackknife(np.mean, [1.0, 2.0, 3.0]) == mean_interval([1.0, 2.0, 3.0])
+        True
+    """
+    array = np.asarray(rows, np.float64)
+    whole, count = float(statistic(array)), len(array)
+    if count < FEWEST:
+        return Interval(whole, math.nan, math.nan)
+    without = np.array([statistic(np.delete(array, i, 0)) for i in range(count)])
+    half = float(half_width(count * whole - (count - 1) * without))
+    return Interval(whole, whole - half, whole + half)
 
 
 def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
@@ -222,10 +272,12 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Series:
 def bootstrap(
     groups: Mapping[str, ArrayLike] | ArrayLike, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """The interquartile mean with a stratified 95% bootstrap interval.
+    """The interquartile mean with a stratified 95% interval.
 
     `groups` are the values of all seeds; or, for several problems, values by problem: seeds are
-    resampled within each problem, then pooled.
+    resampled within each problem, then pooled. The interval is Student's quantile times the
+    bootstrap's standard error, not the bootstrap's percentiles: of five, ten and twenty normal
+    values these cover 90%, 92% and 95%, and this interval 97%, 96% and 95%.
 
     Example:
         >>> interval = bootstrap([0.70, 0.71, 0.72, 0.73, 0.74, 0.75])
@@ -239,5 +291,9 @@ def bootstrap(
     generator = np.random.default_rng(seed)
     drawn = [v[generator.integers(len(v), size=(resamples, len(v)))] for v in arrays]
     means = interquartile_mean(np.concatenate(drawn, axis=1))
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(interquartile_mean(np.concatenate(arrays))), float(low), float(high))
+    estimate, count = float(interquartile_mean(np.concatenate(arrays))), sum(map(len, arrays))
+    freedom = count - len(arrays)
+    if count < FEWEST or freedom < 1:
+        return Interval(estimate, math.nan, math.nan)
+    half = student(freedom) * float(means.std(ddof=1)) * math.sqrt(count / freedom)
+    return Interval(estimate, estimate - half, estimate + half)

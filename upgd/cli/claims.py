@@ -13,7 +13,9 @@ from upgd.cli.app import command, err, out, say
 from upgd.text import printable, ranges
 
 if TYPE_CHECKING:
-    from upgd.paper.claims import Judged
+    from rich.table import Table
+
+    from upgd.paper.verdicts import Judged
 
 
 @command(examples=("upgd claims docs/results", "upgd claims studies/paper --details"))
@@ -25,14 +27,16 @@ def claims(
 ) -> None:
     """Judge the paper's claims by finished runs.
 
-    Statistics are shown at any scale. Verdicts need half of the paper's steps and three seeds. Of
-    runs that no claim is about, says what they show, and what the claims need.
+    A claim is reproduced, mostly (its central statements are confirmed, others refuted), partly
+    or not reproduced, or undecided. Statistics are shown at any scale. Verdicts need half of the
+    paper's steps and three seeds. Of runs that no claim is about, says what they show, and what
+    the claims need.
     """
     from rich.text import Text
 
-    from upgd.paper.claims import judge, table
-    from upgd.paper.evidence import NOTHING
-    from upgd.paper.results import LEDGER
+    from upgd.paper.judging import judge
+    from upgd.paper.kept import LEDGER
+    from upgd.paper.verdicts import MORE_COLUMNS, NOTHING, summary, table
 
     for place in places:
         if not place.is_dir():
@@ -51,9 +55,10 @@ def claims(
     elif as_json:
         print(json.dumps([_plain(claim) for claim in found]))
     elif markdown:
-        print("\n".join(table(found)))
+        print("\n".join([summary(found), "", *table(found), "", MORE_COLUMNS]))
     else:
         _print(found, details)
+        say(summary(found))
 
 
 def _describe(study: Path) -> None:
@@ -89,27 +94,57 @@ def _print_required() -> None:
 def _print(found: list[Judged], details: bool) -> None:
     from rich.table import Table
 
-    from upgd.paper.claims import sure
-    from upgd.paper.evidence import NO, TOLD, YES, shown
+    from upgd.paper.verdicts import COLUMNS, Count
 
-    styles = {YES: "green", NO: "red", TOLD: "dim"}
-    grid = Table("", "claim", "holds", "verdict")
+    styles = {"reproduced": "green", "mostly reproduced": "green", "not reproduced": "red"}
+    grid = Table("", "claim", "verdict", "central", "side", caption=COLUMNS)
     for claim in found:
         style = styles.get(claim.verdict, "yellow")
-        verdict = f"[{style}]{claim.verdict}[/{style}]"
         text = f"{claim.text}\n[dim]{claim.data}[/dim]"
-        grid.add_row(str(claim.number), text, sure(claim), verdict, end_section=details)
-        for finding in claim.findings if details else ():
-            style = styles.get(finding.verdict, "yellow")
-            line = f"  {finding.statement}: {shown(finding)}".replace("[", r"\[")
-            grid.add_row("", line, "", f"[{style}]{finding.verdict}[/{style}]")
+        counts = (str(Count.of(claim.some(mark))) for mark in (True, False))
+        verdict = f"[{style}]{claim.verdict}[/{style}]"
+        if details:
+            verdict += f"\n[dim]½, 2 ×: {claim.scaled}\nstrictly: {claim.strict}[/dim]"
+        grid.add_row(str(claim.number), text, verdict, *counts, end_section=details)
+        if details:
+            _add_statements(grid, claim)
     out.print(grid)
 
 
+def _add_statements(grid: Table, claim: Judged) -> None:
+    """The paper's words, and the statements on each, with effects."""
+    from rich.markup import escape
+
+    from upgd.paper.quotations import QUOTED
+    from upgd.paper.verdicts import NO, TOLD, YES, row
+
+    styles = {YES: "green", NO: "red", TOLD: "dim"}
+    for quote in QUOTED[claim.number]:
+        mark = "central" if quote.central else "side"
+        words = escape(f"“{quote.words}” ({quote.where})")
+        grid.add_row("", f"[italic]{words}[/italic]", mark)
+        for finding in (each for each in claim.findings if each.part == quote.part):
+            statement, effect, verdict, scaled = row(finding)
+            style = styles.get(finding.verdict, "yellow")
+            told = f" [dim]({scaled})[/dim]" if scaled else ""
+            line = escape(f"  {statement}: {effect}")
+            grid.add_row("", line, f"[{style}]{verdict}[/{style}]{told}")
+    grid.add_section()
+
+
 def _plain(claim: Judged) -> dict[str, object]:
+    from upgd.paper.verdicts import Count, shown
+
     findings = [
-        {"statement": f.statement, "found": f.found and list(f.found), "verdict": f.verdict}
-        for f in claim.findings
-    ]
+        {"statement": f.statement, "central": mark, "found": f.found and list(f.found),
+         "in words": shown(f), "verdict": f.verdict, "under half and twice our threshold": f.ours}
+        for mark in (True, False)
+        for f in claim.some(mark)
+    ]  # fmt: skip
+    counts = {
+        name: Count.of(claim.some(mark))._asdict()
+        for name, mark in (("central", True), ("side", False))
+    }
     facts = {"number": claim.number, "claim": claim.text, "judged by": claim.data}
-    return facts | {"verdict": claim.verdict, "statements": findings}
+    verdicts = {"verdict": claim.verdict, "half": claim.under(0), "twice": claim.under(1)}
+    return facts | verdicts | {"strict": claim.strict, **counts, "statements": findings}

@@ -1,97 +1,64 @@
-"""Statistics of runs with intervals over seeds, and verdicts.
+"""Statistics of runs with intervals over seeds, and judgements of them.
 
-Thresholds are fixed here, not fitted to results. Definitions, in units of accuracy unless said
-otherwise:
+Definitions, in units of accuracy unless said otherwise:
 
 * a *change* is the mean of the last 20 tasks minus that of tasks 11 to 30; with fewer than 50
-  tasks, the last quarter minus the second;
-* an arm *improves* (*decays*) if the 95% interval of its change lies above (below) 0, and *holds*
-  if it lies within ±1 point;
+  tasks, the last quarter minus the second. Where learning takes longer than ten tasks the early
+  part lies on the rise, so a plateau looks like an improvement. Therefore the *late change*, the
+  last 20 tasks minus the 20 around the middle of the run, is judged beside it;
+* an arm *keeps improving* if the 95% intervals of both lie above 0; *decays* if that of its change
+  lies below 0; *maintains* its level if its late change lies within ±1 point and its change is not
+  below −1 point;
 * an arm is *competitive* if it is less than 1 point behind the best other arm, seed by seed, in
   mean accuracy over the run, and *beats* another if the interval of its lead lies above 0;
-* a seed that diverged has lost: an arm that has one does not hold, improve, compete or beat
+* a seed that diverged has lost: an arm that has one does not maintain, improve, compete or beat
   another. It is beaten if at least half of its seeds diverged, and otherwise by its other seeds.
   Everything else uses the other seeds.
 
-A statement holds, does not hold, or there is not enough data: no runs, fewer than three seeds
-(five where seeds are resampled), runs shorter than half of the paper's, or an interval that is too
-wide. Statistics are shown in any case.
+Intervals hold for the seeds at hand (``tests/test_intervals.py`` measures it): Student's for means
+and differences; the jackknife's with Student's quantile for what is computed from means of all
+methods, as a correlation; for ranks, Student's of all differences at once.
+
+A statement is open if there are no runs, fewer than three seeds, runs shorter than half of the
+paper's, or an interval that is too wide. Statistics are shown in any case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.metrics import FEWEST, Interval, forgetting, loss_of_plasticity, mean_interval
+from upgd.metrics import (
+    FEWEST,
+    LEVEL,
+    Interval,
+    forgetting,
+    jackknife,
+    loss_of_plasticity,
+    mean_interval,
+    standard_error,
+    student,
+)
 from upgd.paper.experiments import EXPERIMENTS
 from upgd.paper.results import Results
 from upgd.paper.sets import METHODS
+from upgd.paper.verdicts import NO, NOTHING, SCALES, UNKNOWN, YES, Verdict
 from upgd.report.verdict import HOLDS, Parts
 
 Array = NDArray[np.float64]
 All = Mapping[str, Results]
-Verdict = Literal["holds", "does not hold", "not enough data", "not judged"]
-Unit = Literal[" points", "%", ""]
-YES: Verdict = "holds"
-NO: Verdict = "does not hold"
-UNKNOWN: Verdict = "not enough data"
-TOLD: Verdict = "not judged"
-"""The verdict of a statement that is shown but not judged."""
-POINTS: Unit = " points"
-PERCENT: Unit = "%"
-PLAIN: Unit = ""
+Judge = Callable[[float], Verdict]
+"""A judgement that depends on a threshold."""
 
-MOST = 6
-"""Of ten methods."""
-RESAMPLES = 2000
-FEWEST_RESAMPLED = 5
-"""The fewest seeds that are resampled: fewer give too few distinct resamples."""
-NOTHING = "-"
-"""The amount of data where there is none."""
 LAST = 20
 """Tasks at the end of a run that are compared."""
 LONG_ENOUGH = 0.5
 """The least fraction of the paper's length for a verdict."""
-
-
-class Finding(NamedTuple):
-    """A statement, its statistic and the verdict."""
-
-    statement: str
-    found: Interval | None
-    verdict: Verdict
-    unit: Unit = POINTS
-
-    def __str__(self) -> str:
-        return f"{self.statement}: {shown(self)}, {self.verdict}"
-
-
-def shown(finding: Finding) -> str:
-    """A statistic with its interval, as text."""
-    if finding.found is None:
-        return "-"
-    value, low, high = (_number(x, finding.unit) for x in finding.found)
-    return f"{value}{finding.unit}" + ("" if math.isnan(finding.found.low) else f" [{low}, {high}]")
-
-
-def _number(value: float, unit: Unit) -> str:
-    text = f"{value:.3g}" if unit == PLAIN else f"{round(100 * value, 1) + 0.0:.1f}"
-    return text.replace("-", "−")
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a claim: "does not hold" if any statement does not, then "not enough data"."""
-    found = [verdict for verdict in verdicts if verdict != TOLD]
-    if NO in found:
-        return NO
-    return UNKNOWN if UNKNOWN in found or not found else YES
 
 
 # ------------------------------------------------------------------------------- extent
@@ -161,6 +128,12 @@ def _judge(
     return YES if yes(found) else NO if no(found) else UNKNOWN
 
 
+def scaled(judge: Judge, threshold: float) -> tuple[Verdict, Verdict]:
+    """The verdicts under half and twice a threshold."""
+    half, twice = (judge(scale * threshold) for scale in SCALES)
+    return half, twice
+
+
 def opposite(verdict: Verdict) -> Verdict:
     """The verdict of the negated statement."""
     return {YES: NO, NO: YES}.get(verdict, UNKNOWN)
@@ -174,17 +147,26 @@ def parts(tasks: int) -> Parts | None:
     return Parts.of(tasks) if tasks >= 4 else None
 
 
-def change(results: Results | None, arm: str, metric: str = "accuracy") -> Interval | None:
-    """An arm's change over the run."""
-    return over_seeds(results, arm, metric, _change)
+def late_parts(tasks: int) -> Parts | None:
+    """The tasks that a late change compares: the middle of the run and its end."""
+    size = LAST if tasks >= 50 else tasks // 4
+    start = (tasks - size) // 2
+    return Parts(range(start, start + size), range(tasks - size, tasks)) if size else None
 
 
-def _change(curve: Array) -> float:
-    chosen = parts(len(curve))
+def change(
+    results: Results | None, arm: str, metric: str = "accuracy", *, late: bool = False
+) -> Interval | None:
+    """An arm's change over the run, or over its second half."""
+    return over_seeds(results, arm, metric, partial(_change, late=late))
+
+
+def _change(curve: Array, late: bool = False, relative: bool = False) -> float:
+    chosen = (late_parts if late else parts)(len(curve))
     if chosen is None:
         return float("nan")
-    early, late = (curve[r.start : r.stop] for r in chosen)
-    return float(np.nanmean(late) - np.nanmean(early))
+    before, after = (float(np.nanmean(curve[r.start : r.stop])) for r in chosen)
+    return (after - before) / (before if relative else 1.0)
 
 
 def mean_over(results: Results | None, arm: str, metric: str, tasks: range) -> Interval | None:
@@ -208,15 +190,33 @@ def plasticity_lost(results: Results | None, arm: str) -> Interval | None:
     return None
 
 
-def relative_change(results: Results | None, arm: str, metric: str) -> Interval | None:
-    """The change as a fraction of the early value."""
+def relative_change(
+    results: Results | None, arm: str, metric: str, *, late: bool = False
+) -> Interval | None:
+    """The change as a fraction of the earlier value."""
+    return over_seeds(results, arm, metric, partial(_change, late=late, relative=True))
 
-    def share(curve: Array) -> float:
-        chosen = parts(len(curve))
-        early = curve[chosen.early.start : chosen.early.stop] if chosen else curve
-        return _change(curve) / float(np.mean(early))
 
-    return over_seeds(results, arm, metric, share)
+def top(results: Results | None, arm: str, metric: str = "accuracy") -> Interval | None:
+    """The highest level that an arm reaches: the mean of its best :data:`LAST` tasks.
+
+    A curve's own maximum is biased upwards by its noise, so each seed is measured where the other
+    seeds have their best tasks.
+    """
+    curves = [] if results is None else list(results.by_task(arm, metric).values())
+    if len(curves) < FEWEST:
+        return None
+    size = min(LAST, *(map(len, curves)))
+    return jackknife(_tops, np.stack([_smooth(x, size) for x in curves]))
+
+
+def _tops(rows: Array) -> float:
+    best = (rows.sum(0) - rows).argmax(1)
+    return float(rows[np.arange(len(rows)), best].mean())
+
+
+def _smooth(curve: Array, size: int) -> Array:
+    return np.convolve(curve, np.ones(size) / size, "valid")
 
 
 def lead(
@@ -252,43 +252,79 @@ def over_seeds(
     return None if np.isnan(values).any() else mean_interval(values)
 
 
-def resampled(
-    values: Mapping[str, Mapping[int, Any]],
-    statistic: Callable[[Array], float],
-    arms_too: bool = False,
-) -> Interval | None:
-    """A statistic of all arms' means, with a bootstrap interval over the seeds they share.
+Values = Mapping[str, Mapping[int, float]]
+"""By method and seed."""
 
-    Values are by arm and seed, a number or several. With `arms_too` arms are resampled as well, as
-    a sample of all methods.
+
+def together(statistic: Callable[[Array], float], *values: Values) -> Interval | None:
+    """A statistic of all methods' means with the jackknife's interval over seeds that all have.
+
+    `statistic` takes an array [value, method] of means, a row for each of `values`.
     """
-    common = sorted(set.intersection(*map(set, values.values()))) if values else []
+    common = _common(*values)
     if not common:
         return None
-    table = np.array([[by_seed[s] for s in common] for by_seed in values.values()])
-    estimate = statistic(table.mean(1))
-    if len(common) < FEWEST_RESAMPLED:
-        return Interval(estimate, math.nan, math.nan)
-    rng = np.random.default_rng(0)
-    arms, count = len(table), len(common)
-    found = []
-    for seeds in rng.integers(count, size=(RESAMPLES, count)):
-        chosen = rng.integers(arms, size=arms) if arms_too else np.arange(arms)
-        found.append(statistic(table[chosen][:, seeds].mean(1)))
-    low, high = np.nanpercentile(found, (2.5, 97.5))
-    return Interval(estimate, float(low), float(high))
+    rows = np.array([[[x[seed] for x in some.values()] for some in values] for seed in common])
+    return jackknife(lambda chosen: statistic(chosen.mean(0)), rows)
+
+
+def middle(values: Values) -> Interval | None:
+    """The median over methods, seed by seed: it is negative if the majority is."""
+    common = _common(values)
+    rows = [[by_seed[seed] for by_seed in values.values()] for seed in common]
+    return mean_interval(np.median(rows, axis=1)) if rows else None
+
+
+def _common(*values: Values) -> list[int]:
+    """The seeds that all methods have."""
+    seeds = [set(by_seed) for some in values for by_seed in some.values()]
+    return sorted(set.intersection(*seeds)) if seeds and all(values) else []
+
+
+def rank(values: Values, arm: str) -> Interval | None:
+    """An arm's rank by its mean, the lowest is 1, with the ranks that differences leave possible.
+
+    Seed by seed, another method is surely lower (or higher) if Student's interval of the difference
+    excludes 0. Its level is such that all are right at once in 95% of cases (Bonferroni's; each can
+    be wrong on one side only).
+    """
+    if arm not in values or len(values) < 2:
+        return None
+    level, means = 1 - 2 * (1 - LEVEL) / (len(values) - 1), {}
+    lower = higher = 0
+    for other in (name for name in values if name != arm):
+        common = sorted(values[arm].keys() & values[other].keys())
+        less = np.array([values[other][seed] - values[arm][seed] for seed in common])
+        if not common:
+            return None
+        means[other] = float(less.mean())
+        if len(common) >= FEWEST:
+            half = student(len(common) - 1, level) * float(standard_error(less))
+            lower, higher = lower + (means[other] < -half), higher + (means[other] > half)
+    place = 1.0 + sum(mean < 0 for mean in means.values())
+    if min(map(len, values.values())) < FEWEST:
+        return Interval(place, math.nan, math.nan)
+    return Interval(place, 1.0 + lower, float(len(values) - higher))
 
 
 def means_of_all(
     results: Results | None, metric: str, statistic: Callable[[Array], float]
 ) -> dict[str, dict[int, float]]:
-    """A statistic by method of the paper and seed; empty unless all that have not lost have it."""
+    """A statistic by learner and seed; empty unless all that have not lost have it."""
     if results is None:
         return {}
-    there = {m: results.of(m, metric) for m in METHODS if not has_lost(results, m)}
+    there = {m: results.of(m, metric) for m in learners(results.name) if not has_lost(results, m)}
     if not all(there.values()):
         return {}
     return {m: {seed: statistic(x) for seed, x in curves.items()} for m, curves in there.items()}
+
+
+def learners(name: str) -> tuple[str, ...]:
+    """The paper's methods, each learner once: without noise, N-UPGD-W is SGDW."""
+    hyper = {arm.name: arm.hyper for arm in EXPERIMENTS[name].arms}
+    mine, theirs = hyper.get("n-upgd", {}), hyper.get("sgdw", {})
+    same = mine.get("sigma") == 0 and all(mine.get(key) == theirs[key] for key in theirs)
+    return tuple(method for method in METHODS if not (same and method == "n-upgd"))
 
 
 # ------------------------------------------------------------------------------ divergence

@@ -11,19 +11,18 @@ import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
-import torch
+from typing import Any, TypeVar
 
 from upgd.caches import cache_folder
-from upgd.ledger.files import write_atomically
 from upgd.metrics import Interval
-from upgd.paper.evidence import Finding
+from upgd.paper.verdicts import Finding
 
 T = TypeVar("T")
-Rows = list[list[object]]
+Rows = list[list[Any]]
+LEDGER = "ledger.sqlite"
+"""The file of a study, which may change at any time: what it says is not kept."""
 
 
 def keep(
@@ -49,6 +48,8 @@ def keep(
             return unpack(json.loads(file.read_text(encoding="utf-8")))
     found = compute()
     if file is not None:
+        from upgd.ledger.files import write_atomically  # imports torch, which takes seconds
+
         with suppress(OSError):
             write_atomically(file, json.dumps(pack(found)).encode())
     return found
@@ -56,14 +57,22 @@ def keep(
 
 def pack_findings(findings: Iterable[Finding]) -> Rows:
     """Findings as lists."""
-    return [[f.statement, f.found and list(f.found), f.verdict, f.unit] for f in findings]
+    return [list(finding) for finding in findings]
 
 
 def unpack_findings(rows: Rows) -> list[Finding]:
     """The findings of :func:`pack_findings`."""
     return [
-        Finding(text, None if found is None else Interval(*found), verdict, unit)  # type: ignore[misc,arg-type]
-        for text, found, verdict, unit in rows
+        Finding(
+            text,
+            None if found is None else Interval(*found),
+            verdict,
+            unit,
+            tuple(words),
+            part,
+            ours and tuple(ours),
+        )
+        for text, found, verdict, unit, words, part, ours in rows
     ]
 
 
@@ -80,7 +89,7 @@ def _digest(files: Iterable[Path]) -> str:
 def _code() -> bytes:
     """A digest of the package's code, and of what executes it."""
     root = Path(__file__).parent.parent
-    versions = (torch.__version__, np.__version__, platform.machine())
+    versions = (version("torch"), version("numpy"), platform.machine())
     hashed = hashlib.sha256("\n".join(versions).encode())
     for path in sorted((*root.rglob("*.py"), *root.rglob("*.json"))):
         hashed.update(f"\n{path.relative_to(root).as_posix()}\n".encode())

@@ -25,12 +25,12 @@ from upgd.ledger.files import write_atomically
 from upgd.ledger.spec import MEASURING
 from upgd.metrics import DIAGNOSTICS, STRIDED, rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
+from upgd.paper.kept import LEDGER
 from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.study.kinds import kind_of
 
 Array = NDArray[np.float64]
 TABLE = "series.csv.gz"
-LEDGER = "ledger.sqlite"
 DIGITS = 5
 DIVERGED = "diverged"
 """Stands for a number of samples."""

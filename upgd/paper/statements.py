@@ -1,34 +1,46 @@
 """The paper's claims as statements, with the statistics of :mod:`upgd.paper.evidence`.
 
-Statements and their thresholds are fixed here, not fitted to results; all say how many seeds
-diverged. UPGD-W is *among the best* if it is one of the best three.
+Each statement names the part of the paper's words that it judges (:mod:`upgd.paper.quotations`).
+All say how many seeds diverged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from upgd.metrics import FEWEST, Interval, forgetting, loss_of_plasticity
+from upgd.metrics import Interval, forgetting, loss_of_plasticity
 from upgd.paper import evidence as ev
-from upgd.paper.evidence import All, Array, Finding
-from upgd.paper.experiments import EXPERIMENTS, title
+from upgd.paper import phrases as say
+from upgd.paper.evidence import All, Array
+from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.phrases import named, ours, unless_diverged, with_diverged
 from upgd.paper.results import Results
-from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS
+from upgd.paper.sets import MAIN, METHODS, TOYS
+from upgd.paper.verdicts import (
+    AHEAD,
+    PERCENT,
+    PLAIN,
+    TOLD,
+    UNKNOWN,
+    UP,
+    Finding,
+    Verdict,
+    shown,
+    worst,
+)
 from upgd.report.verdict import HOLDS
 
 PLASTIC = ("shrink-and-perturb", "pgd", "n-upgd")
 """Methods that only address loss of plasticity."""
 STABLE = ("s-ewc", "s-mas", "s-si")
 """Methods that only address forgetting."""
-STRONG = 0.7
-"""The least correlation that counts as strong."""
-STEADY = 0.1
-"""A loss that rises by less than this fraction does not count as worse."""
+BETTER = ("upgd", "s-ewc", "s-mas")
+"""Methods that address forgetting, without the two that the paper excepts."""
 
 
 def _of(all_: All, name: str) -> Results:
@@ -36,99 +48,33 @@ def _of(all_: All, name: str) -> Results:
     return all_.get(name) or Results(name, 1, {})
 
 
-# ------------------------------------------------------------------ words of statements
-def with_diverged(finding: Finding, results: Results, *arms: str) -> Finding:
-    """A statement with the number of diverged seeds."""
-    told = ""
-    for arm in dict.fromkeys(arms):
-        gone, all_ = ev.diverged(results, arm)
-        told += f" ({named(results, arm)}: {gone} of {all_} seeds diverged)" if gone else ""
-    return finding._replace(statement=finding.statement + told)
+def _part(name: str, *findings: Finding) -> list[Finding]:
+    """Statements on a part of the paper's words."""
+    return [finding._replace(part=name) for finding in findings]
 
 
-def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) -> Finding:
-    """The same for a statement that does not hold if a seed diverged."""
-    gone, all_ = ev.diverged(results, arm)
-    if gone:
-        finding = finding._replace(verdict=ev.NO if all_ >= FEWEST else ev.UNKNOWN)
-    return with_diverged(finding, results, arm, *others)
-
-
-def improves(results: Results, arm: str) -> Finding:
-    """The statement that an arm improves."""
-    return unless_diverged(_changes(results, arm, "improves", ev.rising), results, arm)
-
-
-def decays(results: Results, arm: str) -> Finding:
-    """The statement that an arm decays."""
-    return with_diverged(_changes(results, arm, "decays", ev.falling), results, arm)
-
-
-def holds(results: Results, arm: str) -> Finding:
-    """The statement that an arm holds."""
-    return unless_diverged(_changes(results, arm, "holds", ev.within), results, arm)
-
-
-def _changes(
-    results: Results, arm: str, how: str, judge: Callable[[Interval | None], ev.Verdict]
-) -> Finding:
-    found = ev.change(results, arm)
-    return Finding(f"{named(results, arm)} {how}", found, judge(found))
-
-
-def competitive(results: Results, arm: str = "upgd") -> Finding:
-    """The statement that no method is a point ahead of an arm."""
-    found = ev.smallest_lead(results, arm, METHODS)
-    text = f"{named(results, arm)} surpasses or is competitive with every method"
-    return unless_diverged(Finding(text, found, ev.above(found, -HOLDS)), results, arm, *METHODS)
-
-
-def beats(results: Results, arm: str, other: str, metric: str = "accuracy") -> Finding:
-    """The statement that an arm has the higher accuracy, or the lower loss, over the run."""
-    found = ev.lead(results, arm, other, metric)
-    text = f"{named(results, arm)} beats {named(results, other)}"
-    judged = ev.above(found) if metric == "accuracy" else ev.below(found)
-    if ev.has_lost(results, other) and ev.diverged(results, arm)[1] >= FEWEST:
-        judged = ev.YES
-    finding = Finding(text, found, judged, ev.POINTS if metric == "accuracy" else ev.PLAIN)
-    return unless_diverged(finding, results, arm, other)
-
-
-def named(results: Results, arm: str) -> str:
-    """The title of an arm in an experiment's figures."""
-    titles = {each.name: each.title for each in EXPERIMENTS[results.name].arms}
-    return titles.get(arm) or title(arm, decay=results.name not in (*TOYS, STATIONARY))
-
-
-def most(
-    statement: str, findings: Sequence[Interval | None], judge: Callable[..., ev.Verdict]
-) -> Finding:
-    """The statement that at least :data:`MOST` of ten findings pass."""
-    verdicts = [judge(found) for found in findings]
-    sure, open_ = verdicts.count(ev.YES), verdicts.count(ev.UNKNOWN)
-    verdict = ev.YES if sure >= ev.MOST else ev.NO if sure + open_ < ev.MOST else ev.UNKNOWN
-    known = (
-        Interval(float(sure), float(sure), float(sure + open_)) if open_ < len(verdicts) else None
-    )
-    return Finding(f"{statement} (methods, of {len(verdicts)})", known, verdict, ev.PLAIN)
+def _where(place: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [finding._replace(statement=place + finding.statement) for finding in findings]
 
 
 # --------------------------------------------------------------------------------- claims
 def input_permuted(all_: All) -> list[Finding]:
     """Claim 2."""
     results = _of(all_, "input-permuted-mnist")
+    kept = ("upgd", "n-upgd", "shrink-and-perturb")
     return [
-        *[holds(results, arm) for arm in ("upgd", "n-upgd", "shrink-and-perturb")],
-        *[decays(results, arm) for arm in (*STABLE, "s-rwalk")],
-        competitive(results),
+        *_part("decay", *[say.decays(results, arm) for arm in STABLE]),
+        *_part("maintain", *[say.maintains(results, arm) for arm in kept]),
+        *_part("except", say.decays(results, "s-rwalk")),
+        *_part("competitive", say.competitive(results)),
     ]
 
 
 def plasticity_and_accuracy(all_: All) -> list[Finding]:
     """Claim 3.
 
-    The claim is about the figure's ten methods, so seeds are resampled. A second interval, with
-    methods resampled too, shows how little ten methods say about others.
+    The claim is about the figure's ten methods, so its interval is over seeds. That of ten methods
+    drawn from others (Fisher's) shows how little they say about others.
     """
     results = _of(all_, "input-permuted-mnist")
 
@@ -136,92 +82,108 @@ def plasticity_and_accuracy(all_: All) -> list[Finding]:
         return float(curve[-100:].mean())
 
     def correlation(means: Array) -> float:
-        with np.errstate(invalid="ignore", divide="ignore"):  # the same method in all ten draws
-            return float(np.corrcoef(means.T)[0, 1])
+        first, second = means - means.mean(1, keepdims=True)
+        return float(first @ second / np.sqrt((first @ first) * (second @ second)))
 
-    accuracy = ev.means_of_all(results, "accuracy", late)
-    plasticity = ev.means_of_all(results, "plasticity", late)
-    pairs = {
-        method: {seed: (by_seed[seed], plasticity[method][seed]) for seed in by_seed}
-        for method, by_seed in (accuracy.items() if plasticity else ())
-    }
-    found = ev.resampled(pairs, correlation)
-    wide = ev.resampled(pairs, correlation, arms_too=True)
-    text = f"plasticity and accuracy correlate over the ten methods (r > {STRONG})"
-    return [
-        with_diverged(Finding(text, found, ev.above(found, STRONG), ev.PLAIN), results, *METHODS),
-        Finding(
-            "the same if the ten stand for others (methods are drawn, too)", wide, ev.TOLD, ev.PLAIN
-        ),
-    ]
+    both = [ev.means_of_all(results, metric, late) for metric in ("accuracy", "plasticity")]
+    found = ev.together(correlation, *both) if all(both) else None
+    finding = with_diverged(say.strongly(found), results, *METHODS)
+    text = "the same if the ten methods stand for others"
+    others = Finding(text, found and _fisher(found.estimate, len(both[0])), TOLD, PLAIN)
+    return _part("correlated", finding, others)
+
+
+def _fisher(correlation: float, count: int) -> Interval:
+    """Fisher's 95% interval of a correlation over `count` pairs."""
+    half = 1.959964 / np.sqrt(count - 3)
+    z = np.arctanh(np.clip(correlation, -1 + 1e-12, 1 - 1e-12))
+    low, high = np.tanh([z - half, z + half])
+    return Interval(correlation, float(low), float(high))
 
 
 def diagnostics(all_: All) -> list[Finding]:
     """Claim 4."""
     results = _of(all_, "input-permuted-mnist")
     kept = ("upgd", "n-upgd", "shrink-and-perturb")
+    much = f"(ours: {100 * say.SUBSTANTIAL:g} points)"
     found = []
     for method in METHODS:
         zeros = ev.change(results, method, "zero_activations")
         sparse = ev.change(results, method, "gradient_l0")
-        up, down = ev.rising(zeros), ev.falling(sparse)
-        tell: Callable[..., Finding] = with_diverged
+        down = sparse and Interval(-sparse.estimate, -sparse.high, -sparse.low)
+        spared = method in kept
         texts = ("zero activations rise", "gradient ℓ0 falls")
-        if method in kept:
-            up, down, tell = ev.opposite(up), ev.opposite(down), unless_diverged
+        if spared:
             texts = ("zero activations do not rise", "gradient ℓ0 does not fall")
-        for text, statistic, verdict in zip(texts, (zeros, sparse), (up, down), strict=True):
-            finding = Finding(f"{named(results, method)}: {text}", statistic, verdict)
-            found.append(tell(finding, results, method))
+        judge, tell = (ev.below, unless_diverged) if spared else (ev.above, with_diverged)
+        for text, shown_, rise in zip(texts, (zeros, sparse), (zeros, down), strict=True):
+            statement = f"{named(results, method)}: {text} substantially {much}"
+            finding = ours(
+                Finding(statement, shown_, UNKNOWN, words=UP), partial(judge, rise), say.SUBSTANTIAL
+            )
+            found += _part("except" if spared else "all", tell(finding, results, method))
     return found
 
 
 def cifar(all_: All) -> list[Finding]:
     """Claim 5."""
     results = _of(all_, "label-permuted-cifar10")
-    top = ev.over_seeds(
-        results, "adamw", "accuracy", lambda curve: float(np.max(_smooth(curve, 20)))
+    top = say.slightly_above(
+        "AdamW tops out slightly above 40%", ev.top(results, "adamw"), level=0.4
     )
-    in_range = ev.worst([ev.above(top, 0.40), ev.below(top, 0.45)])
-    tops = Finding("AdamW tops out slightly above 40% (between 40 and 45)", top, in_range)
-    lost = [ev.plasticity_lost(results, method) for method in METHODS]
     return [
-        *[improves(results, arm) for arm in (*STABLE, "s-rwalk", "upgd")],
-        with_diverged(tops, results, "adamw"),
-        most("no loss of plasticity", lost, lambda found: ev.opposite(ev.rising(found))),
-        competitive(results),
+        *_part("improve", *[say.improves(results, arm) for arm in (*STABLE, "s-rwalk", "upgd")]),
+        *_part("competitive", say.competitive(results)),
+        *_part("majority", _most_lose(results, False)),
+        *_part("top", with_diverged(top, results, "adamw")),
     ]
 
 
-def _smooth(curve: Array, size: int) -> Array:
-    size = min(size, len(curve))
-    return np.convolve(curve, np.ones(size) / size, "valid")
+def _most_lose(results: Results, lose: bool) -> Finding:
+    """The statement that most methods lose plasticity, or that most do not."""
+    with suppress(ValueError):  # too short
+        lost = partial(loss_of_plasticity, window=results.task_window)
+        values = ev.means_of_all(results, "plasticity", lost)
+        found = ev.middle(values)
+        count = sum(np.mean(list(x.values())) < 0 for x in values.values())
+        text = f"the majority of methods {'loses' if lose else 'does not lose'} plasticity"
+        told = f" ({count} of {len(values)} have negative means)"
+        judged = ev.above(found) if lose else ev.below(found)
+        return Finding(text + (told if values else ""), found, judged, words=("median ",) * 2)
+    return Finding("the majority of methods (too short)", None, UNKNOWN)
 
 
-def label_permuted(name: str, shrink: Callable[..., Finding]) -> Callable[[All], list[Finding]]:
-    """Claims 6 and 7, which differ in the statement about S&P."""
+def emnist(all_: All) -> list[Finding]:
+    """Claim 6."""
+    results = _of(all_, "label-permuted-emnist")
+    whom = "methods that only address plasticity"
+    return [
+        *_part("improve", *[say.improves(results, arm) for arm in BETTER]),
+        *_part("outperform", *[say.beats_all(results, arm, PLASTIC, whom) for arm in BETTER]),
+        *_part("competitive", say.competitive(results)),
+        *_part("struggles", say.struggles(results, "s-rwalk")),
+        *_part("rest", *[say.decays(results, arm) for arm in ("s-si", "sgdw", "adamw", *PLASTIC)]),
+        *_part("most", _most_lose(results, True)),
+    ]
 
-    def check(all_: All) -> list[Finding]:
-        results = _of(all_, name)
-        better = ("upgd", "s-ewc", "s-mas")
-        found = [improves(results, arm) for arm in better]
-        for arm in better:
-            least = ev.smallest_lead(results, arm, PLASTIC)
-            text = f"{named(results, arm)} beats methods that only address plasticity"
-            finding = Finding(text, least, ev.above(least))
-            found.append(unless_diverged(finding, results, arm, *PLASTIC))
-        struggle = ev.change(results, "s-rwalk")
-        text = "S-RWalk struggles: it does not improve"
-        finding = Finding(text, struggle, ev.opposite(ev.rising(struggle)))
-        found.append(with_diverged(finding, results, "s-rwalk"))
-        rest = [m for m in METHODS if m not in (*better, "s-rwalk", "shrink-and-perturb")]
-        found += [decays(results, arm) for arm in rest]
-        found.append(shrink(results, "shrink-and-perturb"))
-        lost = [ev.plasticity_lost(results, method) for method in METHODS]
-        found.append(most("loss of plasticity", lost, ev.rising))
-        return [*found, competitive(results)]
 
-    return check
+def mini_imagenet(all_: All) -> list[Finding]:
+    """Claim 7."""
+    results = _of(all_, "label-permuted-mini-imagenet")
+    others = ("sgdw", "adamw", *PLASTIC)
+    whom = "all that do not address forgetting"
+    return [
+        *_part("best", *[say.beats_all(results, arm, others, whom) for arm in BETTER]),
+        *_part("maintained", *[say.maintains(results, arm) for arm in PLASTIC]),
+        *_part("competitive", say.improves(results, "upgd"), say.competitive(results)),
+        *_part(
+            "trends",
+            *[say.improves(results, arm) for arm in BETTER[1:]],
+            say.struggles(results, "s-rwalk"),
+            *[say.decays(results, arm) for arm in ("s-si", "sgdw", "adamw")],
+            _most_lose(results, True),
+        ),
+    ]
 
 
 def among_the_best(all_: All) -> list[Finding]:
@@ -229,7 +191,7 @@ def among_the_best(all_: All) -> list[Finding]:
     found = []
     for name in MAIN:
         results = _of(all_, name)
-        lost = partial(loss_of_plasticity, window=results.window)
+        lost = partial(loss_of_plasticity, window=results.task_window)
         measures: tuple[tuple[str, str, Callable[[Array], float]], ...] = (
             ("forgetting", "accuracy", forgetting),
             ("loss of plasticity", "plasticity", lost),
@@ -237,89 +199,103 @@ def among_the_best(all_: All) -> list[Finding]:
         for what, metric, statistic in measures:
             rank = None
             with suppress(ValueError):  # too short
-                values = ev.means_of_all(results, metric, statistic)
-                if "upgd" in values:
-                    rank = ev.resampled(values, partial(_rank, list(values).index("upgd")))
-            text = f"{name}: {what} of UPGD-W among the best three (its rank)"
-            finding = Finding(text, rank, ev.below(rank, 3.5), ev.PLAIN)
+                rank = ev.rank(ev.means_of_all(results, metric, statistic), "upgd")
+            finding = say.among_the_best(f"{name}: {what} of UPGD-W is among the best", rank)
             found.append(unless_diverged(finding, results, "upgd", *METHODS))
-    return found
+    return _part("both", *found)
 
 
-def _rank(mine: int, means: Array) -> float:
-    return float(1 + (means < means[mine]).sum())
-
-
+# ----------------------------------------------------------------------------- appendices
 def toys(all_: All) -> list[Finding]:
-    """Claim 10; compares losses, with changes as fractions of the early loss."""
+    """Claim 10; compares losses, with changes as fractions of the earlier loss."""
     first, second = (_of(all_, name) for name in TOYS)
-    inputs, sign = "changing inputs: ", "changing sign: "
     rivals = ("reference", "sgdw", "shrink-and-perturb", "pgd", "n-upgd")
-    degrades = ev.relative_change(first, "sgdw", "loss")
-    gains = ev.relative_change(first, "upgd", "loss")
-    found = [
-        with_diverged(
-            Finding("SGD's loss rises", degrades, ev.above(degrades), ev.PERCENT), first, "sgdw"
+    inputs = [
+        *_part("inputs: SGD", _loss_rises(first)),
+        *_part("inputs: UPGD", _loss_falls(first, late=False)),
+        *_part("inputs: others", *[say.beats(first, "upgd", arm, "loss") for arm in rivals]),
+        *_part(
+            "inputs: S&P",
+            say.beats(first, "shrink-and-perturb", "reference", "loss"),
+            *[say.beats(first, arm, "shrink-and-perturb", "loss") for arm in ("pgd", "n-upgd")],
         ),
-        beats(first, "shrink-and-perturb", "reference", "loss"),
-        *[beats(first, arm, "shrink-and-perturb", "loss") for arm in ("pgd", "n-upgd")],
-        *[beats(first, "upgd", arm, "loss") for arm in rivals],
-        unless_diverged(
-            Finding("UPGD improves: its loss falls", gains, ev.below(gains), ev.PERCENT),
-            first,
-            "upgd",
-        ),
-        beats(first, "upgd-2nd", "upgd", "loss"),
+        *_part("second", say.beats(first, "upgd-2nd", "upgd", "loss")),
     ]
-    found = [_where(inputs, finding) for finding in found]
-    for arm in PLASTIC:
-        steady = ev.relative_change(second, arm, "loss")
-        text = f"{named(second, arm)} does not get worse: its loss rises by less than {STEADY:.0%}"
-        finding = Finding(text, steady, ev.below(steady, STEADY), ev.PERCENT)
-        found.append(_where(sign, unless_diverged(finding, second, arm)))
-        found.append(_where(sign, beats(second, "upgd", arm, "loss")))
-    return [*found, _where(sign, beats(second, "upgd-2nd", "upgd", "loss"))]
+    sign = [
+        *_part("sign: SGD", _loss_rises(second)),
+        *_part("sign: UPGD", _loss_falls(second, late=True)),
+        *_part("sign: others", *[each for arm in PLASTIC for each in _steady(second, arm)]),
+        *_part("second", say.beats(second, "upgd-2nd", "upgd", "loss")),
+    ]
+    return [*_where("changing inputs: ", inputs), *_where("changing sign: ", sign)]
 
 
-def _where(place: str, finding: Finding) -> Finding:
-    return finding._replace(statement=place + finding.statement)
+def _loss_rises(results: Results) -> Finding:
+    rise = ev.relative_change(results, "sgdw", "loss")
+    finding = Finding("SGD's loss rises", rise, ev.above(rise), PERCENT, UP)
+    return with_diverged(finding, results, "sgdw")
+
+
+def _loss_falls(results: Results, late: bool) -> Finding:
+    """The statement that UPGD improves; with `late`, that it still does in the second half."""
+    whole, half = (ev.relative_change(results, "upgd", "loss", late=x) for x in (False, True))
+    how = "keeps improving" if late else "improves"
+    falls = [ev.falling(each, say.STEADY) for each in ((whole, half) if late else (whole,))]
+    verdict = worst(falls)
+    beside = shown(Finding("", half, verdict, PERCENT, UP))
+    told = f" (since the middle of the run: {beside})" if half else ""
+    finding = Finding(f"UPGD {how}: its loss falls{told}", whole, verdict, PERCENT, UP)
+    return unless_diverged(finding, results, "upgd")
+
+
+def _steady(results: Results, arm: str) -> Iterator[Finding]:
+    rise = ev.relative_change(results, arm, "loss")
+    text = f"{named(results, arm)} does not get worse (ours: its loss rises by less than "
+    finding = Finding(f"{text}{say.STEADY:.0%})", rise, UNKNOWN, PERCENT, UP)
+    yield unless_diverged(ours(finding, partial(ev.below, rise), say.STEADY), results, arm)
+    yield say.beats(results, "upgd", arm, "loss")
 
 
 def stationary(all_: All) -> list[Finding]:
     """Claim 11."""
-    return [beats(_of(all_, "stationary-mnist"), "upgd", "sgdw")]
+    return _part("over SGD", say.beats(_of(all_, "stationary-mnist"), "upgd", "sgdw"))
 
 
 def ablation(all_: All) -> list[Finding]:
     """Claim 12; arms that are the same learner are not compared with each other."""
     return [
-        _where(f"{name}: ", finding)
+        finding
         for name in MAIN
-        for finding in _ablation(_with_twins(_of(all_, f"ablation-{name}")))
+        for finding in _where(f"{name}: ", _ablation(_with_twins(_of(all_, f"ablation-{name}"))))
     ]
 
 
 def _ablation(results: Results) -> Iterator[Finding]:
     twins = EXPERIMENTS[results.name].twins()
+    mnist = results.name == "ablation-input-permuted-mnist"
 
-    def differ(arm: str, other: str) -> bool:
-        return twins.get(arm, arm) != twins.get(other, other)
+    def beats(arm: str, other: str, metric: str = "accuracy") -> list[Finding]:
+        differ = twins.get(arm, arm) != twins.get(other, other)
+        return [say.beats(results, arm, other, metric)] if differ else []
 
-    for part in ("sgd+wd", "sgd+wp"):
-        if differ(part, "sgd"):
-            yield beats(results, part, "sgd")
-    yield holds(results, "sgd+wd+wp")
-    if results.name == "ablation-input-permuted-mnist":
-        if differ("upgd", "sgd+wd+wp"):
-            yield beats(results, "upgd", "sgd+wd+wp")
-        yield holds(results, "sgd+ug")
+    yield from _part("separately", *beats("sgd+wd", "sgd"), *beats("sgd+wp", "sgd"))
+    if mnist or results.name == "ablation-label-permuted-mini-imagenet":
+        yield from _part("decay", *beats("sgd+wd", "sgd+wp"))
+    yield from _part("together", say.maintains(results, "sgd+wd+wp"))
+    if mnist:
+        yield from _part("gating", *beats("upgd", "sgd+wd+wp"))
+        yield from _part("alone", say.maintains(results, "sgd+ug"))
+        both = (*beats("upgd", "sgd+ug"), *beats("upgd", "sgd+ug", "plasticity"))
+        yield from _part("including", *both)
         return
-    yield improves(results, "upgd")
-    yield improves(results, "sgd+ug")
-    if differ("upgd", "sgd+ug"):
+    yield from _part("gating", say.improves(results, "upgd"))
+    yield from _part("alone", say.improves(results, "sgd+ug"))
+    if beats("upgd", "sgd+ug"):
         little = ev.lead(results, "upgd", "sgd+ug")
-        text = "decay and perturbation matter little beside gating: UPGD-W's lead over SGD+UG"
-        yield unless_diverged(Finding(text, little, ev.within(little)), results, "upgd", "sgd+ug")
+        text = "decay and perturbation matter little beside gating: UPGD-W and SGD+UG "
+        finding = Finding(f"{text}(ours: within ±1 point)", little, UNKNOWN, words=AHEAD)
+        finding = ours(finding, partial(ev.within, little), HOLDS)
+        yield from _part("role", unless_diverged(finding, results, "upgd", "sgd+ug"))
 
 
 def _with_twins(results: Results) -> Results:
@@ -336,22 +312,33 @@ def _with_twins(results: Results) -> Results:
 
 def figure_1(all_: All) -> list[Finding]:
     """Claim 14; compares the last tasks."""
-    emnist, long = _of(all_, "label-permuted-emnist"), _of(all_, "figure-1")
-    hardly = ev.change(emnist, "adamw")
+    emnist_, long = _of(all_, "label-permuted-emnist"), _of(all_, "figure-1")
+    hardly = ev.change(emnist_, "adamw")
     behind = ev.lead(long, "adam", "adam-restarts", last=ev.LAST)
     level = ev.lead(long, "upgd", "adam-restarts", last=ev.LAST)
-    text = "Adam hardly improves (by a point at most)"
-    late = f"in the last {ev.LAST} tasks"
-    below = Finding(f"Adam is below Adam-Restarts {late}", behind, ev.below(behind))
-    not_below = f"UPGD-W is not below Adam-Restarts {late}"
-    above = Finding(not_below, level, ev.above(level, -HOLDS))
-    found = [
-        with_diverged(Finding(text, hardly, ev.below(hardly, HOLDS)), emnist, "adamw"),
-        improves(emnist, "upgd"),
+    late = f"in the last {ev.LAST} tasks (ours: "
+
+    def stated(text: str, found: Interval | None, judge: Callable[[float], Verdict]) -> Finding:
+        words = UP if found is hardly else AHEAD
+        return ours(Finding(text, found, UNKNOWN, words=words), judge, HOLDS)
+
+    slow = stated(
+        "Adam hardly improves (ours: by a point at most)", hardly, partial(ev.below, hardly)
+    )
+    below = stated(
+        f"Adam is much worse than Adam-Restarts {late}by a point or more)",
+        behind,
+        lambda margin: ev.below(behind, -margin),
+    )
+    above = stated(
+        f"UPGD-W is not below Adam-Restarts {late}by a point at most)",
+        level,
+        lambda margin: ev.above(level, -margin),
+    )
+    return [
+        *_where("EMNIST: ", _part("hardly", with_diverged(slow, emnist_, "adamw"))),
+        *_where("MNIST: ", _part("worse", with_diverged(below, long, "adam", "adam-restarts"))),
+        *_where("EMNIST: ", _part("UPGD", say.improves(emnist_, "upgd"))),
+        *_where("MNIST: ", _part("UPGD", unless_diverged(above, long, "upgd", "adam-restarts"))),
+        *_where("MNIST: ", _part("stable", say.maintains(long, "adam-restarts"))),
     ]
-    more = [
-        with_diverged(below, long, "adam", "adam-restarts"),
-        holds(long, "adam-restarts"),
-        unless_diverged(above, long, "upgd", "adam-restarts"),
-    ]
-    return [*(_where("EMNIST: ", each) for each in found), *(_where("MNIST: ", e) for e in more)]

@@ -25,9 +25,10 @@ from torch.nn import functional as F
 from upgd.metrics import Interval, mean_interval, standard_error
 from upgd.optim import UPGD
 from upgd.optim.registry import METHODS
-from upgd.paper.evidence import NO, PLAIN, TOLD, YES, Array, Finding, below
+from upgd.paper.evidence import Array, below
 from upgd.paper.kept import keep, pack_findings, unpack_findings
 from upgd.paper.sets import from_paper
+from upgd.paper.verdicts import NO, PLAIN, TOLD, YES, Finding, Verdict
 from upgd.utility import propagated_utility, weight_utility
 
 SMALLEST_GATE = 1 / (1 + math.e)  # 1 - φ(1)
@@ -165,15 +166,23 @@ def _findings() -> list[Finding]:
         _told("the same for tanh, where the paper has it too (median)", bent),
         _told("the second-order part, ReLU, where the paper has it too (median)", second),
     ]
+    found = [
+        each._replace(part="conservation" if place else "propagation")
+        for place, each in enumerate(found)
+    ]
     for protect, name in ((False, "N-UPGD"), (True, "UPGD")):
         share = mean_interval(bounded(protect))
         text = "with full gradients obeys its bound (averaged squared gradient, share of it)"
-        found.append(Finding(f"{name} {text}", share, below(share, 1.0), PLAIN))
+        found.append(_converges(f"{name} {text}", share, below(share, 1.0)))
     for beta in (0.0, 0.9):
         averages, bound = sampled_upgd(0.05, beta, 1000)
         text = f"UPGD with gradient and utility of one sample, β = {beta:g} (the same share)"
-        found.append(Finding(text, mean_interval(averages / bound), TOLD, PLAIN))
+        found.append(_converges(text, mean_interval(averages / bound), TOLD))
     return found
+
+
+def _converges(statement: str, share: Interval, verdict: Verdict) -> Finding:
+    return Finding(statement, share, verdict, PLAIN, part="convergence")
 
 
 def _below(statement: str, value: float, threshold: float) -> Finding:

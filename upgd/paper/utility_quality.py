@@ -14,7 +14,7 @@ import gzip
 import io
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from upgd import curvature
 from upgd.ledger import write_atomically
 from upgd.ledger.versions import processor
-from upgd.metrics import Interval, mean_interval
 from upgd.pages.colours import RULE
-from upgd.paper import evidence as ev
-from upgd.paper.evidence import Array, Finding
+from upgd.paper import utility_claim
 from upgd.paper.measuring import How, Say, note
 from upgd.paper.results import table_rows
+from upgd.paper.utility_claim import LABELS
+from upgd.paper.verdicts import Finding
 from upgd.report.plotting import (
     BAND,
     canvas,
@@ -65,13 +65,6 @@ STEP_SIZE = 0.01
 POINT = 10
 DRAWN = 100
 """Points of a line in the figures; beyond, they are means of several."""
-LABELS: dict[str, str] = {
-    "second": "Second-order utility",
-    "first": "First-order utility",
-    "squared_gradient": "Squared gradient",
-    "magnitude": "Weight magnitude",
-    "random": "Random",
-}
 PANELS: list[tuple[Of, Scope]] = list(itertools.product(get_args(Of), ("global", "local")))
 
 
@@ -264,7 +257,6 @@ def measure(how: How, folder: Path, say: Say) -> None:
     note(how, NAME, where, "stacked", "float64", steps, arms, total, began).write(folder)
 
 
-# ------------------------------------------------------------------------- the claim
 def length(results: Results) -> float:
     """The share of the paper's steps."""
     points = next(iter(results.series.values())).shape[1]
@@ -274,90 +266,9 @@ def length(results: Results) -> float:
 def claim(
     results: Results, activation: str = "relu", of: str = "weight", scope: str = "global"
 ) -> list[Finding]:
-    """The paper's claim 1 on one panel.
-
-    "Grows" and "shrinks" compare the first and the last fifth of the run, "higher" compares means
-    over the run. "Throughout" also requires the mean over seeds to be the highest at every point.
-    Runs that are too short give statistics and no verdict.
-    """
+    """The paper's claim 1 on one panel."""
     data = {kind: results.series[activation, of, scope, kind] for kind in get_args(Kind)}
-    fifth = data["second"].shape[1] // 5
-    change = {k: _mean(v[:, -fifth:]) - _mean(v[:, :fifth]) for k, v in data.items()}
-    mean = {k: _mean(v) for k, v in data.items()}
-    others = [k for k in data if k != "second"]
-    runner_up = max(others, key=lambda k: float(np.nanmean(mean[k])))
-    lead = mean["second"] - mean[runner_up]
-    highest, throughout = _throughout(data["second"], [data[k] for k in others])
-    ahead = mean["first"] - mean["squared_gradient"]
-    higher, always = _throughout(data["first"], [data["squared_gradient"]])
-    falls = "last fifth minus first fifth"
-    found = [
-        _finding(
-            f"second-order minus the next best ({LABELS[runner_up].lower()}); its mean is highest "
-            f"at {100 * highest:.0f}% of the points",
-            lead,
-            lambda found: ev.worst([ev.above(found), throughout]),
-        ),
-        _finding(f"first-order falls: {falls}", change["first"], ev.below),
-        _finding(
-            "weight magnitude is small: mean over the run (small: below 0.3)",
-            mean["magnitude"],
-            lambda found: ev.below(found, 0.3),
-        ),
-        _finding(f"weight magnitude shrinks: {falls}", change["magnitude"], ev.below),
-        _finding(f"squared gradient grows: {falls}", change["squared_gradient"], ev.above),
-        _finding(
-            "first-order minus squared gradient; the latter's mean is below at "
-            f"{100 * higher:.0f}% of the points",
-            ahead,
-            lambda found: ev.worst([ev.above(found), always]),
-        ),
-        _finding(
-            "random is zero: mean over the run (within ±0.01)",
-            mean["random"],
-            lambda found: ev.within(found, 0.01),
-        ),
-    ]
-    if length(results) >= ev.LONG_ENOUGH:
-        return found
-    return [each._replace(verdict=ev.UNKNOWN) for each in found]
-
-
-def _mean(values: Array) -> Array:
-    """The mean over points [seed, point]; NaN where a seed has none."""
-    return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
-
-
-def _throughout(mine: Array, others: Sequence[Array]) -> tuple[float, ev.Verdict]:
-    """The fraction of points [seed, point] at which a mean is highest, and whether it always is.
-
-    If it is not, the interval at the point where it is furthest below decides.
-    """
-    rivals = np.stack(others)
-    best = np.nanmean(rivals, 1).argmax(0)
-    lead = mine - rivals[best, :, np.arange(len(best))].T
-    average = np.nanmean(lead, 0)
-    share = float(np.mean(average >= 0))
-    lowest = lead[:, average.argmin()]
-    found = mean_interval(lowest[np.isfinite(lowest)])
-    return share, ev.YES if share == 1 else ev.NO if ev.below(found) == ev.YES else ev.UNKNOWN
-
-
-def _finding(statement: str, per_seed: Array, judge: Callable[[Interval], ev.Verdict]) -> Finding:
-    """A statement about a mean over seeds."""
-    found = mean_interval(per_seed[np.isfinite(per_seed)])
-    return Finding(statement, found, judge(found), ev.PLAIN)
-
-
-def _table(findings: Sequence[Finding]) -> list[str]:
-    """Findings as a Markdown table."""
-    lines = ["| statement | estimate | 95% interval over seeds | verdict |", "|---|---:|---|---|"]
-    for each in findings:
-        assert each.found is not None
-        value, low, high = (f"{x:+.3f}" for x in each.found)
-        between = "-" if np.isnan(each.found.low) else f"[{low}, {high}]"
-        lines.append(f"| {each.statement} | {value} | {between} | {each.verdict} |")
-    return lines
+    return utility_claim.claim(data, length(results))
 
 
 # ------------------------------------------------------------------------ the figures
@@ -436,7 +347,12 @@ def page(folder: Path) -> list[str]:
     activations = list(dict.fromkeys(key[0] for key in results.series))
     for of, activation in itertools.product(get_args(Of), activations):
         found = claim(results, activation, of)
-        lines += ["", f"## Claim 1, {of}s, {NAMES[activation]}, global", "", *_table(found)]
+        lines += [
+            "",
+            f"## Claim 1, {of}s, {NAMES[activation]}, global",
+            "",
+            *utility_claim.table(found),
+        ]
     first = activations[0]
     lines += [
         "",
@@ -445,7 +361,7 @@ def page(folder: Path) -> list[str]:
         "The paper's public code correlates the results of one `argsort`, where ranks take two. "
         "That is not Spearman's correlation; presumably the paper's figure was made with it.",
         "",
-        *_table(claim(results, first, "weight", "argsort")),
+        *utility_claim.table(claim(results, first, "weight", "argsort")),
         "",
         "## Means over the run",
         "",

@@ -1,0 +1,92 @@
+"""What was found beside the claims, in sentences made of the tables.
+
+Who is ahead of UPGD-W, and what the slips of the authors' code change. Each sentence is there only
+if its runs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from upgd.paper import evidence as ev
+from upgd.paper import utility_quality
+from upgd.paper.evidence import All
+from upgd.paper.experiments import BEST_SETS, title
+from upgd.paper.figures import LONG
+from upgd.paper.results import Results
+from upgd.paper.sets import MAIN
+from upgd.paper.verdicts import UP, YES, Finding, shown
+
+TUNED_ON_SLIPS = ("s-si", "s-rwalk")
+"""Methods whose printed sets were tuned with code that computes something else."""
+
+
+def sentences(results: All, root: Path) -> list[str]:
+    """All findings as items of a Markdown list; `root` is the folder of tables."""
+    found = [*_ahead(results), *_retuned(results), *_ranks(root)]
+    return [f"- {each}" for each in found]
+
+
+def _ahead(results: All) -> Iterator[str]:
+    """Which methods are ahead of UPGD-W over the run, by problem."""
+    for name in MAIN:
+        rivals = [m for m in ev.learners(name) if m != "upgd"]
+        leads = {m: ev.lead(results.get(name), m, "upgd") for m in rivals}
+        known = {m: lead for m, lead in leads.items() if lead is not None}
+        ahead = [m for m, lead in known.items() if ev.above(lead) == YES]
+        ahead.sort(key=lambda m: -known[m].estimate)
+        if ahead:
+            told = [f"{title(m)} by {shown(Finding('', known[m], YES))}" for m in ahead]
+            yield f"{LONG[name]}: ahead of UPGD-W {_are(ahead)} {' and '.join(told)}."
+        elif known and all(ev.below(lead) == YES for lead in known.values()):
+            rival = max(known, key=lambda m: known[m].estimate)
+            by = shown(Finding("", ev.lead(results.get(name), "upgd", rival), YES))
+            yield f"{LONG[name]}: UPGD-W is ahead of all; of {title(rival)}, the next, by {by}."
+
+
+def _are(some: Sequence[object]) -> str:
+    return "is" if len(some) == 1 else "are"
+
+
+def _retuned(results: All) -> Iterator[str]:
+    """What another set changes for methods that were tuned on slips."""
+    for method in TUNED_ON_SLIPS:
+        told = [text for name in MAIN for text in _other_set(results, name, method)]
+        if told:
+            yield (
+                f"{title(method)}'s printed sets were tuned with code of the authors that computes "
+                "something else (`docs/from_the_authors_code.md`). Sets found for the paper's "
+                f"rule: {'; '.join(told)}."
+            )
+
+
+def _other_set(results: All, name: str, method: str) -> Iterator[str]:
+    printed, found = results.get(name), results.get(f"{BEST_SETS}{name}")
+    if printed is None or found is None:
+        return
+    both = {"printed": printed.of(method, "accuracy"), "found": found.of(method, "accuracy")}
+    gain = ev.lead(Results(name, printed.window, {"accuracy": both}), "found", "printed")
+    if gain is not None:
+        more = shown(Finding("", gain, YES, words=("gains ", "loses ")))
+        before, after = (
+            shown(Finding("", ev.change(some, method), YES, words=UP)) for some in (printed, found)
+        )
+        yield f"{LONG[name]}, {more} (over the run {after}; the printed set {before})"
+
+
+def _ranks(root: Path) -> Iterator[str]:
+    """Whether claim 1 stands with the ranks of the authors' code."""
+    for path in sorted(root.rglob(utility_quality.TABLE))[-1:]:
+        known = utility_quality.Results.load(path)
+        ours, theirs = (utility_quality.claim(known, scope=x) for x in ("global", "argsort"))
+        changed = [
+            f"“{a.statement}” is {b.verdict} instead of {a.verdict}"
+            for a, b in zip(ours, theirs, strict=True)
+            if a.verdict != b.verdict
+        ]
+        rest = "; ".join(changed) or "no statement of claim 1 changes"
+        yield (
+            "The authors' code correlates the results of one `argsort`, which are not ranks. With "
+            f"it, second-order utility is {shown(theirs[0])} than the next, and {rest}."
+        )

@@ -1,0 +1,45 @@
+"""All claims judged by studies or tables; what tables alone say is kept for the next time.
+
+Reading a kept result imports neither torch nor anything that computes one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from upgd.paper.kept import LEDGER, Rows, keep, pack_findings, unpack_findings
+from upgd.paper.verdicts import Judged
+
+TABLES = "*.csv.gz"
+"""Files that a folder of tables has."""
+
+
+def judge(
+    places: Iterable[str | os.PathLike[str]], say: Callable[[str], object] = lambda text: None
+) -> list[Judged]:
+    """Judge all fourteen claims by studies or folders of tables.
+
+    Calls `say` with what is being done.
+    """
+    folders = [Path(place) for place in places]
+
+    def compute() -> list[Judged]:
+        from upgd.paper.claims import judge_results
+        from upgd.paper.results import load
+
+        return judge_results(load(folders, say), folders, say)
+
+    if any(True for folder in folders for _ in folder.rglob(LEDGER)):
+        return compute()
+    files = [path for folder in folders for path in sorted(folder.rglob(TABLES))]
+    return keep("claims", files, compute, _pack, _unpack)
+
+
+def _pack(found: list[Judged]) -> Rows:
+    return [[each.number, each.text, each.data, pack_findings(each.findings)] for each in found]
+
+
+def _unpack(rows: Rows) -> list[Judged]:
+    return [Judged(n, text, data, unpack_findings(found)) for n, text, data, found in rows]
