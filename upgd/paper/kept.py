@@ -1,57 +1,16 @@
-"""Results that are functions of the package's code and of files: computed once, then kept.
-
-They are JSON in the user's cache folder, under a name that changes with the code and the files.
-"""
+"""Findings as JSON, for :func:`upgd.kept.keep`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable
 
-import numpy as np
-import torch
-
-from upgd.caches import cache_folder
-from upgd.ledger.files import write_atomically
+from upgd.kept import keep
 from upgd.metrics import Interval
 from upgd.paper.evidence import Finding
 
-T = TypeVar("T")
+__all__ = ["keep", "pack_findings", "unpack_findings"]
+
 Rows = list[list[object]]
-
-
-def keep(
-    name: str,
-    files: Iterable[Path],
-    compute: Callable[[], T],
-    pack: Callable[[T], Rows],
-    unpack: Callable[[Rows], T],
-) -> T:
-    """What `compute` returns, or what it returned for the same code and files.
-
-    Args:
-        name: The cache's folder.
-        files: Whose contents the result depends on, besides the code.
-        compute: Makes the result.
-        pack: Turns it into lists that JSON can hold.
-        unpack: Turns these into the result; raises ValueError or TypeError if it cannot.
-    """
-    folder = cache_folder(name)
-    file = None if folder is None else folder / f"{_digest(files)}.json"
-    if file is not None:
-        with suppress(OSError, ValueError, TypeError):
-            return unpack(json.loads(file.read_text(encoding="utf-8")))
-    found = compute()
-    if file is not None:
-        with suppress(OSError):
-            write_atomically(file, json.dumps(pack(found)).encode())
-    return found
 
 
 def pack_findings(findings: Iterable[Finding]) -> Rows:
@@ -65,24 +24,3 @@ def unpack_findings(rows: Rows) -> list[Finding]:
         Finding(text, None if found is None else Interval(*found), verdict, unit)  # type: ignore[misc,arg-type]
         for text, found, verdict, unit in rows
     ]
-
-
-def _digest(files: Iterable[Path]) -> str:
-    """20 digits that change with the code, and with names and contents of files."""
-    hashed = hashlib.sha256(_code())
-    for path in files:
-        hashed.update(f"\n{path.parent.name}/{path.name}\n".encode())
-        hashed.update(hashlib.sha256(path.read_bytes()).digest())
-    return hashed.hexdigest()[:20]
-
-
-@cache
-def _code() -> bytes:
-    """A digest of the package's code, and of what executes it."""
-    root = Path(__file__).parent.parent
-    versions = (torch.__version__, np.__version__, platform.machine())
-    hashed = hashlib.sha256("\n".join(versions).encode())
-    for path in sorted((*root.rglob("*.py"), *root.rglob("*.json"))):
-        hashed.update(f"\n{path.relative_to(root).as_posix()}\n".encode())
-        hashed.update(hashlib.sha256(path.read_bytes()).digest())
-    return hashed.digest()
