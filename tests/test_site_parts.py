@@ -169,3 +169,12 @@ def test_items_of_numbered_lists_are_items() -> None:
     assert swallowed("1. One\n\n    more\n\n2. Two\n3. Three\n   and more\n4. Four") == []
     for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
         assert swallowed(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_what_follows_a_table_is_no_row() -> None:
+    follows = re.compile(r"^\|.*\|\n(?!\||\n|\Z).*", re.M)
+    assert follows.search("| a |\n|---|\n| 1 |\nText")
+    assert not follows.search("| a |\n|---|\n| 1 |\n\nText\n\n| b |\n")
+    for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert follows.search(text) is None, path
