@@ -20,6 +20,10 @@ if not importlib.util.find_spec("triton"):
     ]
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported
+    if os.environ["TRITON_INTERPRET"] == "1":
+        from tests.interpreting import remap_once
+
+        remap_once()
 if not importlib.util.find_spec("numba"):
     compiled = ("cpu_*", "vectors", "subnormals")
     collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]

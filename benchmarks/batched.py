@@ -361,7 +361,7 @@ def draw(costs: dict[str, dict[Any, float]], path: Path) -> None:
         b.plot(sizes, times, marker="o", **look(number), label=f"growing {name}")
     b.set(xlabel="Thousand parameters per learner", ylabel="µs per step, R = 100", xlim=0, ylim=0)
     label_ends(figure, b)
-    save(figure, path)
+    save(figure, path, path.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

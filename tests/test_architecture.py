@@ -25,6 +25,7 @@ pipe
 integrations
 stream
 engine
+kept
 ledger
 networks
 streams

@@ -12,6 +12,7 @@ from scipy import stats
 
 pytest.importorskip("matplotlib")
 
+from upgd.kept import keep
 from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.records import Result, Series
 from upgd.metrics import FEWEST, Interval, mean_interval
@@ -20,7 +21,7 @@ from upgd.paper import claims, evidence, judging
 from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.evidence import late_parts, parts
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
-from upgd.paper.kept import keep, pack_findings, unpack_findings
+from upgd.paper.kept import pack_findings, unpack_findings
 from upgd.paper.results import Results, collect, lacking, load, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.paper.verdicts import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,30 @@ def test_the_sentence_is_the_datas(
     for method, (first, last) in levels.items():
         word = "improved" if last > first else "fell" if last < first else "held"
         assert f"{demo_module.TITLES[method]} {word}" in output
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium is installed")
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """Without a complaint, in light and dark, on a desk and on a phone."""
+    driver = pytest.importorskip("playwright.sync_api")
+    fabricate(tmp_path, {"upgd-w": (0.5, 0.9), "adam": (0.7, 0.5), "sgd": (0.6, 0.6)})
+    call("demo", "--study", tmp_path)
+    address = (tmp_path / "demo.html").as_uri()
+    complaints, colours = [], set()
+    with driver.sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for scheme, width in (("light", 1280), ("dark", 375)):
+            page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 700})
+            page.on("console", lambda m: complaints.append(m.text))
+            page.on("pageerror", lambda e: complaints.append(str(e)))
+            page.goto(address)
+            page.locator("svg.main-svg").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        browser.close()
+    assert complaints == []
+    assert len(colours) == 2
 
 
 def test_a_method_that_diverged_is_told(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def check_resumed(server: Server, folder: Path, log: Path, expected: dict[str, A
     assert not list((folder / "workers").iterdir())
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_whole_study_killed_before_and_after_every_durable_write(
     server: Server, tmp_path: Path, every: int
 ) -> None:

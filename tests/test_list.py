@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+from tests.waiting import PATIENCE
 from upgd.cli import app
 from upgd.optim.registry import METHODS, get
 from upgd.streams import PROBLEMS
@@ -85,3 +89,26 @@ def test_your_own(tmp_path: Path) -> None:
     assert "spinning" in shown
     assert "lr=0.5" in call("methods", "--use", str(file)).output
     assert "lr=0.5" in call("plain", "--use", str(file)).output
+
+
+CALLS = """
+import sys
+from typer.testing import CliRunner
+from upgd.cli import app
+for words in (["list"], ["list", "methods"], ["list", "adam"], ["list", "--json"]):
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
+    assert result.exit_code == 0, result.output
+    print(result.output)
+print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_the_second_time_needs_no_torch_and_shows_the_same(tmp_path: Path) -> None:
+    command, variables = [sys.executable, "-c", CALLS], {**os.environ, "UPGD_CACHE": str(tmp_path)}
+    made = [
+        subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE)
+        for _ in range(2)
+    ]
+    assert [one.stderr.strip() for one in made] == ["True", "False"]
+    assert made[0].stdout == made[1].stdout
+    assert "betas=(0.9, 0.999)" in made[1].stdout

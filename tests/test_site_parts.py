@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ import nbformat
 from website import notebooks, pages
 from website.docstrings import to_markdown
 from website.formulas import FormulaError, to_mathml
+
+ROOT = Path(__file__).parents[1]
 
 
 # ------------------------------------------------------------------------------ formulas
@@ -140,3 +143,38 @@ def test_a_folder_in_the_navigation_stands_for_its_pages(tmp_path: Path) -> None
     found = pages._expanded([{"Some": "some/"}, {"None": "empty/"}, "x.md"], tmp_path)
     expected = [{f"Page {n}": f"some/{n}.md"} for n in ("README", "a", "b")]
     assert found == [{"Some": expected}, "x.md"]
+
+
+# ------------------------------------------------------------------------------- markdown
+def swallowed(text: str) -> list[str]:
+    """Numbered items that Python-Markdown makes part of the one before.
+
+    After an item with paragraphs of its own, the next needs an empty line before it.
+    """
+    found, paragraphs, before = [], False, ""
+    for line in text.splitlines():
+        item = re.match(r"\d+\. ", line)
+        if item and paragraphs and before:
+            found.append(line)
+        if item or (line and not line.startswith(" ")):
+            paragraphs = False
+        elif line and not before:
+            paragraphs = True
+        before = line
+    return found
+
+
+def test_items_of_numbered_lists_are_items() -> None:
+    assert swallowed("1. One\n\n    more\n2. Two") == ["2. Two"]
+    assert swallowed("1. One\n\n    more\n\n2. Two\n3. Three\n   and more\n4. Four") == []
+    for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
+        assert swallowed(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_what_follows_a_table_is_no_row() -> None:
+    follows = re.compile(r"^\|.*\|\n(?!\||\n|\Z).*", re.M)
+    assert follows.search("| a |\n|---|\n| 1 |\nText")
+    assert not follows.search("| a |\n|---|\n| 1 |\n\nText\n\n| b |\n")
+    for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert follows.search(text) is None, path

@@ -135,10 +135,15 @@ def varied(sets: Iterable[Hyper]) -> dict[Hyper, dict[str, float]]:
 
 
 def symbols(optimizer: str, values: Mapping[str, float]) -> str:
-    """Hyperparameters in few characters, for figures."""
+    """Hyperparameters in few characters, for figures: the u of β_u is an index."""
     known = registry.METHODS[optimizer].hyper
-    parts = (f"{known[n].symbol if n in known else n} {v:g}" for n, v in values.items())
+    parts = (f"{_index(known[n].symbol) if n in known else n} {v:g}" for n, v in values.items())
     return ", ".join(parts)
+
+
+def _index(symbol: str) -> str:
+    letter, _, index = symbol.partition("_")
+    return rf"$\mathregular{{{letter}_{{{index}}}}}$" if index else symbol
 
 
 def best_of_each(rows: Mapping[str, Row]) -> str:
@@ -241,4 +246,4 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
         axis.set_title(f"{title(choice.optimizer)}, lr {choice.lr:g}")
     bar = drawn.colorbar(image, ax=list(axes[0]), extend="max")
     bar.set_label("regret: points, or per cent", fontsize=SMALL)
-    save(drawn, path)
+    save(drawn, path, path.with_suffix(".svg"))

@@ -300,7 +300,7 @@ def figure(results: Mapping[Run, Result], hidden: Iterable[int], path: Path) -> 
         ax.set_visible(False)
     label_ends(picture, *axes.flat[: len(streams)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(picture, path, dpi=110)  # less than a megabyte
+    save(picture, path, path.with_suffix(".svg"), dpi=110)  # less than a megabyte
 
 
 def _panel(ax: Any, evidence: Evidence, stream: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -285,13 +286,20 @@ def markdown(evidence: Evidence, folder: Path | None = None) -> str:
     lines += [command(evidence), "```", ""]
     for number, part in enumerate(parts(evidence)):
         lines += [f"## {part.title}", "", *([part.about, ""] if part.about else [])]
-        lines += [_line(part.header), _line(["---"] * len(part.header)), *map(_line, part.rows), ""]
+        lines += [_line(part.header), _line(_sides(part.rows)), *map(_line, part.rows), ""]
         if number == len(modes(evidence)) - 1:
             for name in figures(evidence):
                 caption = FIGURES[name]
                 lines += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
     text = "\n".join(lines).strip()
     return f"{PAGE_MARK} from arena.json, search.csv and score.csv -->\n\n{text}\n"
+
+
+def _sides(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The line below a table's header: columns of numbers are on the right."""
+    is_number = re.compile(r"[-+–−]?\d|–?$").match
+    columns = zip(*rows, strict=True)
+    return ["---:" if all(map(is_number, cells)) else "---" for cells in columns]
 
 
 def _line(cells: Sequence[str]) -> str:

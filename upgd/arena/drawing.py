@@ -102,7 +102,8 @@ def draw_differences(evidence: Evidence, *paths: Path) -> list[Path]:
     found = versus(evidence, evidence.baseline)
     streams = list(found.best)
     names = [name for name, apart in found.others.items() if apart.streams]
-    figure, panels = _by_stream(streams, names, "Points from the baseline")
+    label = f"Points from {plain(evidence.baseline)}"
+    figure, panels = _by_stream(streams, names, label)
     ticks, limits = _reach([x for name in names for x in found.others[name].streams.values()])
     for axes, stream in zip(panels, streams, strict=True):
         for place, name in enumerate(names):

@@ -14,6 +14,7 @@ from typer import Argument
 from upgd.cli import options as o
 from upgd.cli.app import command, out, say
 from upgd.cli.options import load
+from upgd.kept import keep
 from upgd.text import pairs
 
 if TYPE_CHECKING:
@@ -45,18 +46,18 @@ def list_(
 
     load(use)
     problems = {name: _problem(name) for name in PROBLEMS}
-    methods = _methods()
+    methods = _methods(use)
     both = {"problems": problems, "methods": methods}
     if what not in ("all", *both):
         _explain(what, problems, methods, as_json)
     elif as_json:
         print(json.dumps(both if what == "all" else both[what]))
     elif what == "all":
-        _show_all()
+        _show_all(methods)
     elif what == "problems":
         _show_problems(problems)
     else:
-        _show_methods()
+        _show_methods(methods)
 
 
 # ---------------------------------------------------------------------------------- facts
@@ -70,44 +71,72 @@ def _problem(name: str) -> Facts:
     return facts | {"steps": problem.steps, "seeds": problem.runs}
 
 
-def _methods() -> dict[str, Facts]:
+def _methods(use: object) -> dict[str, Facts]:
+    """Facts of all methods; kept, since the registry needs torch, which takes seconds to import.
+
+    Not where users add methods of their own.
+    """
+    loaded = bool(use) or "upgd.optim.registry" in sys.modules
+    return _registered() if loaded else keep("methods", (), _registered, dict, _unpacked)
+
+
+def _registered() -> dict[str, Facts]:
     from upgd.optim.registry import METHODS
 
-    found: dict[str, Facts] = {}
-    for name, row in METHODS.items():
-        aliases = {alias: dict(changed) for alias, changed in row.aliases.items()}
-        found[name] = {"title": row.title, "hyper": row.defaults, "aliases": aliases}
-    return found
+    return {name: _method(row) for name, row in METHODS.items()}
 
 
-def _families() -> dict[str, list[Row]]:
+def _method(row: Row) -> Facts:
+    module = row.optimizer.__module__
+    arguments = ", ".join(f"{key}={value!r}" for key, value in row.options.items())
+    return {
+        "title": row.title,
+        "hyper": row.defaults,
+        "aliases": {alias: dict(changed) for alias, changed in row.aliases.items()},
+        "family": OWN if row.source else module.rpartition(".")[2].replace("_", " "),
+        "is": row.title if row.source else _purpose(module),
+        "class": f"{getattr(row.optimizer, '__name__', row.title)}({arguments})",
+        "keeps": ", ".join(row.states),
+        "needs": ", ".join(sorted(row.needs)),
+    }
+
+
+def _purpose(module: str) -> str:
+    """The first line of a module's documentation."""
+    return (sys.modules[module].__doc__ or module).partition("\n")[0].rstrip(".")
+
+
+def _unpacked(methods: dict[str, Facts]) -> dict[str, Facts]:
+    """Facts as they were before JSON made lists of tuples."""
+    for facts in methods.values():
+        for values in (facts["hyper"], *facts["aliases"].values()):
+            values.update({k: tuple(v) for k, v in values.items() if isinstance(v, list)})
+    return methods
+
+
+def _families(methods: Mapping[str, Facts]) -> dict[str, dict[str, Facts]]:
     """Methods by the module that defines them; users' own are a family."""
-    from upgd.optim.registry import METHODS
-
-    found: dict[str, list[Row]] = {}
-    for row in METHODS.values():
-        found.setdefault(OWN if row.source else row.optimizer.__module__, []).append(row)
+    found: dict[str, dict[str, Facts]] = {}
+    for name, facts in methods.items():
+        found.setdefault(facts["family"], {})[name] = facts
     return found
 
 
 # ------------------------------------------------------------------------------ everything
-def _show_all() -> None:
+def _show_all(methods: Mapping[str, Facts]) -> None:
     from upgd.streams.problems import families
 
     _heading("Problems")
     _columns((family, ", ".join(names)) for family, names in families().items())
     _heading("Methods")
-    _columns(
-        (family.rpartition(".")[2].replace("_", " "), _some_names(rows))
-        for family, rows in _families().items()
-    )
+    _columns((family, _some_names(some)) for family, some in _families(methods).items())
     say("")
     say("'upgd list problems' and 'upgd list methods' have all with their settings;")
     say("'upgd list NAME' explains one.")
 
 
-def _some_names(rows: Iterable[Row]) -> str:
-    names = [name for row in rows for name in (row.name, *row.aliases)]
+def _some_names(methods: Mapping[str, Facts]) -> str:
+    names = [name for own, facts in methods.items() for name in (own, *facts["aliases"])]
     more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return ", ".join([*names[:SHOWN], *more])
 
@@ -125,26 +154,17 @@ def _show_problems(problems: Mapping[str, Facts]) -> None:
         _columns(rows, width)
 
 
-def _show_methods() -> None:
-    families = _families()
-    names = (
-        name for rows in families.values() for row in rows for name in (row.name, *row.aliases)
-    )
-    width = max(map(len, names))
-    for family, rows in families.items():
-        _heading(OWN if family == OWN else _purpose(family))
-        _columns((line for row in rows for line in _settings(row)), width)
+def _show_methods(methods: Mapping[str, Facts]) -> None:
+    width = max(len(name) for own, facts in methods.items() for name in (own, *facts["aliases"]))
+    for family, some in _families(methods).items():
+        _heading(OWN if family == OWN else next(iter(some.values()))["is"])
+        _columns((line for name, facts in some.items() for line in _settings(name, facts)), width)
 
 
-def _purpose(module: str) -> str:
-    """The first line of a module's documentation."""
-    return (sys.modules[module].__doc__ or module).partition("\n")[0].rstrip(".")
-
-
-def _settings(row: Row) -> Iterator[tuple[str, str]]:
-    yield row.name, f"{row.title}: {pairs(row.defaults)}"
-    for alias, changed in row.aliases.items():
-        yield alias, f"{row.name} with {pairs(changed)}" if changed else f"the same as {row.name}"
+def _settings(name: str, facts: Facts) -> Iterator[tuple[str, str]]:
+    yield name, f"{facts['title']}: {pairs(facts['hyper'])}"
+    for alias, changed in facts["aliases"].items():
+        yield alias, f"{name} with {pairs(changed)}" if changed else f"the same as {name}"
 
 
 # ------------------------------------------------------------------------------------- one
@@ -152,17 +172,15 @@ def _explain(
     name: str, problems: Mapping[str, Facts], methods: Mapping[str, Facts], as_json: bool
 ) -> None:
     """Show the facts of one problem or method."""
-    from upgd.optim.registry import get
-
-    aliases = {alias for facts in methods.values() for alias in facts["aliases"]}
+    owners = {own: own for own in methods}
+    owners |= {alias: own for own, facts in methods.items() for alias in facts["aliases"]}
     if name in problems:
         facts = {"problem": name, **problems[name]}
-    elif name.lower() in (*methods, *aliases):
-        row, hyper = get(name)
-        facts = _method(name.lower(), row, hyper)
+    elif name.lower() in owners:
+        own = owners[name.lower()]
+        facts = _called(name.lower(), own, methods[own])
     else:
-        known = ["problems", "methods", *problems, *methods, *aliases]
-        close = difflib.get_close_matches(name, known, 1)
+        close = difflib.get_close_matches(name, ["problems", "methods", *problems, *owners], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         raise ValueError(f"cannot list {name!r}{hint} 'upgd list' shows problems and methods")
     if as_json:
@@ -172,18 +190,14 @@ def _explain(
     _columns(values.items())
 
 
-def _method(name: str, row: Row, hyper: Mapping[str, Any]) -> Facts:
-    module = row.optimizer.__module__
-    others = [other for other in (row.name, *row.aliases) if other != name]
-    arguments = ", ".join(f"{key}={value!r}" for key, value in row.options.items())
+def _called(name: str, own: str, facts: Facts) -> Facts:
+    """The facts of a method under its name or an alias."""
     return {
         "method": name,
-        "is": row.title if row.source else _purpose(module),
-        "class": f"{getattr(row.optimizer, '__name__', row.title)}({arguments})",
-        "hyper": dict(hyper),
-        "keeps": ", ".join(row.states),
-        "needs": ", ".join(sorted(row.needs)),
-        "related": ", ".join(others),
+        **{key: facts[key] for key in ("is", "class")},
+        "hyper": {**facts["hyper"], **facts["aliases"].get(name, {})},
+        **{key: facts[key] for key in ("keeps", "needs")},
+        "related": ", ".join(other for other in (own, *facts["aliases"]) if other != name),
     }
 
 

@@ -22,10 +22,9 @@ class MonitorPlugin(SupervisedPlugin):
         prefix: Put before every name.
         options: Further arguments of :class:`upgd.Monitor`.
 
-    Example:
-        ::
+    As a plugin of a strategy::
 
-            strategy = Naive(model=model, optimizer=opt, plugins=[MonitorPlugin(every=50)])
+        strategy = Naive(model=model, optimizer=opt, plugins=[MonitorPlugin(every=50)])
     """
 
     def __init__(self, every: int = 100, prefix: str = "monitor/", **options: Any) -> None:

@@ -18,6 +18,8 @@ from upgd.report import plotting
 from upgd.text import count
 
 FIGURE = "compare.png"
+ASIDE = 1.04
+"""Partners' bars at one step size stand beside each other: the factors are this and its inverse."""
 
 
 class Run(NamedTuple):
@@ -197,7 +199,8 @@ class Comparison(Cells):
             if name not in ours:  # dashed and in front: lines of partners often coincide
                 look |= {"linestyle": "--", "zorder": 3}
             self._draw_loss(left, name, look)
-            self._draw_metric(right, name, look, bottom=0.03 * (number + 1))
+            aside = ASIDE if name in ours else 1 / ASIDE
+            self._draw_metric(right, name, look, aside, bottom=0.03 * (number + 1))
         left.set(xlabel="Step", ylabel="Training loss", title="At each best step size")
         first = self.metrics[0].capitalize()
         right.set(xlabel="Step size (lr)", ylabel=first, title="By step size (×: diverged)")
@@ -226,16 +229,19 @@ class Comparison(Cells):
         curves, x = curves[:, taken], (np.arange(POINTS)[taken] + 1) * self.steps / POINTS
         plotting.curve(axes, x, curves, look, f"{name}, lr {lr:.3g}")
 
-    def _draw_metric(self, axes: Any, name: str, look: Mapping[str, Any], bottom: float) -> None:
+    def _draw_metric(
+        self, axes: Any, name: str, look: Mapping[str, Any], aside: float, bottom: float
+    ) -> None:
         rows = [row for row in self.rows if row["optimizer"] == name]
         good = [row for row in rows if not row["diverged"]]
         values = [row[self.metrics[0]] for row in good]
         halves = [half or 0.0 for _, half in values]
         means = [mean for mean, _ in values]
-        axes.errorbar([row["lr"] for row in good], means, halves, **look, marker="o", markersize=4)
+        places = [aside * row["lr"] for row in good]
+        axes.errorbar(places, means, halves, **look, marker="o", markersize=4)
         for row in (row for row in rows if row["diverged"]):
             place = axes.get_xaxis_transform()  # heights in parts of the axis
-            axes.plot(row["lr"], bottom, "x", color=look["color"], transform=place)
+            axes.plot(aside * row["lr"], bottom, "x", color=look["color"], transform=place)
 
 
 def check_figure(path: str | os.PathLike[str] | None) -> Path:

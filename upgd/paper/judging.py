@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from upgd.paper.kept import LEDGER, Rows, keep, pack_findings, unpack_findings
+from upgd.kept import keep
+from upgd.paper.kept import LEDGER, Rows, pack_findings, unpack_findings
 from upgd.paper.verdicts import Judged
 
 TABLES = "*.csv.gz"

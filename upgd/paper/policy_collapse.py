@@ -45,7 +45,6 @@ from upgd.metrics import FEWEST, Interval
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import All
 from upgd.paper.experiments import (
-    AGENT_RIVALS,
     AGENT_STEPS,
     ENVIRONMENTS,
     EXPERIMENTS,
@@ -144,8 +143,6 @@ def findings(all_: All) -> list[Finding]:
         name = agents_name(environment)
         results = all_.get(name)
         for arm in EXPERIMENTS[name].arms:
-            if arm.name in AGENT_RIVALS:  # the paper claims nothing about them
-                continue
             returns = curves(results, arm.name)
             finding = _judged(arm.name, returns)
             text = f"{environment}: {arm.title} {finding.statement}"

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from upgd.kept import keep
 from upgd.metrics import Interval, mean_interval, standard_error
 from upgd.optim import UPGD
 from upgd.optim.registry import METHODS
 from upgd.paper.evidence import Array, below
-from upgd.paper.kept import keep, pack_findings, unpack_findings
+from upgd.paper.kept import pack_findings, unpack_findings
 from upgd.paper.sets import from_paper
 from upgd.paper.verdicts import NO, PLAIN, TOLD, YES, Finding, Verdict
 from upgd.utility import propagated_utility, weight_utility

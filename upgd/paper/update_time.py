@@ -235,4 +235,4 @@ def page(folder: Path) -> list[str]:
             shown = f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
             cells += [f"{1e3 * methods[name].mean():.2f}", "1" if name == PEER else shown]
         lines.append(f"| {_title(name)} | {' | '.join(cells)} |")
-    return lines
+    return [*lines, ""]  # notes may follow

@@ -377,4 +377,4 @@ def page(folder: Path) -> list[str]:
         told = "; ".join(f"{name}: {times}" for name, times in missing.items())
         text = f"left out: {sum(missing.values())}, in {told}."
         lines += ["", f"Undefined correlations (one side constant), {text}"]
-    return lines
+    return [*lines, ""]  # notes may follow
