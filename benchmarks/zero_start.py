@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from upgd import lab
 from upgd.ledger import RunSpec
@@ -68,22 +67,29 @@ def from_zero(name: str, method: Method) -> str:
 VARIANTS = {"s-si": from_zero("s-si", SI_METHOD), "s-rwalk": from_zero("s-rwalk", RWALK_METHOD)}
 
 
-def run(problems: list[str], folder: Path, device: str, data: str | None) -> list[str]:
-    """Table rows: problem, method, part of the run, both accuracies, their paired difference."""
-    rows = []
-    study = lab.Study(folder, device=device, data_dir=data)
+def run(
+    problems: list[str], folders: list[Path], device: str, data: str | None
+) -> tuple[list[str], set[str]]:
+    """Table rows, with both accuracies and their paired difference; and where variants ran."""
+    rows, where = [], set()
+    studies = [lab.Study(folder, device=device, data_dir=data) for folder in folders]
     for problem in problems:
         specs = {
             name: [RunSpec(problem, other, best(problem, name), s, STEPS) for s in range(SEEDS)]
             for name, other in VARIANTS.items()
         }
-        study.run_specs([spec for some in specs.values() for spec in some])
+        every = [spec for some in specs.values() for spec in some]
+        finished = (study for study in studies if study.exists() and not study.missing(every))
+        study = next(finished, studies[0])
+        study.run_specs(every)
         ours = read(DOCS / "results" / folder_name(problem) / TABLE, problem)
         with study.read() as ledger:
             for name, some in specs.items():
                 theirs = {s.seed: ledger.series(s.key, "accuracy") for s in some}
-                rows += [*compared(problem, name, ours.of(name, "accuracy"), theirs)]
-    return rows
+                rows += compared(problem, name, ours.of(name, "accuracy"), theirs)
+            keys = {spec.key for spec in every}
+            where |= {run.result.device for run in ledger.runs() if run.key in keys and run.result}
+    return rows, where
 
 
 Curves = Mapping[int, Array]
@@ -109,13 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir")
-    parser.add_argument("--study", type=Path, default=Path("studies/zero_start"))
+    parser.add_argument("--study", type=Path, nargs="+", default=[Path("studies/zero_start")])
     parser.add_argument("--problems", nargs="*", default=list(MAIN), choices=MAIN)
     parser.add_argument("--output", type=Path, default=DOCS / "benchmarks" / "zero_start.md")
     args = parser.parse_args()
-    rows = run(args.problems, args.study, args.device, args.data_dir)
-    where = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    text = PAGE.format(where=where, rows="\n".join(rows), steps=f"{STEPS:,}".replace(",", " "))
+    rows, where = run(args.problems, args.study, args.device, args.data_dir)
+    steps = f"{STEPS:,}".replace(",", " ")
+    text = PAGE.format(where=", ".join(sorted(where)), rows="\n".join(rows), steps=steps)
     args.output.write_text(text)
     print(text)
 

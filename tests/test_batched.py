@@ -212,6 +212,7 @@ def test_it_is_said_when_runs_go_on_in_another_stack(
 
 
 @pytest.mark.usefixtures("general")
+@pytest.mark.slow
 def test_halves_of_a_stack_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, FOUR, monkeypatch)
     original = BatchedRun.advance
@@ -259,6 +260,7 @@ def test_dense_stacks_need_not_stay_together(
         assert work_stacks(ledger).done == 4
 
 
+@pytest.mark.slow
 def test_it_is_said_when_runs_begin_anew_with_another_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

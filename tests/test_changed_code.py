@@ -52,6 +52,7 @@ def begun(tmp_path: Path) -> tuple[lab.Study, str, str]:
     return study, old, define(2)
 
 
+@pytest.mark.slow
 def test_a_resumed_study_leaves_runs_of_old_code_alone(
     begun: tuple[lab.Study, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ pytest.importorskip("matplotlib")
 from upgd.kept import keep
 from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.records import Result, Series
-from upgd.metrics import FEWEST, Interval, mean_interval
+from upgd.metrics import DIAGNOSTICS, FEWEST, Interval, mean_interval
 from upgd.optim.registry import METHODS as REGISTRY
 from upgd.paper import claims, evidence, judging
 from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.evidence import late_parts, parts
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
 from upgd.paper.kept import pack_findings, unpack_findings
-from upgd.paper.results import Results, collect, lacking, load, read, write
+from upgd.paper.results import TABLE, Results, collect, lacking, load, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.paper.verdicts import (
     AHEAD,
@@ -107,6 +108,32 @@ def test_s_rwalk_is_judged_by_the_set_found_here() -> None:
     told = finding(2, "S-RWalk decays", printed, made_up(best, {"s-rwalk": -0.1}))
     assert told.found is not None
     assert told.found.estimate == pytest.approx(-0.085, abs=0.005)  # 190 against 20 of 200
+
+
+def test_what_was_not_measured_of_the_set_found_is_the_printed_ones() -> None:
+    printed = made_up("input-permuted-mnist", STORY)
+    zeros = {"s-rwalk": {seed: np.linspace(0.1, 0.8, TASKS) for seed in range(SEEDS)}}
+    printed = dataclasses.replace(printed, series={**printed.series, "zero_activations": zeros})
+    best = made_up("best-sets-input-permuted-mnist", {"s-rwalk": -0.1})
+    both = claims._retuned({each.name: each for each in (printed, best)}, printed.name)
+    assert both.of("s-rwalk", "accuracy") == best.of("s-rwalk", "accuracy")
+    assert both.of("s-rwalk", "zero_activations") == zeros["s-rwalk"]
+
+
+@pytest.mark.parametrize(("definition", "judged"), [(1, False), (DIAGNOSTICS, True)])
+def test_diagnostics_of_an_older_definition_are_not_judged(
+    definition: int, judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "input_permuted_mnist" / TABLE
+    table.parent.mkdir()
+    table.touch()
+    told = SimpleNamespace(diagnostics=definition)
+    monkeypatch.setattr(claims.provenance, "read", lambda folder: told)
+    series = {name: {"sgdw": {0: np.ones(4)}} for name in ("accuracy", "zero_activations")}
+    given = {"input-permuted-mnist": Results("input-permuted-mnist", 5_000, series)}
+    found = claims._measured_alike(given, [tmp_path])["input-permuted-mnist"].series
+    assert ("zero_activations" in found) == judged
+    assert "accuracy" in found
 
 
 def test_a_better_rival_is_noticed() -> None:

@@ -165,6 +165,7 @@ def test_divergence_ends_a_run_and_not_the_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.slow
 def test_a_script_s_background_job_can_be_terminated(tmp_path: Path) -> None:
     """Shells start such jobs with SIGINT ignored."""
     command = (

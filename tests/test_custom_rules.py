@@ -277,6 +277,7 @@ def test_the_general_stack_equals_numpy() -> None:
 
 
 @needs_interpreter
+@pytest.mark.slow
 def test_the_general_stack_by_triton_equals_numpy() -> None:
     from upgd.engine.general_cuda import FusedUpdates
 

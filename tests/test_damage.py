@@ -199,6 +199,7 @@ def test_a_run_s_checksum_is_not_made_right_by_a_change(tmp_path: Path) -> None:
         assert [one.spec for one in ledger.claim("me", 60, limit=9)] == [toy(1)]
 
 
+@pytest.mark.slow
 def test_one_damaged_run_does_not_hold_up_the_others(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add([toy(seed) for seed in range(4)])

@@ -122,6 +122,7 @@ def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_pat
     assert [len(job.saved) for _, job in watched.jobs] == [0, 0, 4, 4]
 
 
+@pytest.mark.slow
 def test_what_ends_its_worker_fails_alone_and_the_rest_is_done(tmp_path: Path) -> None:
     """One kills its worker, one hangs, one is too large, one is wrong; all share a stack."""
     odd = [RunSpec(PROBLEM, "sgd", {}, seed, 100, OPTIONS) for seed in (1001, 1002, 1003, 1004)]
@@ -533,6 +534,7 @@ print(study.tally.done)
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_starts_workers_once(tmp_path: Path) -> None:
     """Workers do not import the main program again; a class in it goes to them by value."""
     pytest.importorskip("cloudpickle")

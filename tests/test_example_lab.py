@@ -40,6 +40,7 @@ def ran(folder: Path) -> subprocess.CompletedProcess[str]:
     return python(folder, str(EXAMPLE))
 
 
+@pytest.mark.slow
 def test_the_script_compares_all_in_one_study(
     ran: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

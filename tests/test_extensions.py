@@ -182,6 +182,7 @@ def test_another_process_knows_the_same(file: Path) -> None:
     assert carried().pickled == b""
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_in_between_is_noticed(file: Path) -> None:
     use(file)
     content = carried()

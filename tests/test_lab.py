@@ -357,6 +357,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_workers_know_definitions_of_files_and_of_notebooks(file: Path, tmp_path: Path) -> None:
     lab.use(file)
     cell: dict[str, Any] = {"__name__": "__main__", "torch": torch}

@@ -73,6 +73,7 @@ def _wait_then_ignore(pipe: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no server of forks elsewhere")
+@pytest.mark.slow
 def test_a_server_of_forks_and_its_processes_survive_both() -> None:
     """In a program of its own, so that the server begins here."""
     done = subprocess.run(
@@ -189,6 +190,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("what", ["forked", "server of forks", "spawned"])
+@pytest.mark.slow
 def test_workers_that_import_end_with_their_driver(what: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SPAWNED if what == "spawned" else POOL)

@@ -192,6 +192,7 @@ def test_interrupted_agents_go_on_as_if_nothing_had_happened(tmp_path: Path) -> 
     assert not list((parts / "checkpoints").glob("*.npz"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs(1))
@@ -246,6 +247,7 @@ def test_agents_are_not_begun_anew_by_another_simulator(
         assert work(ledger, workers=0).done == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_agents_are_restored_costs_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,7 @@ def test_out_of_memory_halves_a_stack(
     assert study.told[1] == "out of memory: 3 runs continue, 2 at a time"
 
 
+@pytest.mark.slow
 def test_later_stacks_are_no_larger_than_what_fitted(
     tmp_path: Path, undisturbed: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def test_later_stacks_are_no_larger_than_what_fitted(
     assert len([note for note in study.told if note.startswith("out of memory")]) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_even_fit_alone_fails_and_the_others_finish(
     tmp_path: Path, undisturbed: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

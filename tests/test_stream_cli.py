@@ -893,6 +893,7 @@ def test_a_slow_pipe_is_learned_as_lines_come_and_a_signal_saves(
 
 
 @posix
+@pytest.mark.slow
 def test_a_reader_that_closes_early_ends_it_quietly(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(as_csv(records(3000)))
     command = [sys.executable, "-m", "upgd.cli", "learn", "--target=y", "--classify", *SAME]

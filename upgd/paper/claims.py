@@ -13,20 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upgd.ledger import Ledger
-from upgd.metrics import FEWEST
+from upgd.metrics import DIAGNOSTICS, FEWEST, STRIDED
 from upgd.pages import grouped
 from upgd.paper import evidence as ev
-from upgd.paper import policy_collapse, statements, theorems, utility_quality
+from upgd.paper import policy_collapse, provenance, statements, theorems, utility_quality
 from upgd.paper.evidence import All
 from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
-from upgd.paper.results import Results, collect
+from upgd.paper.results import TABLE, Results, collect, without
 from upgd.paper.sets import MAIN, STATIONARY, TOYS
 from upgd.paper.verdicts import NOTHING, Finding, Judged, shown
 from upgd.report import html
 
 RETUNED = "s-rwalk"
 """Its printed sets were tuned with code of the authors that computes something else. The sets found
-here judge it, where these differ and ran as long."""
+here judge it, where these differ and ran as long; what was not measured of them is the printed
+set's."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def judge_results(
 
     Calls `say` with what is being done.
     """
+    folders = list(folders)
+    results = _measured_alike(results, folders)
     say("judging claim 1")
     found = [_utility_quality(folders)]
     for claim in CLAIMS:
@@ -123,6 +126,16 @@ def judge_study(ledger: Ledger, problem: str = "") -> tuple[list[html.Judged], l
     return judged, others
 
 
+def _measured_alike(results: All, folders: Iterable[Path]) -> All:
+    """The results without diagnostics of an older definition, which tables may still have."""
+    found = dict(results)
+    for path in (path for folder in folders for path in folder.rglob(TABLE)):
+        name, told = path.parent.name.replace("_", "-"), provenance.read(path.parent)
+        if name in found and told is not None and told.diagnostics < DIAGNOSTICS:
+            found[name] = without(found[name], STRIDED)
+    return found
+
+
 def _retuned(results: All, name: str) -> Results:
     """An experiment's results, with those of the set found for :data:`RETUNED`."""
     printed, found = results[name], results.get(f"{BEST_SETS}{name}")
@@ -131,7 +144,7 @@ def _retuned(results: All, name: str) -> Results:
     if RETUNED not in (*found.arms, *found.diverged):
         return printed
     series = {
-        metric: {**arms, RETUNED: found.of(RETUNED, metric)}
+        metric: {**arms, RETUNED: found.of(RETUNED, metric)} if metric in found.series else arms
         for metric, arms in printed.series.items()
     }
     diverged = {**printed.diverged, RETUNED: found.diverged.get(RETUNED, ())}

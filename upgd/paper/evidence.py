@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from upgd.metrics import (
     FEWEST,
     LEVEL,
+    STRIDED,
     Interval,
     forgetting,
     jackknife,
@@ -71,9 +72,11 @@ def length(results: Results) -> float:
 
 def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
     """The length of runs and the number of seeds (that have all `metrics`), as text."""
-    arms = [(each, arm) for each in some for arm in each.arms]
-    which = min if metrics else max
-    counts = [which(len(e.of(arm, metric)) for metric in metrics or e.series) for e, arm in arms]
+    counts = []
+    for each in some:
+        asked = metrics or set(each.series) - set(STRIDED)
+        which = min if metrics else max
+        counts += [which(len(each.of(arm, metric)) for metric in asked) for arm in each.arms]
     return how_much([length(each) for each in some], counts) if any(counts) else NOTHING
 
 

@@ -45,13 +45,14 @@ from upgd.metrics import FEWEST, Interval
 from upgd.paper import evidence as ev
 from upgd.paper.evidence import All
 from upgd.paper.experiments import (
+    AGENT_RIVALS,
     AGENT_STEPS,
     ENVIRONMENTS,
     EXPERIMENTS,
     agents_name,
 )
 from upgd.paper.results import Results
-from upgd.paper.verdicts import NO, PERCENT, TOLD, UNKNOWN, UP, YES, Finding, Verdict
+from upgd.paper.verdicts import NO, PERCENT, UNKNOWN, UP, YES, Finding, Verdict
 from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths
 from upgd.rl.ppo import Settings
 from upgd.rl.runs import ITERATIONS
@@ -143,6 +144,8 @@ def findings(all_: All) -> list[Finding]:
         name = agents_name(environment)
         results = all_.get(name)
         for arm in EXPERIMENTS[name].arms:
+            if arm.name in AGENT_RIVALS:  # the paper says nothing about them
+                continue
             returns = curves(results, arm.name)
             finding = _judged(arm.name, returns)
             text = f"{environment}: {arm.title} {finding.statement}"
@@ -176,8 +179,7 @@ def _judged(arm: str, returns: Array | None) -> Finding:
         judge = rises
     else:
         text, shown_, judge = "falls after its peak", fallen, falls_
-    finding = Finding(text, shown_, judge(HARDLY), PERCENT, UP, part, ev.scaled(judge, HARDLY))
-    return finding if arm in (*PARTS, "ada-upgd-authors") else finding._replace(verdict=TOLD)
+    return Finding(text, shown_, judge(HARDLY), PERCENT, UP, part, ev.scaled(judge, HARDLY))
 
 
 def is_long(results: Results, returns: Array) -> bool:
