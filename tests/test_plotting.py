@@ -13,7 +13,7 @@ import pytest
 
 from upgd.metrics import Interval
 from upgd.paper import drawing, figures
-from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.experiments import AGENT_RIVALS, EXPERIMENTS
 from upgd.paper.results import Results
 from upgd.report import figures as curves_of_studies
 from upgd.report import plotting
@@ -158,9 +158,10 @@ def test_agents_have_one_axis_and_one_kind_of_band(drawn: list[Any]) -> None:
     assert len({axes.get_xlim() for axes in panels}) == 1
     assert {axes.get_xlabel() for axes in panels} == {"Steps (millions)"}
     for axes, seeds in zip(panels, (10, 3), strict=True):
-        assert notes(axes) == f"{seeds} seeds; bands: standard error"
+        assert notes(axes) == f"{seeds} seeds; bands: standard error; thin: not in the paper"
         [*bands] = axes.collections
-        assert len(bands) == len(EXPERIMENTS["ppo-ant"].arms)
+        paper = [arm for arm in EXPERIMENTS["ppo-ant"].arms if arm.name not in AGENT_RIVALS]
+        assert len(bands) == len(paper)
         ends = np.array([100 + s for s in range(seeds)])
         error = ends.std(ddof=1) / math.sqrt(seeds)
         top = bands[0].get_paths()[0].vertices[:, 1].max()

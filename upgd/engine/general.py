@@ -154,7 +154,8 @@ class GeneralStack(Stack):
     def _go(self, steps: int) -> None:
         """So many steps without diagnostics."""
         if self.device.type == "cuda":
-            steps = self._replay(steps)
+            self._replay(steps)
+            return
         for _ in range(steps):
             self._learn()
 
@@ -184,15 +185,14 @@ class GeneralStack(Stack):
                 self._graphs.clear()
         self.clock.copy_(torch.tensor([self.step, self.step]))
 
-    def _replay(self, steps: int) -> int:
-        """Run graphs of many steps, then of one; returns what is left: nothing."""
+    def _replay(self, steps: int) -> None:
+        """Run graphs of many steps, then of one."""
         for size in (GRAPH_STEPS, 1):
             if steps >= size and size not in self._graphs:
                 self._graphs[size] = self._capture(size)
             for _ in range(steps // size):
                 self._graphs[size].replay()
             steps %= size
-        return steps
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         changing = [self.weights, *self.states, self.series, self.diverged, self.clock]

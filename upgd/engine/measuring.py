@@ -36,7 +36,7 @@ def measured_steps(steps: int, stride: int) -> NDArray[np.uint8]:
         >>> measured_steps(12, 0).size
         0
     """
-    if stride == 0:
+    if stride == 0 or steps == 0:
         return np.zeros(0, np.uint8)
     blocks = -(-steps // stride)
     places = [_places(first, stride) for first in range(0, blocks, AT_ONCE)]

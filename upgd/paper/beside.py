@@ -11,15 +11,13 @@ from pathlib import Path
 
 from upgd.paper import evidence as ev
 from upgd.paper import utility_quality
+from upgd.paper.claims import RETUNED
 from upgd.paper.evidence import All
 from upgd.paper.experiments import BEST_SETS, title
 from upgd.paper.figures import LONG
 from upgd.paper.results import Results
 from upgd.paper.sets import MAIN
 from upgd.paper.verdicts import UP, YES, Finding, shown
-
-TUNED_ON_SLIPS = ("s-si", "s-rwalk")
-"""Methods whose printed sets were tuned with code that computes something else."""
 
 
 def sentences(results: All, root: Path) -> list[str]:
@@ -51,7 +49,7 @@ def _are(some: Sequence[object]) -> str:
 
 def _retuned(results: All) -> Iterator[str]:
     """What another set changes for methods that were tuned on slips."""
-    for method in TUNED_ON_SLIPS:
+    for method in RETUNED:
         told = [text for name in MAIN for text in _other_set(results, name, method)]
         if told:
             yield (

@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upgd.ledger import Ledger
-from upgd.metrics import DIAGNOSTICS, FEWEST, STRIDED
+from upgd.metrics import FEWEST
 from upgd.pages import grouped
 from upgd.paper import evidence as ev
-from upgd.paper import policy_collapse, provenance, statements, theorems, utility_quality
+from upgd.paper import policy_collapse, statements, theorems, utility_quality
 from upgd.paper.evidence import All
 from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
-from upgd.paper.results import TABLE, Results, collect, without
+from upgd.paper.results import Results, collect
 from upgd.paper.sets import MAIN, STATIONARY, TOYS
 from upgd.paper.verdicts import NOTHING, Finding, Judged, shown
 from upgd.report import html
 
-RETUNED = "s-rwalk"
-"""Its printed sets were tuned with code of the authors that computes something else. The sets found
-here judge it, where these differ and ran as long; what was not measured of them is the printed
-set's."""
+RETUNED = ("s-si", "s-rwalk")
+"""Their printed sets were tuned with code of the authors that computes something else. The sets
+found here judge them, where these differ and ran as long; what was not measured of them is the
+printed set's."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,6 @@ def judge_results(
 
     Calls `say` with what is being done.
     """
-    folders = list(folders)
-    results = _measured_alike(results, folders)
     say("judging claim 1")
     found = [_utility_quality(folders)]
     for claim in CLAIMS:
@@ -120,34 +118,23 @@ def judge_study(ledger: Ledger, problem: str = "") -> tuple[list[html.Judged], l
             others.append(f"{claim.number}. {claim.text}")
             continue
         found = judge_claim(claim, results)
-        statements = [(each.statement, shown(each), each.verdict) for each in found.findings]
+        told = [(each.statement, shown(each), each.verdict) for each in found.findings]
         text = f"{found.text} ({found.data})"
-        judged.append(html.Judged(found.number, text, found.verdict, statements))
+        judged.append(html.Judged(found.number, text, found.verdict, told))
     return judged, others
 
 
-def _measured_alike(results: All, folders: Iterable[Path]) -> All:
-    """The results without diagnostics of an older definition, which tables may still have."""
-    found = dict(results)
-    for path in (path for folder in folders for path in folder.rglob(TABLE)):
-        name, told = path.parent.name.replace("_", "-"), provenance.read(path.parent)
-        if name in found and told is not None and told.diagnostics < DIAGNOSTICS:
-            found[name] = without(found[name], STRIDED)
-    return found
-
-
 def _retuned(results: All, name: str) -> Results:
-    """An experiment's results, with those of the set found for :data:`RETUNED`."""
+    """An experiment's results, with those of the sets found for :data:`RETUNED`."""
     printed, found = results[name], results.get(f"{BEST_SETS}{name}")
     if found is None or ev.length(found) < ev.length(printed):
         return printed
-    if RETUNED not in (*found.arms, *found.diverged):
-        return printed
+    methods = [method for method in RETUNED if method in (*found.arms, *found.diverged)]
     series = {
-        metric: {**arms, RETUNED: found.of(RETUNED, metric)} if metric in found.series else arms
+        metric: {**arms, **{m: found.of(m, metric) for m in methods if metric in found.series}}
         for metric, arms in printed.series.items()
     }
-    diverged = {**printed.diverged, RETUNED: found.diverged.get(RETUNED, ())}
+    diverged = {**printed.diverged, **{m: found.diverged.get(m, ()) for m in methods}}
     return replace(printed, series=series, diverged=diverged)
 
 

@@ -7,15 +7,17 @@ the studies behind the tables.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from upgd.ledger import RunSpec
+from upgd.ledger import Ledger, RunSpec
 from upgd.ledger.spec import MEASURING
 from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.paper import provenance, results
-from upgd.paper.experiments import Experiment
+from upgd.paper.experiments import EXPERIMENTS, Experiment
+from upgd.paper.kept import LEDGER
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, folder_name
 
@@ -87,7 +89,7 @@ class Table(NamedTuple):
 
 def are_tables(folder: Path) -> bool:
     """Whether a folder has tables of results and is not a study."""
-    return not (folder / "ledger.sqlite").exists() and any(folder.glob(f"*/{TABLE}"))
+    return not (folder / LEDGER).exists() and any(folder.glob(f"*/{TABLE}"))
 
 
 def read(folder: Path, name: str) -> Table | None:
@@ -97,3 +99,35 @@ def read(folder: Path, name: str) -> Table | None:
     if told is None or not (place / TABLE).exists():
         return None
     return Table(results.read(place / TABLE, name), told)
+
+
+def load(
+    places: Iterable[str | os.PathLike[str]],
+    say: Callable[[str], object] = lambda text: None,
+    older: bool = True,
+) -> dict[str, Results]:
+    """Results of all experiments found in studies' folders, or in folders of tables.
+
+    Args:
+        places: The folders; later ones come before earlier ones.
+        say: Is called with what is being read.
+        older: Whether tables keep diagnostics of an older definition; studies never do.
+    """
+    found: dict[str, Results] = {}
+    for place in map(Path, places):
+        for path in sorted(place.rglob(TABLE)):
+            name = path.parent.name.replace("_", "-")
+            if name in EXPERIMENTS:
+                say(f"reading {path.parent}")
+                found[name] = results.read(path, name)
+                told = None if older else provenance.read(path.parent)
+                if told is not None and told.diagnostics < DIAGNOSTICS:
+                    found[name] = results.without(found[name], STRIDED)
+        for path in sorted(place.rglob(LEDGER)):
+            say(f"reading {path.parent}")
+            with Ledger.open(path.parent, create=False, read_only=True) as ledger:
+                for name, experiment in EXPERIMENTS.items():
+                    there = results.collect(ledger, experiment)
+                    if there is not None:
+                        found[name] = there
+    return found

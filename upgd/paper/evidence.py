@@ -83,7 +83,8 @@ def extent(some: Sequence[Results], metrics: Sequence[str] = ()) -> str:
 def how_much(lengths: Sequence[float], seeds: Sequence[int]) -> str:
     """The same from fractions of the paper's length and numbers of seeds."""
     steps = "all steps" if min(lengths) > 0.99 else f"{_range(lengths)} of the steps"
-    short = " (too short)" if min(lengths) < LONG_ENOUGH else ""
+    some = "" if max(lengths) < LONG_ENOUGH else "some "
+    short = f" ({some}too short)" if min(lengths) < LONG_ENOUGH else ""
     few = " (too few)" if min(seeds) < FEWEST else ""
     return f"{steps}{short}, {_range(seeds)} seed{'s' if max(seeds) > 1 else ''}{few}"
 

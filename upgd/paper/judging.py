@@ -13,8 +13,8 @@ from upgd.kept import keep
 from upgd.paper.kept import LEDGER, Rows, pack_findings, unpack_findings
 from upgd.paper.verdicts import Judged
 
-TABLES = "*.csv.gz"
-"""Files that a folder of tables has."""
+FILES = ("*.csv.gz", "provenance.json")
+"""What judgements on a folder of tables depend on."""
 
 
 def judge(
@@ -28,13 +28,13 @@ def judge(
 
     def compute() -> list[Judged]:
         from upgd.paper.claims import judge_results
-        from upgd.paper.results import load
+        from upgd.paper.committed import load
 
-        return judge_results(load(folders, say), folders, say)
+        return judge_results(load(folders, say, older=False), folders, say)
 
     if any(True for folder in folders for _ in folder.rglob(LEDGER)):
         return compute()
-    files = [path for folder in folders for path in sorted(folder.rglob(TABLES))]
+    files = [p for folder in folders for kind in FILES for p in sorted(folder.rglob(kind))]
     return keep("claims", files, compute, _pack, _unpack)
 
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from upgd.ledger.files import check_generated, check_output
 from upgd.paper import provenance, tables
 from upgd.paper.beside import sentences
-from upgd.paper.claims import judge_results
+from upgd.paper.committed import load
 from upgd.paper.drawing import can_draw, diverged_arms, draw, missing
 from upgd.paper.experiments import BEST_SETS, EXPERIMENTS
 from upgd.paper.figures import FIGURES, LONG, Figure
+from upgd.paper.judging import judge
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.measuring import Measured
-from upgd.paper.results import TABLE, Results, folder_name, load
+from upgd.paper.results import TABLE, Results, folder_name
 from upgd.paper.verdicts import MORE_COLUMNS, Judged, details, summary, table
 
 FIGURES_FOLDER = "figures"
@@ -72,7 +73,7 @@ class Site:
     @cached_property
     def judged(self) -> list[Judged]:
         """The paper's claims."""
-        return judge_results(self.results, [self.root])
+        return judge([self.root])
 
     @cached_property
     def drawn(self) -> list[Figure]:

@@ -7,7 +7,8 @@ The rule looks at sentences, never at results:
   ablation, the learner with its gate). The abstract's "continues to improve" is not asked where the
   section says "maintain" (claim 2);
 * the clause is the one after *shows that* or *we notice that*; clauses joined by *and*, *but*,
-  *whereas* or *unlike* are main clauses, too;
+  *whereas* or *unlike* are main clauses, too. Where the main clause only says "the same trends"
+  (claim 7), its place is taken by the clause that says which;
 * *side* is everything else: further sentences, relative and participle clauses, exceptions,
   examples in brackets, numbers, and lists of methods or problems.
 
@@ -111,7 +112,7 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
         Quote("improves", CENTRAL, "AdaUPGD continually improves its performance", "section 4.5"),
         Quote("collapse", CENTRAL, "unlike Adam, which suffers from policy collapse",
               "section 4.5"),
-        Quote("others", SIDE, "(settings of the authors' code, and further arms; not in the text)",
+        Quote("others", SIDE, "(settings of the authors' code; not in the text)",
               "ours"),
     ),
     10: (

@@ -12,9 +12,8 @@ import io
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from upgd.ledger.files import write_atomically
 from upgd.ledger.spec import MEASURING
 from upgd.metrics import DIAGNOSTICS, STRIDED, rewindow
 from upgd.paper.experiments import EXPERIMENTS, Experiment
-from upgd.paper.kept import LEDGER
 from upgd.paper.searches import SEEDS_OF_SEARCHES
 from upgd.study.kinds import kind_of
 
@@ -294,27 +292,3 @@ def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
             if not np.isnan(column).all():
                 series.setdefault(metric, {}).setdefault(arm, {})[number] = column
     return Results(name, window, series, diverged)
-
-
-def load(
-    places: Iterable[str | os.PathLike[str]], say: Callable[[str], object] = lambda text: None
-) -> dict[str, Results]:
-    """Results of all experiments found in studies' folders, or in folders of tables.
-
-    Calls `say` with what is being read.
-    """
-    found: dict[str, Results] = {}
-    for place in map(Path, places):
-        for path in sorted(place.rglob(TABLE)):
-            name = path.parent.name.replace("_", "-")
-            if name in EXPERIMENTS:
-                say(f"reading {path.parent}")
-                found[name] = read(path, name)
-        for path in sorted(place.rglob(LEDGER)):
-            say(f"reading {path.parent}")
-            with Ledger.open(path.parent, create=False, read_only=True) as ledger:
-                for name, experiment in EXPERIMENTS.items():
-                    results = collect(ledger, experiment)
-                    if results is not None:
-                        found[name] = results
-    return found

@@ -33,9 +33,9 @@ _NAMES = (*_GREEK, "output_gate")
 _HERE = "Sets are hyperparameters here; `upgd.paper.sets.from_paper` converts printed ones."
 
 _OLDER = (
-    "zero activations are the mean of the layers' shares, and zero activations and gradient norms "
-    "are measured at each task's first sample always; runs of today pool layers and measure at "
-    "random steps, and will replace them"
+    "zero activations are the mean of the layers' shares, and they and gradient norms are measured "
+    "at steps 0, 100, 200 and so on, which always include each task's first sample; runs of today "
+    "pool layers and measure at random steps, and will replace them"
 )
 
 

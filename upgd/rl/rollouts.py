@@ -135,7 +135,8 @@ class Actor:
         kernels.pack(self._layers, weights, self._work)
         observations[0], ends[0] = observations[-1], ends[-1]
         told = Rollout([])
-        self._act_compiled(deviations, told) if self.simulator else self._act(deviations, told)
+        act = self._act_compiled if self.simulator else self._act
+        act(deviations, told)
         if told.failure is None:
             values[-1] = kernels.value(self._layers, self._work, observations[-1])
         return told

@@ -62,17 +62,18 @@ def simulator(env: Any) -> Simulator | None:
     ours = kind.__module__.startswith("gymnasium.envs.mujoco.") and name in RULES
     if not ours or not _has_usual_observations(env) or env.model.ntree != 1:
         return None
+    import mujoco
+
     try:
         functions = [_address("mj_step"), _address("mj_rnePostConstraint")]
         pointers = [env.model._address, env.data._address]
         _address("mjcb_time")
+        no_islands = int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
     except (AttributeError, ImportError, OSError):  # another build of MuJoCo
         return None
-    import mujoco
-
     from upgd.rl import stepping
 
-    env.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
+    env.model.opt.disableflags |= no_islands
     which = {"planar": stepping.PLANAR, "ant": stepping.ANT}[RULES[name]]
     integers = np.array([*functions, *pointers, env.frame_skip, which], np.int64)
     data = env.data
