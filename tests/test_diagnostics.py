@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.stacks import feed, numbers
 from tests.stacks import small as digits
 from upgd.engine import EagerRun, Setting, batched
 from upgd.engine.batched import BatchedRun
-from upgd.engine.dense import COLUMNS, Learner
+from upgd.engine.dense import COLUMNS, Learner, replay
 from upgd.engine.general import GeneralStack
 from upgd.engine.measuring import is_measured, measured_steps
 from upgd.kernels.layout import Layout
@@ -348,3 +349,19 @@ def test_the_histogram_of_utilities(
     expected = plain_histogram(method, steps, sizes)
     assert sum(share > 0 for share in expected) > 2
     np.testing.assert_allclose(shares, expected, atol=2e-3)  # a weight or two at the edges
+
+
+@pytest.mark.parametrize("steps", [0, 3, 10, 37])
+def test_graphs_of_many_steps_and_of_one_do_all_steps_and_no_more(steps: int) -> None:
+    done: list[int] = []
+    captured: list[int] = []
+
+    def capture(size: int) -> Any:
+        captured.append(size)
+        return SimpleNamespace(replay=lambda: done.append(size))
+
+    graphs: dict[int, Any] = {}
+    for _ in range(2):
+        replay(graphs, capture, steps, 10)
+    assert sum(done) == 2 * steps
+    assert len(captured) == len(set(captured))  # each once

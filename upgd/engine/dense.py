@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -306,3 +306,16 @@ class DenseStack(Stack):
         layers = self.layout.layers
         roles = [role(layer.number, len(layers)) for layer in layers]
         return tables(self.learners, roles, [bound((x.outputs, x.inputs)) for x in layers])
+
+
+def replay(graphs: dict[int, Any], capture: Callable[[int], Any], steps: int, many: int) -> None:
+    """Run so many steps by captured graphs of `many` steps, the rest by one of a single step.
+
+    What is missing of `graphs`, which are kept by their numbers of steps, is captured.
+    """
+    for size in (many, 1):
+        if steps >= size and size not in graphs:
+            graphs[size] = capture(size)
+        for _ in range(steps // size):
+            graphs[size].replay()
+        steps %= size

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from upgd.engine.branches import Branches
-from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup
+from upgd.engine.dense import COLUMNS, DenseStack, Learner, MethodGroup, replay
 from upgd.engine.feed import Chunk
 from upgd.kernels import triton_sample as sample
 from upgd.kernels import triton_update as update
@@ -207,7 +207,7 @@ class CudaStack(DenseStack):
         self._feed(chunk)
         self._begin()
         if self.device.type == "cuda":
-            self._replay(chunk.steps)
+            replay(self._graphs, self._capture, chunk.steps, GRAPH_STEPS)
         else:
             for offset in range(chunk.steps):
                 self._learn(offset)
@@ -264,15 +264,6 @@ class CudaStack(DenseStack):
                 BLOCK=self.tuning.block,
                 num_warps=self.tuning.warps,
             )
-
-    def _replay(self, steps: int) -> None:
-        """Run graphs of many steps, then of one."""
-        for size in (GRAPH_STEPS, 1):
-            if steps >= size and size not in self._graphs:
-                self._graphs[size] = self._capture(size)
-            for _ in range(steps // size):
-                self._graphs[size].replay()
-            steps %= size
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         saved = [tensor.clone() for tensor in self._changing()]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from upgd.engine.dense import COLUMNS, Learner, MethodGroup, Stack, tables
+from upgd.engine.dense import COLUMNS, Learner, MethodGroup, Stack, replay, tables
 from upgd.engine.dense import unsupported as unsupported_dense
 from upgd.engine.feed import Chunk
 from upgd.engine.precision import full_float32
@@ -154,7 +154,7 @@ class GeneralStack(Stack):
     def _go(self, steps: int) -> None:
         """So many steps without diagnostics."""
         if self.device.type == "cuda":
-            self._replay(steps)
+            replay(self._graphs, self._capture, steps, GRAPH_STEPS)
             return
         for _ in range(steps):
             self._learn()
@@ -184,15 +184,6 @@ class GeneralStack(Stack):
                 self._fed[name] = new.to(self.device)
                 self._graphs.clear()
         self.clock.copy_(torch.tensor([self.step, self.step]))
-
-    def _replay(self, steps: int) -> None:
-        """Run graphs of many steps, then of one."""
-        for size in (GRAPH_STEPS, 1):
-            if steps >= size and size not in self._graphs:
-                self._graphs[size] = self._capture(size)
-            for _ in range(steps // size):
-                self._graphs[size].replay()
-            steps %= size
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         changing = [self.weights, *self.states, self.series, self.diverged, self.clock]
