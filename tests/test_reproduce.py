@@ -321,6 +321,31 @@ def test_runs_that_all_diverged_are_added_to_a_table(table: Path, tmp_path: Path
     assert results.read(table / "tiny" / "series.csv.gz", "tiny").diverged == told.diverged
 
 
+def test_a_run_that_diverges_replaces_a_finished_one(table: Path, tmp_path: Path) -> None:
+    """One that is measured again, with other versions, say: a seed is not both."""
+    specs = experiments.EXPERIMENTS["tiny"].specs(0.1, 2)
+    aged(table / "tiny")
+    finished(tmp_path / "new", specs["upgd"][0], diverged_at=7)
+    finished(tmp_path / "new", *specs["sgdw"], specs["upgd"][1])
+    both = ("--study", str(tmp_path / "new"), "--study", str(table), "--results", str(table))
+    drawn = run(*SHORT, "--no-run", *both)
+    assert drawn.exit_code == 0, drawn.output
+    told = provenance.read(table / "tiny")
+    assert told is not None
+    assert told.seeds == {"sgdw": [0, 1], "upgd": [1]}
+    assert told.learner_steps == 3 * 400 + 7
+    kept = results.read(table / "tiny" / "series.csv.gz", "tiny")
+    assert told.diverged == kept.diverged == {"upgd": [0]}
+    assert list(kept.of("upgd", "accuracy")) == [1]
+
+
+def test_joined_runs_replace_in_both_ways() -> None:
+    done = results.Results("tiny", 50, {"accuracy": {"upgd": {0: np.ones(2)}}})
+    gone = results.Results("tiny", 50, {}, {"upgd": [0]})
+    assert results.joined(done, gone) == gone
+    assert results.joined(gone, done) == done
+
+
 def test_short_runs_of_a_trial_hide_no_others(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

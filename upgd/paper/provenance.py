@@ -150,19 +150,19 @@ def joined(table: Provenance, more: Provenance, experiment: Experiment) -> Prove
     The work of a replaced run stays in the table's parts unless all its runs are replaced, since
     that of single runs is not recorded.
     """
-    replaced = _in_both(table.seeds, more.seeds)
-    if replaced == sum(map(len, table.over.values())):
-        table = replace(table, learner_steps=0, seconds=0.0, parts=())
+    replaced = _in_both(table.seeds, more.over)
+    if _in_both(table.over, more.over) == sum(map(len, table.over.values())):
+        table = replace(table, learner_steps=0, seconds=0.0, parts=(), options=more.options)
     parts = by_age((*table.parts, *more.parts))
     return replace(
         more,
         command=command(experiment, more.steps, _union(table.over, more.over), parts),
-        seeds=_union(table.seeds, more.seeds),
+        seeds=_union(_but(table.seeds, more.over), more.seeds),
         learner_steps=max(0, table.learner_steps - replaced * table.steps) + more.learner_steps,
         seconds=round(table.seconds + more.seconds, 1),
         parts=parts,
         options=common((table.options, more.options)),
-        diverged=_union(table.diverged, more.diverged),
+        diverged=_union(_but(table.diverged, more.over), more.diverged),
         sets={**table.sets, **more.sets},
     )
 
@@ -307,6 +307,14 @@ def _union(*some: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """By arm, all seeds."""
     arms = dict.fromkeys(arm for each in some for arm in each)
     return {arm: sorted({n for each in some for n in each.get(arm, ())}) for arm in arms}
+
+
+def _but(
+    some: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    """By arm, the seeds that another lacks, of arms that have any."""
+    left = {arm: [n for n in seeds if n not in other.get(arm, ())] for arm, seeds in some.items()}
+    return {arm: seeds for arm, seeds in left.items() if seeds}
 
 
 def _in_both(some: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> int:

@@ -202,15 +202,19 @@ def joined(table: Results, more: Results) -> Results:
     if table.window and more.window and table.window != more.window:  # 0 where all diverged
         windows = f"windows of {table.window} and of {more.window} samples"
         raise ValueError(f"{table.name}: {windows} do not go together")
-    series = {
-        metric: {
-            arm: {**table.of(arm, metric), **more.of(arm, metric)}
-            for arm in dict.fromkeys((*table.series.get(metric, {}), *more.series.get(metric, {})))
-        }
-        for metric in dict.fromkeys((*table.series, *more.series))
-    }
-    arms = dict.fromkeys((*table.diverged, *more.diverged))
-    diverged = {a: [*table.diverged.get(a, ()), *more.diverged.get(a, ())] for a in arms}
+    gone = {arm: set(seeds) for arm, seeds in more.diverged.items()}
+    series: dict[str, dict[str, dict[int, Array]]] = {}
+    for metric in dict.fromkeys((*table.series, *more.series)):
+        for arm in dict.fromkeys((*table.series.get(metric, {}), *more.series.get(metric, {}))):
+            old = table.of(arm, metric)
+            left = {seed: old[seed] for seed in old if seed not in gone.get(arm, ())}
+            if both := {**left, **more.of(arm, metric)}:
+                series.setdefault(metric, {})[arm] = both
+    diverged = {}
+    for arm in dict.fromkeys((*table.diverged, *more.diverged)):
+        done = {seed for metric in more.series for seed in more.of(arm, metric)}
+        if seeds := (set(table.diverged.get(arm, ())) - done) | gone.get(arm, set()):
+            diverged[arm] = sorted(seeds)
     return Results(table.name, table.window or more.window, series, diverged)
 
 
