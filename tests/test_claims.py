@@ -23,7 +23,6 @@ from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.committed import load
 from upgd.paper.evidence import late_parts, parts
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
-from upgd.paper.kept import pack_findings, unpack_findings
 from upgd.paper.results import TABLE, Results, collect, lacking, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.paper.verdicts import (
@@ -142,6 +141,34 @@ def test_a_better_rival_is_noticed() -> None:
     assert verdict(2, ahead) == NO
     near = made_up("input-permuted-mnist", STORY, {"shrink-and-perturb": 0.705})
     assert verdict(2, near) == YES
+
+
+def test_every_rival_is_asked_and_not_only_the_nearest() -> None:
+    """One that is behind on average, but not surely, leaves open whether it is the better one."""
+    results = made_up("input-permuted-mnist", STORY, {"adamw": 0.69})
+    words = "competitive with every method"
+    assert finding(2, words, results).verdict == YES
+    unsure = {
+        seed: curve + 0.2 * (seed - 2) - 0.1
+        for seed, curve in results.of("adamw", "accuracy").items()
+    }
+    series = {"accuracy": {**results.series["accuracy"], "adamw": unsure}}
+    found = finding(2, words, dataclasses.replace(results, series=series))
+    assert found.verdict == UNKNOWN
+    assert found.found is not None
+    assert found.found.estimate == pytest.approx(0, abs=0.002)  # the nearest one's
+
+
+def test_what_is_not_seen_refutes_only_if_it_would_be_small() -> None:
+    """The margin is ours, and so judged under half and twice of it."""
+    flat = made_up("label-permuted-emnist", {"sgdw": 0.0}, seeds=8)
+    line = np.linspace(0, 1, TASKS)
+    curves = {s: c + 0.004 * (s - 3.5) * line for s, c in flat.of("sgdw", "accuracy").items()}
+    flat = dataclasses.replace(flat, series={"accuracy": {"sgdw": curves}})
+    found = finding(6, "SGDW decays", flat)
+    assert found.found is not None
+    assert 0.005 < -found.found.low < 0.01  # it may have lost half a point, and not a whole one
+    assert (found.verdict, found.ours) == (NO, (UNKNOWN, NO))
 
 
 def test_little_data_is_not_evidence() -> None:
@@ -583,6 +610,6 @@ def test_findings_are_kept_as_they_are(tmp_path: Path, monkeypatch: pytest.Monke
         return made
 
     for _ in range(2):
-        found = keep("findings", (), compute, pack_findings, unpack_findings)
+        found = keep("findings", (), compute, Finding.from_rows)
         assert str(found) == str(made)
     assert len(calls) == 1

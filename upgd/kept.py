@@ -25,7 +25,6 @@ def keep(
     name: str,
     files: Iterable[Path],
     compute: Callable[[], T],
-    pack: Callable[[T], Any],
     unpack: Callable[[Any], T],
 ) -> T:
     """What `compute` returns, or what it returned for the same code and files.
@@ -33,9 +32,8 @@ def keep(
     Args:
         name: The cache's folder.
         files: Whose contents the result depends on, besides the code.
-        compute: Makes the result.
-        pack: Turns it into what JSON can hold.
-        unpack: Turns this into the result; raises ValueError or TypeError if it cannot.
+        compute: Makes the result, of what JSON can hold; tuples become lists.
+        unpack: Makes it of these again; raises ValueError or TypeError if it cannot.
     """
     folder = cache_folder(name)
     file = None if folder is None else folder / f"{_digest(files)}.json"
@@ -47,7 +45,7 @@ def keep(
         from upgd.ledger.files import write_atomically
 
         with suppress(OSError):
-            write_atomically(file, json.dumps(pack(found)).encode())
+            write_atomically(file, json.dumps(found).encode())
     return found
 
 

@@ -34,8 +34,7 @@ def claims(
     """
     from rich.text import Text
 
-    from upgd.paper.judging import judge
-    from upgd.paper.kept import LEDGER
+    from upgd.paper.judging import LEDGER, judge
     from upgd.paper.verdicts import MORE_COLUMNS, NOTHING, summary, table
 
     for place in places:

@@ -77,7 +77,7 @@ def _methods(use: object) -> dict[str, Facts]:
     Not where users add methods of their own.
     """
     loaded = bool(use) or "upgd.optim.registry" in sys.modules
-    return _registered() if loaded else keep("methods", (), _registered, dict, _unpacked)
+    return _registered() if loaded else keep("methods", (), _registered, _unpacked)
 
 
 def _registered() -> dict[str, Facts]:

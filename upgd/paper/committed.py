@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from upgd.ledger import Ledger, RunSpec
+from upgd.ledger.ledger import NAME
 from upgd.ledger.spec import MEASURING
 from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.paper import provenance, results
 from upgd.paper.experiments import EXPERIMENTS, Experiment
-from upgd.paper.kept import LEDGER
 from upgd.paper.provenance import Provenance
 from upgd.paper.results import TABLE, Results, folder_name
 
@@ -89,7 +89,7 @@ class Table(NamedTuple):
 
 def are_tables(folder: Path) -> bool:
     """Whether a folder has tables of results and is not a study."""
-    return not (folder / LEDGER).exists() and any(folder.glob(f"*/{TABLE}"))
+    return not (folder / NAME).exists() and any(folder.glob(f"*/{TABLE}"))
 
 
 def read(folder: Path, name: str) -> Table | None:
@@ -123,7 +123,7 @@ def load(
                 told = None if older else provenance.read(path.parent)
                 if told is not None and told.diagnostics < DIAGNOSTICS:
                     found[name] = results.without(found[name], STRIDED)
-        for path in sorted(place.rglob(LEDGER)):
+        for path in sorted(place.rglob(NAME)):
             say(f"reading {path.parent}")
             with Ledger.open(path.parent, create=False, read_only=True) as ledger:
                 for name, experiment in EXPERIMENTS.items():

@@ -237,13 +237,12 @@ def lead(
     return mean_interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
 
 
-def smallest_lead(results: Results | None, arm: str, others: Sequence[str]) -> Interval | None:
-    """The lead over the best of the others; None unless all have results or have lost."""
+def leads(results: Results | None, arm: str, others: Sequence[str]) -> list[Interval]:
+    """The leads over the others, the smallest first; none unless all have results or have lost."""
     rivals = [other for other in others if other != arm and not has_lost(results, other)]
-    leads = [lead(results, arm, other, "accuracy") for other in rivals]
-    if not leads or any(found is None for found in leads):
-        return None
-    return min((found for found in leads if found is not None), key=lambda found: found.estimate)
+    found = [lead(results, arm, other, "accuracy") for other in rivals]
+    known = [each for each in found if each is not None]
+    return sorted(known, key=lambda each: each.estimate) if len(known) == len(found) else []
 
 
 def over_seeds(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from upgd.kept import keep
-from upgd.paper.kept import LEDGER, Rows, pack_findings, unpack_findings
-from upgd.paper.verdicts import Judged
+from upgd.paper.verdicts import Finding, Judged
 
+LEDGER = "ledger.sqlite"
+"""The file of a study, which may change at any time: what it says is not kept."""
 FILES = ("*.csv.gz", "provenance.json")
 """What judgements on a folder of tables depend on."""
 
@@ -35,12 +37,8 @@ def judge(
     if any(True for folder in folders for _ in folder.rglob(LEDGER)):
         return compute()
     files = [p for folder in folders for kind in FILES for p in sorted(folder.rglob(kind))]
-    return keep("claims", files, compute, _pack, _unpack)
+    return keep("claims", files, compute, _unpack)
 
 
-def _pack(found: list[Judged]) -> Rows:
-    return [[each.number, each.text, each.data, pack_findings(each.findings)] for each in found]
-
-
-def _unpack(rows: Rows) -> list[Judged]:
-    return [Judged(n, text, data, unpack_findings(found)) for n, text, data, found in rows]
+def _unpack(rows: list[list[Any]]) -> list[Judged]:
+    return [Judged(n, text, data, Finding.from_rows(found)) for n, text, data, found in rows]

@@ -244,8 +244,10 @@ _HOW = (
 
 def verdict_table(site: Site, up: str) -> list[str]:
     """The verdicts: in one sentence, and in a table."""
-    more = f"{MORE_COLUMNS} Every statement, with the paper's words and effect sizes: "
-    rest = f"{more}[claim by claim]({up}{CLAIMS})."
+    more = (
+        "the paper's words, effect sizes, and verdicts under half and twice the thresholds of ours"
+    )
+    rest = f"{MORE_COLUMNS} Every statement, with {more}: [claim by claim]({up}{CLAIMS})."
     return [f"**{summary(site.judged)}**", "", *table(site.judged), "", rest]
 
 

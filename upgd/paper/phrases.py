@@ -38,6 +38,8 @@ STEADY = 0.1
 """A loss that rises by less than this fraction does not count as worse."""
 BEST = 3
 """Methods that count as the best."""
+UNSEEN = f"if less than {100 * HOLDS:g} point"
+"""A change that is not seen refutes a statement once its interval excludes this much."""
 SLIGHTLY = 0.05
 """The largest excess that counts as slightly above."""
 
@@ -69,62 +71,65 @@ def unless_diverged(finding: Finding, results: Results, arm: str, *others: str) 
 # ------------------------------------------------------------------------------- changes
 def improves(results: Results, arm: str) -> Finding:
     """The statement that an arm keeps improving."""
-    found = _changes(results, arm, "keeps improving", _keeps_rising)
+    found = _changes(results, arm, f"keeps improving (ours: no {UNSEEN})", _keeps_rising)
     return unless_diverged(found, results, arm)
 
 
 def struggles(results: Results, arm: str) -> Finding:
     """The statement that an arm does not keep improving."""
-    return with_diverged(
-        _changes(
-            results,
-            arm,
-            "struggles: it does not keep improving",
-            lambda whole, late: ev.opposite(_keeps_rising(whole, late)),
-        ),
+    found = _changes(
         results,
         arm,
+        f"struggles: it does not keep improving (ours: so {UNSEEN})",
+        lambda whole, late, margin: ev.opposite(_keeps_rising(whole, late, margin)),
     )
+    return with_diverged(found, results, arm)
 
 
 def decays(results: Results, arm: str) -> Finding:
     """The statement that an arm decays."""
-    found = _changes(results, arm, "decays", lambda whole, late: ev.falling(whole), late=False)
+    found = _changes(
+        results,
+        arm,
+        f"decays (ours: no {UNSEEN})",
+        lambda whole, late, margin: ev.falling(whole, margin),
+        late=False,
+    )
     return with_diverged(found, results, arm)
 
 
 def maintains(results: Results, arm: str) -> Finding:
     """The statement that an arm maintains its level."""
 
-    def judge(margin: float) -> Finding:
-        def both(whole: Interval | None, late: Interval | None) -> Verdict:
-            return worst([ev.within(late, margin), ev.above(whole, -margin)])
+    def judge(whole: Interval | None, late: Interval | None, margin: float) -> Verdict:
+        return worst([ev.within(late, margin), ev.above(whole, -margin)])
 
-        return _changes(results, arm, "maintains its level (ours: within ±1 point)", both)
-
-    scaled = ev.scaled(lambda margin: judge(margin).verdict, HOLDS)
-    return unless_diverged(judge(HOLDS)._replace(ours=scaled), results, arm)
+    found = _changes(results, arm, "maintains its level (ours: within ±1 point)", judge)
+    return unless_diverged(found, results, arm)
 
 
-def _keeps_rising(whole: Interval | None, late: Interval | None) -> Verdict:
-    return worst([ev.rising(whole), ev.rising(late)])
+def _keeps_rising(whole: Interval | None, late: Interval | None, margin: float) -> Verdict:
+    return worst([ev.rising(whole, margin), ev.rising(late, margin)])
 
 
 def _changes(
     results: Results,
     arm: str,
     how: str,
-    judge: Callable[[Interval | None, Interval | None], Verdict],
+    judge: Callable[[Interval | None, Interval | None, float], Verdict],
     late: bool = True,
 ) -> Finding:
-    """A statement on an arm's change and its late change; one is its statistic, one is told."""
-    both = [ev.change(results, arm), ev.change(results, arm, late=True)]
-    verdict = judge(*both)
-    first, second = both[::-1] if late else both
+    """A statement on an arm's change and its late change; one is its statistic, one is told.
+
+    `judge` has a margin in points, which is ours.
+    """
+    whole, end = ev.change(results, arm), ev.change(results, arm, late=True)
+    first, second = (end, whole) if late else (whole, end)
     other = "since tasks 11–30" if late else "since the middle of the run"
-    beside = shown(Finding("", second, verdict, words=UP))
+    beside = shown(Finding("", second, UNKNOWN, words=UP))
     text = f"{named(results, arm)} {how}" + (f" ({other}: {beside})" if second else "")
-    return Finding(text, first, verdict, words=UP)
+    finding = Finding(text, first, UNKNOWN, words=UP)
+    return ours(finding, lambda margin: judge(whole, end, margin), HOLDS)
 
 
 # ------------------------------------------------------------------------------ thresholds
@@ -165,22 +170,22 @@ def slightly_above(text: str, found: Interval | None, level: float) -> Finding:
 
 # ------------------------------------------------------------------------------ comparisons
 def competitive(results: Results, arm: str = "upgd") -> Finding:
-    """The statement that no method is a point ahead of an arm."""
-    found = ev.smallest_lead(results, arm, METHODS)
+    """The statement that no method is a point ahead of an arm; it shows the smallest lead."""
+    leads = ev.leads(results, arm, METHODS)
     text = f"{named(results, arm)} surpasses or is competitive with every method"
     finding = ours(
-        Finding(f"{text} (ours: within 1 point)", found, UNKNOWN, words=AHEAD),
-        lambda margin: ev.above(found, -margin),
+        Finding(f"{text} (ours: within 1 point)", next(iter(leads), None), UNKNOWN, words=AHEAD),
+        lambda margin: worst(ev.above(each, -margin) for each in leads),
         HOLDS,
     )
     return unless_diverged(finding, results, arm, *METHODS)
 
 
 def beats_all(results: Results, arm: str, others: tuple[str, ...], whom: str) -> Finding:
-    """The statement that an arm beats each of some others."""
-    least = ev.smallest_lead(results, arm, others)
+    """The statement that an arm beats each of some others; it shows the smallest lead."""
+    leads = ev.leads(results, arm, others)
     text = f"{named(results, arm)} beats {whom}"
-    finding = Finding(text, least, ev.above(least), words=AHEAD)
+    finding = Finding(text, next(iter(leads), None), worst(map(ev.above, leads)), words=AHEAD)
     return unless_diverged(finding, results, arm, *others)
 
 

@@ -27,7 +27,6 @@ from upgd.metrics import Interval, mean_interval, standard_error
 from upgd.optim import UPGD
 from upgd.optim.registry import METHODS
 from upgd.paper.evidence import Array, below
-from upgd.paper.kept import pack_findings, unpack_findings
 from upgd.paper.sets import from_paper
 from upgd.paper.verdicts import NO, PLAIN, TOLD, YES, Finding, Verdict
 from upgd.utility import propagated_utility, weight_utility
@@ -153,7 +152,7 @@ def findings() -> tuple[Finding, ...]:
     Largest distances and medians have no interval; shares of bounds have one over replicas. All are
     functions of the code alone: they take seconds once for each version of it.
     """
-    return tuple(keep("theorems", (), _findings, pack_findings, unpack_findings))
+    return tuple(keep("theorems", (), _findings, Finding.from_rows))
 
 
 def _findings() -> list[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from upgd.metrics import Interval
 from upgd.paper import quotations
@@ -53,6 +53,22 @@ class Finding(NamedTuple):
     def at(self, scale: int | None) -> Verdict:
         """The verdict, or that under one of :data:`SCALES` (by its place)."""
         return self.verdict if scale is None or self.ours is None else self.ours[scale]
+
+    @classmethod
+    def from_rows(cls, rows: list[list[Any]]) -> list[Finding]:
+        """Findings that went through JSON, which makes lists of them."""
+        return [
+            cls(
+                text,
+                found and Interval(*found),
+                verdict,
+                unit,
+                tuple(words),
+                part,
+                ours and tuple(ours),
+            )
+            for text, found, verdict, unit, words, part, ours in rows
+        ]
 
     def __str__(self) -> str:
         return f"{self.statement}: {shown(self)}, {self.verdict}"
@@ -201,13 +217,14 @@ class Judged(NamedTuple):
 def table(found: Iterable[Judged]) -> list[str]:
     """Claims as lines of Markdown."""
     lines = [
-        "| | claim | verdict | central | side | refuted | ½, 2 × | judged by |",
-        "|---:|---|---|---:|---:|---|---|---|",
+        "| | claim | verdict | central | side | refuted |",
+        "|---:|---|---|---:|---:|---|",
     ]
     for claim in found:
         counts = (str(Count.of(claim.some(mark))) for mark in (True, False))
-        cells = (str(claim.number), claim.text, f"**{claim.verdict}**", *counts, refuted(claim))
-        lines.append(f"| {' | '.join((*cells, claim.scaled, claim.data))} |")
+        text = claim.text if claim.data == NOTHING else f"{claim.text} ({claim.data})"
+        cells = (str(claim.number), text, f"**{claim.verdict}**", *counts, refuted(claim))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -223,10 +240,7 @@ def refuted(claim: Judged) -> str:
 
 COLUMNS = "Central and side: statements confirmed, refuted, open."
 """What the numbers of tables are."""
-MORE_COLUMNS = (
-    f"{COLUMNS} Refuted: which these are, with what was found, central ones in bold. ½, 2 ×: the "
-    "verdict under half and twice the thresholds that are ours."
-)
+MORE_COLUMNS = f"{COLUMNS} Refuted: which these are, with what was found, central ones in bold."
 """The same of the Markdown table."""
 
 
