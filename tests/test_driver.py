@@ -391,6 +391,7 @@ def test_out_of_memory_halves_and_later_stacks_are_smaller(tmp_path: Path) -> No
     assert sum("out of memory" in note for note in tally.notes) <= 3
 
 
+@pytest.mark.slow
 def test_a_driver_that_dies_at_any_kind_of_write_is_followed_by_one_that_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -47,19 +47,6 @@ HEAD = {"head.weight_decay": 0.7}  # in stacks
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
 )
-
-
-def every_other(cases: Iterable[Any], first: int = 0) -> list[Any]:
-    """Cases for ``parametrize``; all but every other one, from `first` on, are slow."""
-    slow = pytest.mark.slow
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            id="-".join(case) if isinstance(case, tuple) else case,
-            marks=() if number % 2 == first else slow,
-        )
-        for number, case in enumerate(cases)
-    ]
 
 
 def skipping(w: Any, g: Any, lr: Any, due: Any) -> Any:
@@ -231,7 +218,8 @@ def apart(text: str) -> str:
     return re.sub(r"fused\((-?)(\w+), (\w+), (\w+)\)", plain_sum, text)
 
 
-@pytest.mark.parametrize("name", every_other(RULES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
 def test_rules_by_numba(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stage, mutant = RULES[name]
     compare_on_cpu(mutant.method)
@@ -241,8 +229,9 @@ def test_rules_by_numba(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         compare_on_cpu(mutant.method)
 
 
+@pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize("name", every_other(RULES, 1))
+@pytest.mark.parametrize("name", RULES)
 def test_rules_by_triton(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without errors they pass: :func:`test_the_flat_kernels_pass`."""
     from upgd.kernels import triton_flat, triton_rules
@@ -303,6 +292,7 @@ def test_the_loops_pass(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     compare_on_cpu(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain_numba.execute(monkeypatch, "cpu_dense", LOOPS[name], tmp_path)
@@ -339,6 +329,7 @@ def test_the_flat_loops_pass(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     compare_fused(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAT_LOOPS)
 def test_flat_loops(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain_numba.execute(monkeypatch, "cpu_flat", FLAT_LOOPS[name], tmp_path)
@@ -483,8 +474,9 @@ def test_the_kernels_pass(name: str) -> None:
     compare_in_the_interpreter(name)
 
 
+@pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize(("part", "name"), every_other(STACKS))
+@pytest.mark.parametrize(("part", "name"), STACKS)
 def test_kernels(part: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from upgd.engine import dense_cuda
 
@@ -500,8 +492,9 @@ def test_the_stored_kernels_pass(name: str) -> None:
     compare_stored(name, (3, 4, 5))
 
 
+@pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize("name", every_other(STORED))
+@pytest.mark.parametrize("name", STORED)
 def test_stored_kernels(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from upgd.engine import general_cuda
 
@@ -542,6 +535,7 @@ def convolutional(seed: int, task: int) -> nn.Module:
         return nn.Sequential(*layers).double()
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("name", FLAT)
 def test_flat_kernels(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

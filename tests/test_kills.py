@@ -64,6 +64,7 @@ def is_begun(folder: Path, count: int) -> bool:
         return sum(ledger.counts().values()) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills: int) -> None:
     steps = 25 * kills
@@ -167,6 +168,7 @@ def check_resumed(server: Server, folder: Path, log: Path, expected: dict[str, A
     assert not list((folder / "workers").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_whole_study_killed_before_and_after_every_durable_write(
     server: Server, tmp_path: Path, every: int

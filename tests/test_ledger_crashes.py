@@ -58,6 +58,7 @@ def _finish_until_killed(
                     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+@pytest.mark.slow
 @forking
 def test_kill_at_any_time_loses_nothing(tmp_path: Path) -> None:
     study, log = tmp_path / "study", tmp_path / "acknowledged"

@@ -443,6 +443,7 @@ def test_a_skipped_step_changes_nothing(path: str, option: str) -> None:
     assert int(opt.skipped_steps) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["both", "master"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_torch_compile(option: str, backend: str) -> None:

@@ -129,6 +129,7 @@ group = AgentGroup("Pendulum", [learner("adam", 0)], steps=2048, workers=1)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a pool", pytest.param("agents", marks=pytest.mark.slow)])
 def test_a_program_ends_without_closing(what: str) -> None:
     """Workers do not hear the SIGTERM by which multiprocessing ends them at last."""

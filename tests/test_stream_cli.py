@@ -861,6 +861,7 @@ def wait_for_save(process: subprocess.Popen[str], path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]

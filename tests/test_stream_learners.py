@@ -503,6 +503,7 @@ for i in range(1, 10**9):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [0.2, pytest.param(0.33, marks=pytest.mark.slow)])
 def test_a_killed_process_leaves_a_whole_snapshot(wait: float, tmp_path: Path) -> None:
     file = tmp_path / "snapshot"
