@@ -1,7 +1,7 @@
 """What was found beside the claims, in sentences made of the tables.
 
-Who is ahead of UPGD-W, and what the slips of the authors' code change. Each sentence is there only
-if its runs are.
+Who is ahead of UPGD-W, where agents with AdaUPGD end, and what the slips of the authors' code
+change. Each sentence is there only if its runs are.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from upgd.pages import grouped
 from upgd.paper import evidence as ev
-from upgd.paper import utility_quality
+from upgd.paper import policy_collapse, utility_quality
 from upgd.paper.claims import RETUNED
 from upgd.paper.evidence import All
-from upgd.paper.experiments import BEST_SETS, title
+from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, agents_name, title
 from upgd.paper.figures import LONG
 from upgd.paper.results import Results
 from upgd.paper.sets import MAIN
@@ -22,7 +23,7 @@ from upgd.paper.verdicts import UP, YES, Finding, shown
 
 def sentences(results: All, root: Path) -> list[str]:
     """All findings as items of a Markdown list; `root` is the folder of tables."""
-    found = [*_ahead(results), *_retuned(results), *_ranks(root)]
+    found = [*_ahead(results), *_agents(results), *_retuned(results), *_ranks(root)]
     return [f"- {each}" for each in found]
 
 
@@ -45,6 +46,24 @@ def _ahead(results: All) -> Iterator[str]:
 
 def _are(some: Sequence[object]) -> str:
     return "is" if len(some) == 1 else "are"
+
+
+def _agents(results: All) -> Iterator[str]:
+    """Where agents with AdaUPGD end, beside those with Adam."""
+    told = []
+    for environment in ENVIRONMENTS:
+        some = results.get(agents_name(environment))
+        found = None if some is None else policy_collapse.final_lead(some, "ada-upgd", "adam")
+        if found is not None:
+            mine, theirs, lead = found
+            more, low, high = (f"{x:+,.0f}".replace(",", "\u202f").replace("-", "−") for x in lead)
+            told.append(f"{environment} {mine:.0f} and {theirs:.0f} ({more} [{low}, {high}])")
+    if told:
+        length = grouped(policy_collapse.LONG)
+        yield (
+            f"PPO, mean return in the last tenth of {length} steps, AdaUPGD as printed and Adam: "
+            f"{'; '.join(told)}."
+        )
 
 
 def _retuned(results: All) -> Iterator[str]:

@@ -53,7 +53,7 @@ from upgd.paper.experiments import (
 )
 from upgd.paper.results import Results
 from upgd.paper.verdicts import NO, PERCENT, UNKNOWN, UP, YES, Finding, Verdict
-from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths
+from upgd.rl.collapse import NAMES, collapse, filled, over_seeds, tenths, width
 from upgd.rl.ppo import Settings
 from upgd.rl.runs import ITERATIONS
 
@@ -134,6 +134,27 @@ def can_tell(returns: Array) -> bool:
 def shares(values: Callable[[Array], Array], returns: Array) -> Array:
     """Each seed's fall or gain as a fraction of what was learned."""
     return np.asarray(values(returns) / learned(returns).mean())
+
+
+def final_lead(results: Results, arm: str, other: str) -> tuple[float, float, Interval] | None:
+    """The last tenths of two arms' long runs, of seeds that both have, and their difference.
+
+    None with fewer than :data:`FEWEST` such seeds, with shorter runs, or if an agent diverged.
+    """
+    both = [curves(results, each) for each in (arm, other)]
+    if any(x is None or not is_long(results, x) for x in both) or {arm, other} & {
+        *results.diverged
+    }:
+        return None
+    ends = [
+        {s: float(np.nanmean(x[-width(len(x)) :])) for s, x in results.of(each, METRIC).items()}
+        for each in (arm, other)
+    ]
+    common = sorted(ends[0].keys() & ends[1].keys())
+    if len(common) < FEWEST:
+        return None
+    mine, theirs = (np.array([end[s] for s in common]) for end in ends)
+    return float(mine.mean()), float(theirs.mean()), metrics.mean_interval(mine - theirs)
 
 
 # ----------------------------------------------------------------------------- statements
