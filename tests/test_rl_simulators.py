@@ -174,18 +174,19 @@ def test_rollouts_are_bit_exact(name: str) -> None:
     actors = [Actor(name, 5, settings, rooms[k], compiled=bool(k)) for k in range(2)]
     assert [actor.simulator is None for actor in actors] == [True, False]
     weights = network.initial(5).astype(np.float32)
-    episodes = []
+    episodes, limit = [], 20
     for _ in range(3):
-        for actor in actors:  # episodes of HalfCheetah end by their time limit alone
-            actor.spaces = actor.simulation.spaces = replace(actor.spaces, limit=100)
+        for actor in actors:
+            actor.spaces = actor.simulation.spaces = replace(actor.spaces, limit=limit)
         one, other = (actor.rollout(weights) for actor in actors)
         assert one == other
         episodes += one.episodes
         for expected, found in zip(*rooms, strict=True):
             np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(actors[1].normalisers, actors[0].normalisers)
-    assert len(episodes) > 3
-    assert any(episode.length == 100 for episode in episodes) or name in NAMES[1:3]
+    lengths = [episode.length for episode in episodes]
+    assert max(lengths) == limit
+    assert min(lengths) < limit or name == "HalfCheetah-v5"  # which ends by its time limit alone
 
 
 def test_states_fit_both_ways() -> None:

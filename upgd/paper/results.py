@@ -258,11 +258,12 @@ def _cell(value: float) -> str:
 
 def read(path: str | os.PathLike[str], name: str) -> Results:
     """Read a table that :func:`write` wrote; ValueError if it is not a table, or broken."""
-    header, *rows = table_rows(path)
+    first, *lines = _text(path).splitlines()
+    header = first.split(",")
     if header[:3] != ["arm", "seed", "samples"]:
-        raise ValueError(f"{path} is not a table of results: it begins with {','.join(header)}")
+        raise ValueError(f"{path} is not a table of results: it begins with {first}")
     try:
-        return _parse(rows, header[3:], name)
+        return _parse(lines, header[3:], name)
     except ValueError as error:
         raise ValueError(f"{path} is not a table of results: {error}") from None
 
@@ -270,29 +271,48 @@ def read(path: str | os.PathLike[str], name: str) -> Results:
 def table_rows(path: str | os.PathLike[str]) -> list[list[str]]:
     """The rows of a compressed table, with its header; ValueError if it is broken or empty."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
-    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Error) as error:
+        return list(csv.reader(io.StringIO(_text(path), newline="")))
+    except csv.Error as error:
         raise ValueError(f"{path} is broken: {error}") from None
-    if not rows:
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    """A compressed text; ValueError if it is broken or empty."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            text = file.read()
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is broken: {error}") from None
+    if not text:
         raise ValueError(f"{path} is empty")
-    return rows
+    return text
 
 
-def _parse(rows: Iterable[list[str]], metrics: list[str], name: str) -> Results:
-    tables: dict[tuple[str, int], list[list[float]]] = {}
+def _parse(lines: Iterable[str], metrics: list[str], name: str) -> Results:
+    tables: dict[tuple[str, str], list[str]] = {}
     diverged: dict[str, list[int]] = {}
     window = 0
-    for arm, seed, samples, *cells in rows:
+    for line in lines:
+        arm, seed, samples, cells = line.split(",", 3)
         if samples == DIVERGED:
             diverged.setdefault(arm, []).append(int(seed))
             continue
         window = window or int(samples)
-        values = [float(cell) if cell else float("nan") for cell in cells]
-        tables.setdefault((arm, int(seed)), []).append(values)
+        tables.setdefault((arm, seed), []).append(cells)
     series: dict[str, dict[str, dict[int, Array]]] = {}
-    for (arm, number), table in tables.items():
-        for metric, column in zip(metrics, np.array(table).T, strict=True):
+    for (arm, seed), rows in tables.items():
+        for metric, column in zip(metrics, _columns(rows, len(metrics)), strict=True):
             if not np.isnan(column).all():
-                series.setdefault(metric, {}).setdefault(arm, {})[number] = column
+                series.setdefault(metric, {}).setdefault(arm, {})[int(seed)] = column
     return Results(name, window, series, diverged)
+
+
+def _columns(rows: Sequence[str], count: int) -> Array:
+    """Columns of numbers, one a row of the result; empty cells are NaN."""
+    if any(row.count(",") != count - 1 for row in rows):
+        raise ValueError("a row has more cells than the header, or fewer")
+    text = f",{','.join(rows)},".replace(",,", ",nan,").replace(",,", ",nan,")
+    values = np.fromstring(text[1:-1], sep=",")  # ends at the first cell that is no number
+    if values.size != len(rows) * count:
+        raise ValueError("a cell is not a number")
+    return np.ascontiguousarray(values.reshape(-1, count).T)
