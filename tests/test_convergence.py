@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from upgd import UPGD
+from upgd.paper.theorems import sampled_upgd
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
@@ -445,3 +446,19 @@ def test_sampled_gradients_at_the_minimum() -> None:
         if not protect:
             assert 0.7 * limit < mean
             assert mean - 4 * error <= limit
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_replicas_computed_at_once_take_the_optimizers_steps(beta: float) -> None:
+    alpha, steps, count = 0.05, 40, 3
+    totals = []
+    for replica in range(count):
+        w = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        opt = UPGD([w], lr=alpha / 2, sigma=0.0, weight_decay=0.0, beta_utility=beta)
+        total = 0.0
+        for centre in np.random.default_rng([replica, 0xC0]).integers(0, 2, steps) * 2.0:
+            total += float(w.detach() - 1) ** 2
+            w.grad = w.detach() - centre
+            opt.step()
+        totals.append(total / steps)
+    np.testing.assert_allclose(sampled_upgd(alpha, beta, steps, count)[0], totals, rtol=1e-12)

@@ -80,20 +80,21 @@ def sampled_upgd(alpha: float, beta: float, steps: int, replicas: int = 8) -> tu
     Returns the averaged squared gradient norm of the expected loss by replica, and the theorem's
     bound.
     """
-    averages = []
-    for replica in range(replicas):
-        targets = np.random.default_rng([replica, 0xC0]).integers(0, 2, steps) * 2.0
-        theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
-        opt = _optimizer("upgd", theta, replica, lr=alpha, sigma=0.0, beta_utility=beta)
-        total = 0.0
-        for target in targets:
-            total += float((theta.detach() - 1) ** 2)
-            theta.grad = theta.detach() - target
-            opt.step()
-        averages.append(total / steps)
+    trace, update = (phase.fn for phase in METHODS["upgd"].method.phases)
+    lr = from_paper("upgd", {"lr": alpha})["lr"]
+    draws = [np.random.default_rng([replica, 0xC0]) for replica in range(replicas)]
+    targets = torch.tensor(np.stack([2.0 * draw.integers(0, 2, steps) for draw in draws], 1))
+    theta = torch.ones(replicas, dtype=torch.float64)
+    utility = total = torch.zeros_like(theta)
+    for target in targets:
+        gradient = theta - target
+        total = total + (theta - 1) ** 2
+        utility = trace(theta, gradient, utility, beta)
+        eta = utility.abs()  # the only weight's is the largest
+        theta = update(theta, gradient, utility, 0.0, eta, lr, 0.0, 0.0)
     # L = 1, σ_g² = 1, f(θ₁) = f*: only the second term is left.
     bound = alpha**2 / (2 * alpha * SMALLEST_GATE - alpha**2)
-    return np.array(averages), bound
+    return (total / steps).numpy(), bound
 
 
 def propagation(networks: int = 30) -> float:
