@@ -23,6 +23,7 @@ from tests.cases import (
     every_method_with,
     every_noisy_method,
     every_rule,
+    is_repetition,
     loss_of,
     needs_cuda,
     network,
@@ -368,11 +369,8 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 
 # ------------------------------------------------------------------------------ compile
-COMPILED = {
-    *("upgd", "feature-upgd-2nd", "n-upgd-2nd-local", "upgd-momentum", "ada-upgd", "pgd"),
-    *("adamw", "s-rwalk", "s-si", "hare-tortoise"),
-}
-"""One of each kind of rule and of phases; the others are slow."""
+COMPILED = ("upgd", "feature-upgd-2nd", "s-rwalk")
+"""Gates of weights and of features, and a method without: the others are slow."""
 
 
 @pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name not in COMPILED))
@@ -380,14 +378,8 @@ def test_torch_compile(row: Row) -> None:
     compile_and_compare(row, "raise")
 
 
-@pytest.mark.parametrize("name", ["upgd", "ada-upgd-2nd"])
-def test_torch_compile_of_steps_that_skip(name: str) -> None:
-    compile_and_compare(METHODS[name], "skip")
-
-
-@pytest.mark.slow
-@every_rule
-def test_torch_compile_of_all_steps_that_skip(row: Row) -> None:
+@pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name != "ada-upgd-2nd"))
+def test_torch_compile_of_steps_that_skip(row: Row) -> None:
     compile_and_compare(row, "skip")
 
 
@@ -629,12 +621,15 @@ def scaled_gradients(model: nn.Module, opt: Any, scaler: Any, batch: Any) -> lis
 @pytest.mark.parametrize(
     ("row", "path"),
     [
-        (row, path)
+        pytest.param(
+            *(row, path),
+            id=f"{row.name}-{path}",
+            marks=pytest.mark.slow if is_repetition(row.name) else (),
+        )
         for row in METHODS.values()
         for path in ("maximize", "foreach", "capturable", "fused")
         if path not in row.unsupported
     ],
-    ids=lambda each: getattr(each, "name", each),
 )
 def test_grad_scaler_leaves_unscaled_gradients(row: Row, device: str, path: str) -> None:
     """Those of PyTorch's own fused step, to which it hands over the scale, too."""

@@ -113,7 +113,9 @@ def compare(
 
 
 # ------------------------------------------------------------------------------- equality
-@pytest.mark.parametrize("name", [*LAYERED, "everywhere", "biases-after"])
+@pytest.mark.parametrize(
+    "name", [*LAYERED, "everywhere", pytest.param("biases-after", marks=pytest.mark.slow)]
+)
 def test_equals_the_plain_path(name: str) -> None:
     """Of methods that renew units, some are renewed."""
     opt, model = compare(name)
@@ -398,7 +400,10 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, marks=[pytest.mark.slow] * (k % 2)) for k, m in enumerate(MUTANTS)],
+)
 def test_errors_in_kernels_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = MUTANTS[mutant]
     load, written = cpu_layer.compiled, []

@@ -102,7 +102,9 @@ def test_one_study_killed_at_random_times(server: Server, tmp_path: Path, kills:
     assert not list((killed / "workers").iterdir())
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:

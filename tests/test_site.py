@@ -114,7 +114,7 @@ def browser() -> Iterator[Any]:
 
 
 @in_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_pages_open_without_errors(scheme: str, site: Path, browser: Any) -> None:
     """In the system's colours, on a phone, from a folder; nothing is loaded from elsewhere."""
     page = browser.new_page(color_scheme=scheme)
@@ -149,7 +149,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 @in_browser
-@pytest.mark.parametrize("where", ["folder", "server"])
+@pytest.mark.parametrize("where", [pytest.param("folder", marks=pytest.mark.slow), "server"])
 def test_search_finds_a_class(where: str, site: Path, served: str, browser: Any) -> None:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE * 1000)

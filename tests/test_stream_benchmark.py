@@ -65,6 +65,7 @@ def test_regression_is_relative_to_the_running_mean(script: ModuleType) -> None:
     assert runs.regression(y, np.array([0, np.inf, 0, 0]), 2)[2] is None
 
 
+@pytest.mark.slow
 def test_a_run_does_what_is_missing(
     program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,10 +29,11 @@ MODELS = {
 
 # ------------------------------------------------------------------------------ checks
 def river_checks() -> Iterator[Any]:
-    """All that river has for such estimators; every other one of default networks is slow."""
+    """All that river has for such estimators; of default networks, half and the longest are slow."""
     for name, model in MODELS.items():
         for number, check in enumerate(checks.yield_checks(model)):
-            slow = name.endswith("()") and number % 2 == 1
+            longest = check.__name__ == "check_learn_one"
+            slow = name.endswith("()") and (number % 2 == 1 or longest)
             marks = [pytest.mark.slow] if slow else []
             yield pytest.param(model, check, marks=marks, id=f"{name}-{number}-{check.__name__}")
 
