@@ -29,7 +29,7 @@ MODELS = {
 
 # ------------------------------------------------------------------------------ checks
 def river_checks() -> Iterator[Any]:
-    """All that river has for such estimators; of default networks, half and the longest are slow."""
+    """All that river has for such estimators; of default networks, half and the longest: slow."""
     for name, model in MODELS.items():
         for number, check in enumerate(checks.yield_checks(model)):
             longest = check.__name__ == "check_learn_one"
