@@ -11,7 +11,7 @@ core, without anything else of an agent; :mod:`rl_speed` has whole agents.
 Agreement: both make one environment step from the same states, those of a rollout by the C
 simulator with random actions. They compute with 32 and 64 bits, and a contact that one of them has
 and the other not makes a large difference, so that medians and the 99th of 100 are shown.
-docs/benchmarks/rl_gpu_simulator.md is the page.
+Writes docs/benchmarks/rl_gpu_simulator.md; there is none yet, since it has not run on a GPU.
 """
 
 from __future__ import annotations
