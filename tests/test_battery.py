@@ -374,6 +374,11 @@ COMPILED = ("upgd", "feature-upgd-2nd", "s-rwalk")
 
 
 @pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name not in COMPILED))
+def test_torch_compile_captures_one_graph(row: Row) -> None:
+    compile_and_compare(row, "raise", backend="aot_eager")
+
+
+@pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name != "upgd"))
 def test_torch_compile(row: Row) -> None:
     compile_and_compare(row, "raise")
 
@@ -383,13 +388,16 @@ def test_torch_compile_of_steps_that_skip(row: Row) -> None:
     compile_and_compare(row, "skip")
 
 
-def compile_and_compare(row: Row, nonfinite: str) -> None:
-    """One graph, one break (where noise is drawn), no recompilation, the same weights."""
+def compile_and_compare(row: Row, nonfinite: str, backend: str = "inductor") -> None:
+    """One graph, one break (where noise is drawn), no recompilation, the same weights.
+
+    Inductor compiles C++, which takes many seconds; `aot_eager` captures the same graphs.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model, eager = network(), network()
     opt = row.make(model, seed=1, nonfinite=nonfinite)
-    step = torch.compile(opt.step)
+    step = torch.compile(opt.step, backend=backend)
     stream = batches(6)
     train(row, opt, model, stream, step)
     counters = torch._dynamo.utils.counters
