@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/upgd demo
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow

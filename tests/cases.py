@@ -102,9 +102,16 @@ every_device = pytest.mark.parametrize("device", devices())
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+def seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which formats a stack for each kind of device that is not there."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
 def network(device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
     """Two hidden layers; the same weights on every device."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3))
     return model.to(device, dtype)
 

@@ -468,8 +468,15 @@ STORED = {
 STACKS = [("update", name) for name in UPDATES] + [("sample", name) for name in SAMPLES]
 
 
+def some_of(quick: list[str], slow: list[str]) -> list[Any]:
+    """What kernels without a fault are compared for: the rest in the slow tests."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
 @interpreted
-@pytest.mark.parametrize("name", ["upgd", "upgd-local", "feature-upgd", "feature-upgd-local"])
+@pytest.mark.parametrize(
+    "name", some_of(["upgd-local", "feature-upgd"], ["upgd", "feature-upgd-local"])
+)
 def test_the_kernels_pass(name: str) -> None:
     compare_in_the_interpreter(name)
 
@@ -487,7 +494,9 @@ def test_kernels(part: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["upgd", "upgd-local", "s-si", "adamw", "s-rwalk", "ada-upgd"])
+@pytest.mark.parametrize(
+    "name", some_of(["upgd-local", "s-rwalk", "ada-upgd"], ["upgd", "s-si", "adamw"])
+)
 def test_the_stored_kernels_pass(name: str) -> None:
     compare_stored(name, (3, 4, 5))
 

@@ -107,7 +107,9 @@ def test_a_link_stays_and_its_file_is_replaced(name: str, study: Path, tmp_path:
 
 @posix
 @writers
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+@pytest.mark.parametrize(
+    "mode", [0o640, *(pytest.param(m, marks=pytest.mark.slow) for m in (0o600, 0o444))]
+)
 def test_permissions_stay(name: str, mode: int, study: Path, tmp_path: Path) -> None:
     path = tmp_path / f"file{WRITERS[name][0]}"
     path.write_bytes(b"")

@@ -195,8 +195,9 @@ def test_wrong_choices_are_told(tmp_path: Path) -> None:
         assert result.output.count("\n") == 1
 
 
-@pytest.mark.parametrize("count", [1, 8, 30])
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ""])
+@pytest.mark.parametrize(
+    ("count", "suffix"), [(1, ".png"), (8, ".svg"), (8, ".pdf"), (8, ""), (30, ".png")]
+)
 def test_figures_are_written_whole(tmp_path: Path, count: int, suffix: str) -> None:
     path = tmp_path / f"figure{suffix}"
     values = np.random.default_rng(0).random((3, 5)).astype(np.float32)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import upgd
 from tests import searched
 from upgd.cli import app
+from upgd.lab import reproducing
 from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
 from upgd.metrics import DIAGNOSTICS, STRIDED
 from upgd.pages import colours
@@ -126,8 +127,9 @@ def test_tables_of_several_studies(tiny: None, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def table(tiny: None, tmp_path: Path) -> Path:
-    """The folder of tables of a study that is gone: two methods, a seed."""
+def table(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tables of a study that is gone: two methods, a seed. Nothing is drawn."""
+    monkeypatch.setattr(reproducing, "draw", lambda *_: [])
     place = tmp_path / "tables"
     gone = ("--study", str(tmp_path / "gone"), "--results", str(place))
     assert run(*SHORT, "--seeds", "1", *gone).exit_code == 0

@@ -716,7 +716,7 @@ def _pieces(learner: Any, rows: Any, y: Any, weights: Any, cuts: list[int]) -> A
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
-@settings(max_examples=8, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=5, deadline=None, phases=NO_SHRINKING)
 @given(drawn=streams())
 def test_one_by_one_together_or_in_pieces(kind: Any, variant: str, drawn: Any) -> None:
     """Bit for bit, with dicts whose features and classes appear anywhere."""
