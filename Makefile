@@ -10,6 +10,7 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/upgd demo
 
+# Bytecode is kept even where the environment forbids it: tests start Python many times.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
