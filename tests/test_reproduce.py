@@ -451,8 +451,12 @@ def test_a_figure_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plan_runs_nothing(tiny: None, tmp_path: Path) -> None:
-    shown = run("reproduce", "figtiny", "--dry-run", "--study", str(tmp_path / "x"))
+    command = ("reproduce", "figtiny", "--dry-run", "--study", str(tmp_path / "x"))
+    shown = run(*command)
     assert "4 of 4 runs to do" in shown.output
+    nowhere = run(*command, "--device", "meta")  # there is nothing to time
+    assert nowhere.exit_code == 2
+    assert "cannot run on device 'meta'" in nowhere.output
     assert not (tmp_path / "x").exists()
 
 

@@ -18,7 +18,7 @@ from upgd.ledger.records import Result, Run, Series
 from upgd.ledger.spec import RunSpec, Scalar
 from upgd.study.kinds import Pace, kind_of
 from upgd.study.learners import EAGER, at_a_time, device_name, spread
-from upgd.study.options import Options
+from upgd.study.options import Options, check_device
 from upgd.study.prepare import plan
 from upgd.text import clock, count, short
 
@@ -37,13 +37,17 @@ class Footprint:
 
 
 def pace(specs: Sequence[RunSpec], runs: Iterable[Run], options: Options) -> Pace:
-    """How fast runs of one kind will be; `runs` are those of the ledger."""
+    """How fast runs of one kind will be; `runs` are those of the ledger.
+
+    Raises SpecError where nothing is known and the device is not here.
+    """
     kind, device = kind_of(specs[0].problem), options.device
     group = kind.group(specs[0], options)
     if group is not None:
         recorded = _recorded(specs, runs, kind.engine_name(specs[0], group[0], device), device)
         if recorded is not None:
             return recorded
+    check_device(device)
     return kind.measure_pace(specs, options)
 
 
