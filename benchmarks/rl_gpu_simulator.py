@@ -11,7 +11,6 @@ core, without anything else of an agent; :mod:`rl_speed` has whole agents.
 Agreement: both make one environment step from the same states, those of a rollout by the C
 simulator with random actions. They compute with 32 and 64 bits, and a contact that one of them has
 and the other not makes a large difference, so that medians and the 99th of 100 are shown.
-Writes docs/benchmarks/rl_gpu_simulator.md; there is none yet, since it has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ CONTACTS = 64
 PAGE = """# MuJoCo's simulators for agents: {device} and one core of {core}
 
 `python benchmarks/rl_gpu_simulator.py --device {kind}`, mujoco {mujoco}, mujoco-warp {warp}.
-Environment steps (several of the simulator) without agents. *Hours*: for three million of them, one
-after the other. *Agents an hour*: worlds over these hours, as if acting and learning cost nothing.
+Environment steps (several of the simulator) without agents. *Cores*: those whose C simulators make
+as many steps a second. *Hours*: for three million steps, one after the other. *Agents an hour*:
+worlds over these hours, as if acting and learning cost nothing. The paper has 40 agents.
 
-| environment | simulator | worlds | a step | steps/s | hours | agents an hour |
-|---|---|---:|---:|---:|---:|---:|
+| environment | simulator | worlds | a step | steps/s | cores | hours | agents an hour |
+|---|---|---:|---:|---:|---:|---:|---:|
 {speeds}
 
 One step from the same states, largest difference of a position and of a velocity:
@@ -154,13 +154,13 @@ class Worlds:
 
 
 def speed_rows(name: str, steps: Sequence[tuple[str, int, float]]) -> list[str]:
-    """Rows of the table of speeds: simulator, worlds and seconds of a step."""
-    rows = []
+    """Rows of the table of speeds: simulator, worlds and seconds of a step; one core's is first."""
+    core, rows = steps[0][2], []
     for simulator, worlds, seconds in steps:
         hours = AGENT * seconds / 3600
         cells = (
             name, simulator, str(worlds), f"{1e6 * seconds:.0f} µs", f"{worlds / seconds:.0f}",
-            f"{hours:.2f}", f"{worlds / hours:.0f}",
+            f"{worlds * core / seconds:.1f}", f"{hours:.2f}", f"{worlds / hours:.0f}",
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     return rows

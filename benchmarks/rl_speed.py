@@ -27,7 +27,8 @@ a core.
 A batched simulator on a GPU does not help these agents. A run is three million steps one after the
 other: in twenty minutes a step may take 400 µs, for however many agents. With four substeps of a
 Runge-Kutta integrator, as Hopper has, a step is 16 evaluations of the dynamics, each a graph of
-some fifty dependent kernels; at 3 µs each that is 2.4 ms. ``rl_gpu_simulator.py`` measures it.
+some fifty dependent kernels; at 3 µs each that is 2.4 ms. ``rl_gpu_simulator.py`` measures
+3.5 ms on an H200.
 """
 
 from __future__ import annotations
