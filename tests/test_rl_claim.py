@@ -310,7 +310,11 @@ def test_two_seeds_are_shown_by_themselves() -> None:
 
 
 # ---------------------------------------------------------------------------- experiments
-RIVALS = {"adam-99": {"beta1": 0.99, "beta2": 0.99}, "adam+wd": {"weight_decay": 0.01}}
+RIVALS = {
+    "adam-99": {"beta1": 0.99, "beta2": 0.99},
+    "adam-half": {"lr": 1.5e-4},
+    "adam+wd": {"weight_decay": 0.01},
+}
 
 
 def test_the_experiments_are_the_papers() -> None:

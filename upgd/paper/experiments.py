@@ -236,12 +236,14 @@ def _figure_1() -> Experiment:
 
 AGENT_RIVALS: Mapping[str, tuple[str, str, Set]] = {
     "adam-99": ("Adam, β = 0.99", "adam", {"beta1": 0.99, "beta2": 0.99}),
+    "adam-half": ("Adam, α/2", "adam", {"lr": DEFAULTS["lr"] / 2}),
     "adam+wd": ("AdamW", "adamw", {"weight_decay": 0.01}),
 }
 """Further arms of Figure 8, with their titles and sets; the paper has none of them.
 
-Equal β₁ and β₂ are the remedy that others found for Adam's collapse in long training; decay is half
-of what AdaUPGD does in the authors' script. The decay is PyTorch's default."""
+Equal β₁ and β₂ are the remedy that others found for Adam's collapse in long training; half of the
+step is what AdaUPGD as printed takes where utility is low; decay is half of what AdaUPGD does in
+the authors' script, with PyTorch's default."""
 
 
 def agent_arms(environment: str, rivals: bool = True) -> tuple[Arm, ...]:

@@ -21,7 +21,7 @@ ARMS: Mapping[str, tuple[str, int]] = {
     "s-mas": (PURPLE, SOLID), "s-si": (OLIVE, SOLID),
     "adam": (ORANGE, SOLID), "adam-restarts": (INK, DASHED),
     "ada-upgd": (BLUE, SOLID), "ada-upgd-authors": (PURPLE, DASHED),
-    "adam-99": (PINK, DOTTED), "adam+wd": (OLIVE, DASHED),
+    "adam-99": (PINK, DOTTED), "adam-half": (INK, DASHED), "adam+wd": (OLIVE, DASHED),
     "sgd": (INK, DOTTED), "sgd+wd": (INK, SOLID), "sgd+wp": (GREEN, DASHED),
     "sgd+wd+wp": (GREEN, SOLID), "upgd-wd": (PINK, DASHED), "upgd-wp": (ORANGE, DASHED),
     "upgd-ug": (PURPLE, SOLID), "sgd+ug": (OLIVE, SOLID), REFERENCE: (INK, DASH_DOTTED),
