@@ -286,7 +286,9 @@ def test_single_precision(
     """And with a step size that is off by a ten thousandth they are not equal.
 
     Two eager runs may part, as when a sum falls on either side of a ReLU's kink. Such a seed has no
-    yardstick; one in five may be so.
+    yardstick; one in five may be so. Their gap does not have roundings that both have, as those of
+    L2 Init's difference of weights, which the optimizer multiplies out and a stack does not: a
+    stack may be further away from the eager run if double precision is no further away from it.
     """
     device = path.split("-")[0]
     traces = {seed: eager(name, seed, torch.float32, device, steps) for seed in seeds}
@@ -296,16 +298,22 @@ def test_single_precision(
     assert len(kept) > 0.7 * len(seeds)
     yardstick = np.max([gaps[seed] for seed in kept], 0)
     runs = batched(path, torch.float32, seeds, names, steps)
-    right, wrong = (
-        largest(traces, {seed: runs[name, seed, factor] for seed in kept}) / yardstick
-        for factor in STRETCHES
-    )
+    by_factor = [{seed: runs[name, seed, factor] for seed in kept} for factor in STRETCHES]
+    right, wrong = (largest(traces, found) / yardstick for found in by_factor)
     print(
         f"{name}, {path}: {right.round(1)} yardsticks; with the error {wrong.round()};"
         f" without seeds {[*{*seeds} - {*kept}]}"
     )
-    assert (right <= TIMES).all()
     assert (wrong > TIMES).all()
+    if not (right <= TIMES).all():
+        exact = {seed: eager(name, seed, torch.float64, device, steps) for seed in kept}
+        mine, stretched, theirs = (
+            largest(exact, found)
+            for found in (*by_factor, {seed: traces[seed][:2] for seed in kept})
+        )
+        print(f"from double precision: {mine}, eager {theirs}; with the error {stretched}")
+        assert (mine <= theirs).all()
+        assert (stretched > theirs).all()
 
 
 @needs_numba

@@ -777,7 +777,7 @@ def _(folder: Path, case: tuple[str, int, Any]) -> None:
     else:
         arrays, meta = {}, {"run": value, "stack": meta["stack"], "wall": value}
     save_checkpoint(file, arrays, meta)
-    if kind == "stack" and "begun with" in cli("resume", study, *EAGER).stderr:
+    if kind == "stack" and "started with" in cli("resume", study, *EAGER).stderr:
         file.unlink()  # of other versions, and one is told to remove it
     check_resumed(study, expected)
 
