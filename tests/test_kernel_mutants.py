@@ -468,15 +468,9 @@ STORED = {
 STACKS = [("update", name) for name in UPDATES] + [("sample", name) for name in SAMPLES]
 
 
-def some_of(quick: list[str], slow: list[str]) -> list[Any]:
-    """What kernels without a fault are compared for: the rest in the slow tests."""
-    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
-
-
+@pytest.mark.slow  # tests/test_cuda_stack.py has the same kernels
 @interpreted
-@pytest.mark.parametrize(
-    "name", some_of(["upgd-local", "feature-upgd"], ["upgd", "feature-upgd-local"])
-)
+@pytest.mark.parametrize("name", ["upgd-local", "feature-upgd", "upgd", "feature-upgd-local"])
 def test_the_kernels_pass(name: str) -> None:
     compare_in_the_interpreter(name)
 
@@ -495,7 +489,11 @@ def test_kernels(part: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @interpreted
 @pytest.mark.parametrize(
-    "name", some_of(["upgd-local", "s-rwalk", "ada-upgd"], ["upgd", "s-si", "adamw"])
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "s-rwalk"))
+        for name in ("s-rwalk", "upgd-local", "ada-upgd", "upgd", "s-si", "adamw")
+    ],
 )
 def test_the_stored_kernels_pass(name: str) -> None:
     compare_stored(name, (3, 4, 5))

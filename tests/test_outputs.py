@@ -164,7 +164,7 @@ def test_a_device_stays_a_device(name: str, study: Path, tmp_path: Path) -> None
 
 
 @posix
-@pytest.mark.parametrize("kind", ["pipe", "file"])
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("file", marks=pytest.mark.slow)])
 def test_standard_output_gets_the_table_alone(kind: str, study: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "upgd.cli", "export", str(study), "--output", "/dev/stdout"]
     if kind == "pipe":

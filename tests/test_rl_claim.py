@@ -84,7 +84,9 @@ def test_noise_alone_is_no_collapse(curve: Any) -> None:
     assert np.mean(np.array(drops) > 0) > 0.9
 
 
-@pytest.mark.parametrize(("seeds", "repeats"), [(5, 2000), (40, 400)])
+@pytest.mark.parametrize(
+    ("seeds", "repeats"), [(5, 2000), pytest.param(40, 400, marks=pytest.mark.slow)]
+)
 def test_intervals_of_falls_are_wide_enough(seeds: int, repeats: int) -> None:
     """Below 0 in 2.5% of cases; seeds choose each other's peaks, which Student does not know."""
     rng, jackknifed, students = np.random.default_rng(3), 0, 0
