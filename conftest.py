@@ -67,6 +67,14 @@ def definitions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         registry.update(content)
 
 
+@pytest.fixture(autouse=True)
+def examples_write_elsewhere(request: pytest.FixtureRequest) -> None:
+    """What an example in a docstring writes does not land in the repository."""
+    if isinstance(request.node, pytest.DoctestItem):
+        folder = request.getfixturevalue("tmp_path")
+        request.getfixturevalue("monkeypatch").chdir(folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def garbage_collections_are_short() -> None:
     """What imports and earlier files left is not scanned again at every collection."""
