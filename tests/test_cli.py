@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from typer.testing import CliRunner
 import upgd
 from tests.waiting import PATIENCE, states, wait_for
 from upgd.cli import app
+from upgd.lab import Study
 from upgd.ledger import Ledger, RunSpec, SpecError
+from upgd.ledger.checkpoints import load_checkpoint, save_checkpoint
 from upgd.ledger.versions import versions
-from upgd.study import runner
 from upgd.study.execution import Recorder
 from upgd.study.prepare import prepare
 
@@ -187,30 +189,46 @@ def test_a_script_s_background_job_can_be_terminated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["eager", "batched"])
-def test_a_run_is_not_begun_anew_by_other_versions(
+def test_a_run_begun_with_other_versions_goes_on_only_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     study, batch = tmp_path / "s", (["--batch", "5"] if engine == "eager" else [])
-    command = ["run", PROBLEM, "sgd", "--seeds", "2", "--steps", "200", "--study", str(study)]
-    command += ["--engine", engine, "--window", "100", "--checkpoint-seconds", "0", *batch]
+    command = ["run", PROBLEM, "sgd", "--seeds", "2", "--steps", "200", "--engine", engine]
+    command += ["--window", "100", "--checkpoint-seconds", "0", *batch, "--study"]
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
+    def begun_with(version: str) -> list[bytes]:
+        for path in (study / "checkpoints").glob("*.npz"):
+            arrays, facts = load_checkpoint(path)
+            save_checkpoint(path, arrays, facts | {"stack": facts["stack"] | {"torch": version}})
+        return [path.read_bytes() for path in (study / "checkpoints").glob("*.npz")]
+
+    here = versions()["torch"]
     with monkeypatch.context() as patched:
         patched.setattr(Recorder, "result", stop)
-        assert call(*command).exit_code == 130
-    [*saved] = (study / "checkpoints").glob("*.npz")
-    before = [path.read_bytes() for path in saved]
-    assert before
-    with monkeypatch.context() as patched:
-        patched.setattr(runner, "versions", lambda *_: {**versions(), "torch": "9.9"})
+        assert call(*command, str(study)).exit_code == 130
+        before = begun_with("1.9")
+        assert before
         told = call("resume", str(study))
         assert told.exit_code == 2
         *_, line = told.stderr.splitlines()
-        assert f"started with torch {versions()['torch']}, and here is torch 9.9" in line
-        assert [path.read_bytes() for path in saved] == before
-        for path in saved:
-            path.unlink()
-        assert call("resume", str(study), "--quiet").exit_code == 0  # anew
+        assert f"started with torch 1.9, and here is torch {here}" in line
+        assert [path.read_bytes() for path in (study / "checkpoints").glob("*.npz")] == before
+        shutil.copytree(study, tmp_path / "anew")
+        assert call("resume", str(study), "--other-versions").exit_code == 130
+        begun_with("2.0")  # as if that had been the second of three
+    assert call("resume", str(study), "--other-versions", "--quiet").exit_code == 0
     assert states(study) == {"done": 2}
+    runs = list(Study(study, quiet=True).runs())
+    assert call(*command, str(tmp_path / "at once"), "--quiet").exit_code == 0
+    plain = {run.spec.key: run.result for run in Study(tmp_path / "at once", quiet=True).runs()}
+    for run in runs:
+        assert run.result.series == plain[run.spec.key].series
+    kept = {run.result.versions["torch"] for run in runs}
+    assert f"1.9 then 2.0 then {here}" in kept
+    for path in (tmp_path / "anew" / "checkpoints").glob("*.npz"):
+        path.unlink()
+    assert call("resume", str(tmp_path / "anew"), "--quiet").exit_code == 0
+    assert states(tmp_path / "anew") == {"done": 2}

@@ -91,6 +91,14 @@ def test_runs_that_nobody_holds_are_told(tmp_path: Path) -> None:
     assert "nobody works on it" in said
 
 
+def test_what_interrupted_runs_have_done_counts(study: Path) -> None:
+    """They are given back with their checkpoints."""
+    checkpoint(study, specs("sgd", 2)[1], 250, 2.0)
+    with Ledger.open(study, create=False, read_only=True) as ledger:
+        first, second = look(ledger).rows
+    assert (first.done, second.done) == (3 * 1000 + 400, 250)
+
+
 def test_it_ends_by_itself(tmp_path: Path) -> None:
     with Ledger.open(tmp_path) as ledger:
         ledger.add(specs("upgd", 1))

@@ -87,7 +87,13 @@ def run(
     end(mine)
 
 
-@command(examples=("upgd resume studies/demo", "upgd resume studies/demo --retry"))
+@command(
+    examples=(
+        "upgd resume studies/demo",
+        "upgd resume studies/demo --retry",
+        "upgd resume studies/demo --other-versions  # after an upgrade of torch",
+    )
+)
 def resume(
     study: o.STUDY,
     use: o.USE = None,
@@ -95,6 +101,13 @@ def resume(
     device: o.DEVICE = "cpu",
     engine: o.ENGINE = "auto",
     retry: Annotated[bool, Option("--retry", help="Also try failed runs again.")] = False,
+    other_versions: Annotated[
+        bool,
+        Option(
+            "--other-versions",
+            help="Also continue runs that were begun with other versions; results name both.",
+        ),
+    ] = False,
     quiet: o.QUIET = False,
     checkpoint_seconds: o.CHECKPOINT = None,
     on: o.ON = "local",
@@ -103,7 +116,7 @@ def resume(
     """Finish what a study has begun."""
     load(use)
     mine = open_study(study, quiet, device, engine, workers, on, data_dir, checkpoint_seconds)
-    table = mine.resume(retry)
+    table = mine.resume(retry, other_versions)
     if not quiet:
         show_table(table, mine.folder, False)
     end(mine)

@@ -25,7 +25,7 @@ from upgd.report.html import Report, render
 from upgd.study.execution import Tally
 from upgd.study.kinds import kind_of
 from upgd.study.options import Options, check_device
-from upgd.study.runner import run_pending, run_specs
+from upgd.study.runner import adopt_checkpoints, run_pending, run_specs
 from upgd.study.selection import best_sets
 from upgd.text import count, printable
 
@@ -166,10 +166,19 @@ class Study:
             self._finish(ledger, keys)
         return self.table(keys=keys)
 
-    def resume(self, retry: bool = False) -> Table:
-        """Finish what the study has begun; with `retry`, also try failed runs again."""
+    def resume(self, retry: bool = False, other_versions: bool = False) -> Table:
+        """Finish what the study has begun.
+
+        Args:
+            retry: Also try failed runs again.
+            other_versions: Also continue runs that were begun with other versions of Python, torch
+                and the like. Their results name both, and may differ from uninterrupted ones by
+                what rounding makes of them.
+        """
         check_device(self.options.here)
         with Ledger.open(self.folder, create=False) as ledger:
+            if other_versions:
+                adopt_checkpoints(ledger)
             if retry:
                 for part in ledger.parts():
                     kind = kind_of(part.problem)

@@ -98,7 +98,9 @@ def look(ledger: Ledger, method: str = "") -> View:
             row.done += part.steps
     if method and not rows:
         raise no_such_run(ledger, None, [method])
-    _add_progress(rows, ledger.under_way(), ledger.paces(), ledger.path.parent / "checkpoints")
+    folder, under_way = ledger.path.parent / "checkpoints", ledger.under_way()
+    _add_progress(rows, under_way, ledger.paces(), folder)
+    _add_interrupted(rows, ledger, {run.key for run in under_way}, folder)
     failures = ledger.failures(FAILURES)
     mine = [pair for pair in failures if not method or pair[0].is_called(method)]
     return View(list(rows.values()), mine)
@@ -122,6 +124,16 @@ def _add_progress(
         elif row.counts.get("running", 0) > 0:
             row.counts["running"] -= 1
             row.counts["left"] = row.counts.get("left", 0) + 1
+
+
+def _add_interrupted(
+    rows: dict[tuple[str, str], MethodProgress], ledger: Ledger, seen: set[str], folder: Path
+) -> None:
+    """What runs that were given back have done: those with a checkpoint."""
+    begun = {path.stem for path in folder.glob("*.npz")} - seen
+    for spec in ledger.claimable() if begun else ():
+        if spec.key in begun and (row := rows.get((spec.problem, spec.name))):
+            row.done += min(progress(folder / f"{spec.key}.npz")[0], spec.steps)
 
 
 def progress(path: Path) -> tuple[int, float]:

@@ -150,6 +150,7 @@ class Recorder:
         self.reporter, self.engine, self.device, self.packages = reporter, engine, device, packages
         self._pauses, self._pause = pauses, pause
         self._started, self._worked = time.time(), 0.0
+        self._earlier: dict[str, str] = {}  # versions with which the runs were begun, if others
         self._cost, self._saved_once = 0.0, False
         commit()  # is cached: that of the code which runs, even if files change meanwhile
         self.start()
@@ -163,7 +164,7 @@ class Recorder:
     def save(self, spec: RunSpec, arrays: Mapping[str, NDArray[Any]], run: Any) -> None:
         """Keep a run's checkpoint: arrays, and what fits into JSON."""
         facts = {"run": run, "stack": self._stack(spec)}
-        facts |= {"wall": self._wall(), "started": self._started}
+        facts |= {"wall": self._wall(), "started": self._started, "earlier": self._earlier}
         self.reporter.save(spec, arrays, facts)
 
     def _stack(self, spec: RunSpec) -> dict[str, str]:
@@ -177,6 +178,8 @@ class Recorder:
         if taken_up:
             self._worked = max(float(facts["wall"]) for _, facts in taken_up)
             self._started = min(float(facts["started"]) for _, facts in taken_up)
+            for _, facts in taken_up:
+                self._earlier |= facts.get("earlier", {})
         self._since = self._saved = time.monotonic()
 
     def tend(self, save: Callable[[], None]) -> None:
@@ -215,13 +218,16 @@ class Recorder:
 
         `window` and `task_length` are in samples; `offline` has held-out accuracies, one per task.
         """
+        used = all_versions(self.device, self.packages)
+        for name, earlier in self._earlier.items():
+            used[name] = f"{earlier} then {used[name]}"
         series = {name: Series(value, window) for name, value in values.items()}
         if offline:
             series["offline_accuracy"] = Series(offline, task_length or window)
         return Result(
             engine=self.engine,
             device=self.device,
-            versions=all_versions(self.device, self.packages),
+            versions=used,
             host={"machine": platform.machine(), "system": platform.system(), **host},
             started=self._started,
             finished=time.time(),

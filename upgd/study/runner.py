@@ -28,6 +28,8 @@ from upgd.ledger.checkpoints import (
     checkpoints,
     forget,
     kept_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
     save_packed,
 )
 from upgd.ledger.errors import CheckpointError, LeaseLostError, LedgerError, StudyError
@@ -206,23 +208,42 @@ def check_versions(ledger: Ledger, where: Where | None = None) -> None:
     They would restart and overwrite their checkpoints: an upgrade in the middle of a study would
     lose work without a warning.
     """
-    made = Counter[tuple[tuple[str, str], ...]]()
-    here: dict[str, str] = {}
-    kept = kept_checkpoints(ledger.path.parent)
-    for spec in ledger.claimable(where) if kept else ():
-        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or unreadable
-            stack = dict(checkpoint_facts(kept[spec.key])["stack"])
-            here |= versions(kind_of(spec.problem).packages)
-            made[tuple((n, v) for n, v in stack.items() if v != here.get(n, v))] += 1
-    del made[()]
-    folder = checkpoints(ledger.path.parent)
-    for others, count in made.most_common(1):
-        then = ", ".join(f"{name} {version}" for name, version in others)
-        now = ", ".join(f"{name} {here[name]}" for name, _ in others)
+    made = Counter(tuple(changed.items()) for _, changed in _of_other_versions(ledger, where))
+    for changed, count in made.most_common(1):
+        then = ", ".join(f"{name} {before}" for name, (before, _) in changed)
+        now = ", ".join(f"{name} {here}" for name, (_, here) in changed)
         raise StudyError(
             f"{count} run{'s have' if count > 1 else ' has'} been started with {then}, and here is "
-            f"{now}: continue with those versions, or remove {folder} to restart"
+            f"{now}: continue with those versions, or with 'upgd resume --other-versions', after "
+            f"which results name both; or remove {checkpoints(ledger.path.parent)} to restart"
         )
+
+
+def adopt_checkpoints(ledger: Ledger) -> None:
+    """Let runs that were begun with other versions go on with these; results will name both."""
+    evict_departed(ledger)
+    for path, changed in _of_other_versions(ledger):
+        arrays, facts = load_checkpoint(path)
+        earlier = facts.get("earlier", {})
+        for name, (before, here) in changed.items():
+            facts["stack"][name] = here
+            earlier[name] = f"{earlier[name]} then {before}" if name in earlier else before
+        save_checkpoint(path, arrays, facts | {"earlier": earlier})
+
+
+def _of_other_versions(
+    ledger: Ledger, where: Where | None = None
+) -> Iterator[tuple[Path, dict[str, tuple[str, str]]]]:
+    """Checkpoints of runs that can be claimed; with the versions that differ, then and here."""
+    kept = kept_checkpoints(ledger.path.parent)
+    for spec in list(ledger.claimable(where)) if kept else ():
+        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or unreadable
+            path = kept[spec.key]
+            stack = dict(checkpoint_facts(path)["stack"])
+            here = versions(kind_of(spec.problem).packages)
+            changed = {n: (str(v), here[n]) for n, v in stack.items() if v != here.get(n, v)}
+            if changed:
+                yield path, changed
 
 
 def settle(ledger: Ledger, results: Sequence[tuple[Claim, Result]], tally: Tally) -> None:
