@@ -25,7 +25,7 @@ from upgd.ledger import RULES_VERSION, Ledger, RunSpec, Scalar
 from upgd.report import tables
 from upgd.study.execution import Progress
 from upgd.study.options import Options
-from upgd.study.runner import run_pending
+from upgd.study.run import run_pending
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "demo_search.md"
 

@@ -38,7 +38,7 @@ from upgd.ledger import crash_points as crash
 from upgd.ledger.files import write_atomically
 from upgd.study.options import Options
 from upgd.study.pools import Pool, make_pool
-from upgd.study.runner import run_pending
+from upgd.study.run import run_pending
 from upgd.study.worker import REPORT, Job
 
 sys.path.append(str(Path(__file__).parents[1]))  # python benchmarks/scheduler.py, from anywhere

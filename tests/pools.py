@@ -197,8 +197,8 @@ def misbehave(folder: str) -> None:
 if __name__ == "__main__":  # the command, with workers that wait
     from tests import pools
     from upgd.cli import main
-    from upgd.study import runner
+    from upgd.study import run, runner
 
-    runner.make_pool = partial(pools.held_pool, sys.argv.pop(1))
+    run.make_pool = partial(pools.held_pool, sys.argv.pop(1))
     runner.PATIENCE = float("inf")
     main()

@@ -9,7 +9,7 @@ from upgd.ledger import Ledger
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 from upgd.study.pools import Pool
-from upgd.study.runner import run_pending
+from upgd.study.run import run_pending
 
 OPTIONS = {field.name for field in fields(Options)}
 

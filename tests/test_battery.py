@@ -369,8 +369,8 @@ def test_capture_needs_capturable_and_a_first_step() -> None:
 
 
 # ------------------------------------------------------------------------------ compile
-CAPTURED = ("feature-upgd-2nd", "s-rwalk")
-"""Gates of features and a method without a gate; UPGD is compiled in full, the rest is slow."""
+CAPTURED = ("upgd", "feature-upgd-2nd", "s-rwalk")
+"""Gates of weights, of features, and a method without a gate; the rest is slow."""
 
 
 @pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name not in CAPTURED))
@@ -378,7 +378,8 @@ def test_torch_compile_captures_one_graph(row: Row) -> None:
     compile_and_compare(row, "raise", backend="aot_eager")
 
 
-@pytest.mark.parametrize("row", rows_of(RULES, slow=lambda name: name != "upgd"))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows_of(RULES))
 def test_torch_compile(row: Row) -> None:
     compile_and_compare(row, "raise")
 

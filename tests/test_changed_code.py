@@ -18,7 +18,7 @@ from upgd.ledger import Ledger, RunSpec, SpecError, StudyError
 from upgd.optim.registry import METHODS
 from upgd.study.options import Options
 from upgd.study.prepare import plan
-from upgd.study.runner import run_pending, run_specs
+from upgd.study.run import run_pending, run_specs
 
 SMALL: dict[str, Any] = {"seeds": 2, "steps": 20, "window": 10, "hidden": "4"}
 PROBLEM = "label-permuted-digits"

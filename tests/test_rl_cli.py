@@ -36,7 +36,7 @@ from upgd.rl.collapse import collapse
 from upgd.rl.runs import PREFIX, plan
 from upgd.rl.study import AgentsExecution, Curves
 from upgd.rl.workers import Record, WorkerDiedError
-from upgd.study import runner
+from upgd.study import folder
 from upgd.study.execution import Progress
 from upgd.study.options import Options
 
@@ -240,7 +240,7 @@ def test_agents_are_not_begun_anew_by_another_simulator(
         assert len(before) == 2
         with monkeypatch.context() as patched:
             here = {**versions(OF_AGENTS), "mujoco": "9.9"}
-            patched.setattr(runner, "versions", lambda *_: here)
+            patched.setattr(folder, "versions", lambda *_: here)
             with pytest.raises(StudyError, match=r"2 runs have been started with mujoco .* 9\.9:"):
                 work(ledger, workers=0)
         assert all(path.read_bytes() == content for path, content in before.items())

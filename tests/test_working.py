@@ -18,7 +18,7 @@ from tests.test_ledger_disks import no_file_larger_than
 from upgd.cli import app
 from upgd.ledger import Ledger, RunSpec, StudyError
 from upgd.rl.runs import PREFIX
-from upgd.study import runner
+from upgd.study import run
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 
@@ -205,7 +205,7 @@ def test_there_are_no_more_workers_than_runs(
         counts.append(count)
         raise StudyError("they are not needed")
 
-    monkeypatch.setattr(runner, "make_pool", make)
+    monkeypatch.setattr(run, "make_pool", make)
     with Ledger.open(tmp_path) as ledger:
         ledger.add([toy(100)])
         work(ledger)  # a run that is over needs no worker

@@ -23,9 +23,10 @@ from upgd.paper.claims import judge_study
 from upgd.report import figures, plotting, sections, tables
 from upgd.report.html import Report, render
 from upgd.study.execution import Tally
+from upgd.study.folder import adopt_checkpoints
 from upgd.study.kinds import kind_of
 from upgd.study.options import Options, check_device
-from upgd.study.runner import adopt_checkpoints, run_pending, run_specs
+from upgd.study.run import run_pending, run_specs
 from upgd.study.selection import best_sets
 from upgd.text import count, printable
 
@@ -419,7 +420,7 @@ class Study:
     def _do(self, ledger: Ledger, what: Sequence[RunSpec] | Sequence[str] | None) -> Tally:
         """Run specifications and wait for all, or what is pending among keys, or everything."""
         specs = [each for each in what or () if isinstance(each, RunSpec)]
-        keys = [spec.key for spec in specs] if specs else what
+        keys: Any = [spec.key for spec in specs] if specs else what
         total = ledger.unfinished() if keys is None else len(keys)
         hooks: dict[str, Any] = {} if self.quiet else {"on_note": self.note}
         options = self.options

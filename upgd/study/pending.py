@@ -12,7 +12,7 @@ import torch
 
 from upgd.ledger.checkpoints import checkpoint_facts, kept_checkpoints
 from upgd.ledger.errors import CheckpointError, SpecError
-from upgd.ledger.ledger import Ledger
+from upgd.ledger.ledger import Ledger, Where
 from upgd.ledger.spec import RunSpec
 from upgd.study.kinds import Kind, RunGroup
 from upgd.study.learners import BATCHED, EAGER, device_name
@@ -28,9 +28,7 @@ class Pending:
     when all listed runs were taken. Others may take runs too, so a claim decides.
     """
 
-    def __init__(
-        self, ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options
-    ) -> None:
+    def __init__(self, ledger: Ledger, where: Where | None, kind: Kind, options: Options) -> None:
         self._ledger, self._where, self._kind, self._options = ledger, where, kind, options
         self._groups: deque[RunGroup] = deque()
         self._changed: dict[Any, str] = {}
@@ -87,7 +85,7 @@ def once(known: dict[Any, str], spec: RunSpec, ask: Callable[[RunSpec], str]) ->
 
 
 def survey(
-    ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options
+    ledger: Ledger, where: Where | None, kind: Kind, options: Options
 ) -> tuple[list[str], list[str]]:
     """What the user should know before the work begins.
 
@@ -132,7 +130,7 @@ def continues(facts: Mapping[str, Any], engine: str, device: str) -> bool:
 
 
 def restarts(
-    ledger: Ledger, where: Mapping[str, Any] | None, kind: Kind, options: Options, here: bool = True
+    ledger: Ledger, where: Where | None, kind: Kind, options: Options, here: bool = True
 ) -> list[str]:
     """Notes on runs that restart, since their checkpoints are by another engine or device.
 

@@ -14,38 +14,30 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import upgd
-from upgd.engine.dense_cpu import cores
 from upgd.ledger.checkpoints import (
     checkpoint_facts,
     checkpoint_path,
     checkpoints,
     forget,
-    kept_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
     save_packed,
 )
-from upgd.ledger.errors import CheckpointError, LeaseLostError, LedgerError, StudyError
-from upgd.ledger.files import remove_partial
-from upgd.ledger.ledger import SUSPECT, Ledger
-from upgd.ledger.presence import departed, present
+from upgd.ledger.errors import CheckpointError, LeaseLostError, StudyError
+from upgd.ledger.ledger import SUSPECT, Ledger, Where
 from upgd.ledger.records import Claim, Result, owner_name
-from upgd.ledger.spec import RULES_VERSION, RunSpec
-from upgd.ledger.versions import versions
+from upgd.ledger.spec import RULES_VERSION
 from upgd.study.execution import Progress, Tally
-from upgd.study.extensions import carried
-from upgd.study.kinds import Kind, Room, RunGroup, kind_of
-from upgd.study.learners import EAGER, together
-from upgd.study.options import Options, check_device
-from upgd.study.pending import Pending, continues, restarts, survey
-from upgd.study.pools import Pool, ThisProcess, make_pool
+from upgd.study.folder import at_work, evict_departed
+from upgd.study.kinds import Kind, Room, RunGroup
+from upgd.study.learners import together
+from upgd.study.options import Options
+from upgd.study.pending import Pending, continues, restarts
+from upgd.study.pools import Pool, ThisProcess
 from upgd.study.worker import Advanced, Alive, Died, Ended, Event, Finished, Job, Kept, Noted, Ready
 
 SILENCE = 60.0  # seconds without a sign of life after which a worker counts as dead
@@ -54,196 +46,8 @@ STARTING = 300.0  # seconds for the first worker to start
 PATIENCE = 30.0  # seconds for interrupted workers to save their runs
 TURN = 1.0  # seconds between looks at the workers
 LOOK = 30.0  # seconds between looks at the ledger for runs that others have given back
-WORTH_PROCESSES = 5_000
-"""Total steps from which runs that go one at a time are spread over processes by default."""
-Where = Mapping[str, Any]
 OnProgress = Callable[[Progress], None]
 OnNote = Callable[[str], None]
-
-
-def run_pending(
-    ledger: Ledger,
-    options: Options | None = None,
-    *,
-    where: Where | None = None,
-    on_progress: OnProgress | None = None,
-    on_note: OnNote | None = None,
-    pool: Pool | None = None,
-    **limits: Any,
-) -> Tally:
-    """Run what is pending in a study; several processes may share a study.
-
-    Runs of dead processes are taken over. An error in a run fails that run; an error of the
-    environment (disk, data, device) is raised. The first interrupt (Ctrl-C) saves checkpoints,
-    releases the runs and is raised to the caller; a second one is raised at once.
-
-    Args:
-        ledger: The study's.
-        options: How runs are executed.
-        where: Restricts which runs are taken; see :meth:`Ledger.claim`.
-        on_progress: Called with how far runs are.
-        on_note: Called with notes for the user, which the tally has too.
-        pool: Workers, instead of those that `options` ask for; it stays open.
-        limits: ``retries``, ``silence``, ``stall``, ``lease_seconds``, ``clock`` of Runner.
-
-    Raises:
-        SpecError: There is no such device here.
-        StudyError: The study cannot be written, no worker can work, or runs were started with
-            other versions.
-    """
-    options = options or Options()
-    check_device(options.here)
-    tidy(ledger)
-    tally = Tally()
-    for kind in _kinds(ledger, where, options):
-        mine = _of_kind(ledger, kind, where)
-        refused, notes = survey(ledger, mine, kind, options)
-        tally = tally + Tally(refused=refused, notes=notes)
-        for note in notes:
-            if on_note is not None:
-                on_note(note)
-        for chosen, workers in _steps(ledger, mine, kind, options, pool):
-            here = ThisProcess(chosen.device, on_progress is not None)
-            given = pool or (make_pool(chosen, workers) if workers else here)
-            runner = Runner(ledger, given, kind, chosen, mine, on_progress, on_note, **limits)
-            with closing(given) if pool is None else nullcontext():
-                runner.run()
-            tally = tally + runner.tally
-    return tally
-
-
-def run_specs(
-    ledger: Ledger,
-    specs: Sequence[RunSpec],
-    options: Options | None = None,
-    *,
-    on_progress: OnProgress | None = None,
-    on_note: OnNote | None = None,
-) -> Tally:
-    """Add runs and execute them all; wait for those that other processes execute."""
-    options = options or Options()
-    ledger.add(specs)
-    mine = [spec.key for spec in specs]
-    where = {"key": mine}
-    run = partial(run_pending, where=where, on_progress=on_progress, on_note=on_note)
-    tally = run(ledger, options)
-    while not {lease.key for lease in ledger.leases()}.isdisjoint(mine):
-        time.sleep(TURN)
-        if next(ledger.claimable(where), None) is not None:
-            tally = tally + run(ledger, options)
-    if ledger.unfinished(where):
-        raise StudyError("; ".join(dict.fromkeys(tally.refused)) or "some runs are left pending")
-    return tally
-
-
-def _kinds(ledger: Ledger, where: Where | None, options: Options) -> list[Kind]:
-    """The kinds of the runs to do, those that need this process first."""
-    evict_departed(ledger)
-    found = list(dict.fromkeys(kind_of(spec.problem) for spec in ledger.claimable(where)))
-    for kind in found:
-        if kind.local_only and options.on != "local":
-            raise ValueError(kind.local_only)
-    return sorted(found, key=lambda kind: not kind.local_only)
-
-
-def _of_kind(ledger: Ledger, kind: Kind, where: Where | None) -> dict[str, Any]:
-    """`where`, restricted to the problems of a kind."""
-    asked = (where or {}).get("problem")
-    known = [asked] if isinstance(asked, str) else asked or ledger.problems()
-    return {**(where or {}), "problem": sorted(p for p in known if kind_of(p) is kind)}
-
-
-def _steps(
-    ledger: Ledger, where: Where, kind: Kind, options: Options, pool: Pool | None
-) -> list[tuple[Options, int]]:
-    """The parts of the work, each with its number of worker processes; 0 for this process.
-
-    By default this process executes stacks, and then worker processes the runs that go alone.
-    """
-    if pool is not None or kind.local_only:
-        return [(options, 0)]
-    if options.on != "local" or (options.workers or 0) > 1:
-        workers = max(1, min(options.workers or 1, ledger.unfinished(where)))
-        return [(replace(options, extensions=carried()), workers)]
-    if options.workers is None and options.engine == "auto" and options.device == "cpu":
-        pending = Pending(ledger, where, kind, options)
-        pending.read()
-        alone = [spec for g in pending.groups() if g.engine == EAGER for spec in g.specs]
-        workers = min(cores(), len(alone))
-        if workers > 1 and sum(spec.steps for spec in alone) >= WORTH_PROCESSES:
-            carrying = replace(options, extensions=carried())
-            return [(replace(options, engine="batched"), 0), (carrying, workers)]
-    return [(options, 0)]
-
-
-# ---------------------------------------------------------------------------- a study's folder
-@contextmanager
-def at_work(ledger: Ledger, owner: str, where: Where | None) -> Iterator[None]:
-    """Show other processes that this one is alive; on an error, release its runs."""
-    evict_departed(ledger)
-    check_versions(ledger, where)
-    with present(ledger.path.parent / "workers", owner, lambda: ledger.evict(owner)):
-        yield
-
-
-def tidy(ledger: Ledger) -> None:
-    """Remove what killed processes left: checkpoints of runs that are over, partial files."""
-    folder = checkpoints(ledger.path.parent)
-    remove_partial(folder)
-    for file in folder.glob("*.npz"):
-        with suppress(LedgerError):  # a file that is not ours
-            if ledger.get(file.stem).result is not None:
-                file.unlink(missing_ok=True)
-
-
-def evict_departed(ledger: Ledger) -> None:
-    """Free the runs of processes that died."""
-    for dead in departed(ledger.path.parent / "workers"):
-        ledger.evict(dead)
-
-
-def check_versions(ledger: Ledger, where: Where | None = None) -> None:
-    """Raise StudyError if runs have checkpoints of other versions.
-
-    They would restart and overwrite their checkpoints: an upgrade in the middle of a study would
-    lose work without a warning.
-    """
-    made = Counter(tuple(changed.items()) for _, changed in _of_other_versions(ledger, where))
-    for changed, count in made.most_common(1):
-        then = ", ".join(f"{name} {before}" for name, (before, _) in changed)
-        now = ", ".join(f"{name} {here}" for name, (_, here) in changed)
-        raise StudyError(
-            f"{count} run{'s have' if count > 1 else ' has'} been started with {then}, and here is "
-            f"{now}: continue with those versions, or with 'upgd resume --other-versions', after "
-            f"which results name both; or remove {checkpoints(ledger.path.parent)} to restart"
-        )
-
-
-def adopt_checkpoints(ledger: Ledger) -> None:
-    """Let runs that were begun with other versions go on with these; results will name both."""
-    evict_departed(ledger)
-    for path, changed in _of_other_versions(ledger):
-        arrays, facts = load_checkpoint(path)
-        earlier = facts.get("earlier", {})
-        for name, (before, here) in changed.items():
-            facts["stack"][name] = here
-            earlier[name] = f"{earlier[name]} then {before}" if name in earlier else before
-        save_checkpoint(path, arrays, facts | {"earlier": earlier})
-
-
-def _of_other_versions(
-    ledger: Ledger, where: Where | None = None
-) -> Iterator[tuple[Path, dict[str, tuple[str, str]]]]:
-    """Checkpoints of runs that can be claimed; with the versions that differ, then and here."""
-    kept = kept_checkpoints(ledger.path.parent)
-    for spec in list(ledger.claimable(where)) if kept else ():
-        with suppress(LookupError, TypeError, ValueError, CheckpointError):  # none, or unreadable
-            path = kept[spec.key]
-            stack = dict(checkpoint_facts(path)["stack"])
-            here = versions(kind_of(spec.problem).packages)
-            changed = {n: (str(v), here[n]) for n, v in stack.items() if v != here.get(n, v)}
-            if changed:
-                yield path, changed
 
 
 def settle(ledger: Ledger, results: Sequence[tuple[Claim, Result]], tally: Tally) -> None:
