@@ -17,7 +17,7 @@ from tests.ledgers import Clock
 from upgd.cli import app
 from upgd.ledger import Ledger, Result, RunSpec, Series, save_checkpoint
 from upgd.report.tensorboard import place
-from upgd.report.watching import look, progress
+from upgd.report.watching import MethodProgress, Paces, View, look, progress
 
 PROBLEM = "label-permuted-digits"
 
@@ -97,6 +97,29 @@ def test_what_interrupted_runs_have_done_counts(study: Path) -> None:
     with Ledger.open(study, create=False, read_only=True) as ledger:
         first, second = look(ledger).rows
     assert (first.done, second.done) == (3 * 1000 + 400, 250)
+
+
+def test_the_pace_is_that_of_the_last_minutes() -> None:
+    """100 steps/s for ten minutes, then 20; a checkpoint each 20 s."""
+    paces, told = Paces(), {}
+    for now in range(0, 1500, 2):
+        since = now - now % 20 - 7  # when the last checkpoint was written
+        done = 100 * since if since < 600 else 60_000 + 20 * (since - 600)
+        row = MethodProgress(PROBLEM, "upgd", {"running": 1}, 10**6, done, pace=55.0)
+        paces.update(View([row], []), float(now))
+        told[now] = row.pace
+    assert told[0] == told[30] == 55.0  # less than two checkpoints were seen
+    assert told[100] == told[598] == pytest.approx(100)
+    assert 20 < told[700] < 100
+    assert told[960] == told[1498] == pytest.approx(20)
+
+
+def test_a_run_that_begins_anew_has_no_pace_of_late() -> None:
+    paces = Paces()
+    for now, done in ((0, 100), (40, 200), (80, 300), (120, 50), (160, 100)):
+        row = MethodProgress(PROBLEM, "upgd", {"running": 1}, 1000, done, pace=7.0)
+        paces.update(View([row], []), now)
+        assert row.pace == (2.5 if now == 80 else 7.0)
 
 
 def test_it_ends_by_itself(tmp_path: Path) -> None:

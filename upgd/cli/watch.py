@@ -35,7 +35,8 @@ def watch(
 ) -> None:
     """Watch a study: progress, pace, time left, and what failed.
 
-    Only reads. Ends when nothing is left to do, or with Ctrl-C.
+    Only reads. Ends when nothing is left to do, or with Ctrl-C. The pace is that of the last five
+    minutes; at first, and with '--once', the average since each run began.
     """
     from upgd.ledger import Ledger
     from upgd.report.watching import look
@@ -53,10 +54,11 @@ def watch(
 def _watch(ledger: Ledger, study: Path, every: float, method: str) -> None:
     from rich.live import Live
 
-    from upgd.report.watching import look
+    from upgd.report.watching import Paces, look
 
-    idle = 0
+    idle, paces = 0, Paces()
     view = look(ledger, method)
+    paces.update(view, time.monotonic())
     with Live(frame(view, study), console=out, auto_refresh=False) as live:
         while True:
             idle = 0 if view.total.to_do else idle + 1
@@ -64,6 +66,7 @@ def _watch(ledger: Ledger, study: Path, every: float, method: str) -> None:
                 return
             time.sleep(every)
             view = look(ledger, method)
+            paces.update(view, time.monotonic())
             live.update(frame(view, study), refresh=True)
 
 

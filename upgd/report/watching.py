@@ -6,6 +6,7 @@ one, by how fast runs of the same method were that finished.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from upgd.ledger.spec import RunSpec
 from upgd.report.tables import no_such_run
 
 FAILURES = 3
+RECENT = 300.0
+"""Seconds back to which a pace reaches while somebody looks on."""
+LEAST = 30.0
+"""Seconds between two checkpoints that tell a pace."""
 
 
 @dataclass
@@ -104,6 +109,34 @@ def look(ledger: Ledger, method: str = "") -> View:
     failures = ledger.failures(FAILURES)
     mine = [pair for pair in failures if not method or pair[0].is_called(method)]
     return View(list(rows.values()), mine)
+
+
+class Paces:
+    """The paces of the last minutes, from one look to the next.
+
+    The pace of a look is the average over the life of each run, and is wrong as soon as the machine
+    has other work than before. Since checkpoints are rare, time is taken between two of them.
+    """
+
+    def __init__(self) -> None:
+        self._done: dict[tuple[str, str], float] = {}
+        self._seen: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+
+    def update(self, view: View, now: float) -> None:
+        """Take note of a look at the time `now`, and give its rows their present paces."""
+        for row in view.rows:
+            name = (row.problem, row.method)
+            before, self._done[name] = self._done.get(name, row.done), row.done
+            seen = self._seen.setdefault(name, deque())
+            if row.done < before:  # a run has begun anew
+                seen.clear()
+            elif row.done > before:
+                seen.append((now, row.done))
+            while len(seen) > 2 and now - seen[0][0] > RECENT:
+                seen.popleft()
+            if row.pace > 0 and len(seen) > 1 and seen[-1][0] - seen[0][0] >= LEAST:
+                (began, first), (ended, last) = seen[0], seen[-1]
+                row.pace = (last - first) / (ended - began)
 
 
 def _add_progress(
