@@ -19,7 +19,7 @@ from upgd.lab.study import Study
 from upgd.ledger import Ledger, Result, RunSpec, Series
 from upgd.paper.grids import grid
 from upgd.report.sensitivity import sensitivity, varied
-from upgd.study import forecast, learners, runner
+from upgd.study import forecast, learners, run
 from upgd.study.execution import Tally
 from upgd.study.options import Options
 from upgd.study.selection import best_sets
@@ -244,7 +244,7 @@ def test_an_engine_that_cannot_is_told(
     tmp_path: Path, by_hand: list[int], monkeypatch: Any
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(runner, "run_pending", lambda *given, **more: Tally())
+    monkeypatch.setattr(run, "run_pending", lambda *given, **more: Tally())
     result = call("sweep", PROBLEM, "sgd", *SMALL, *FEW, "--halving", "2", "--study", tmp_path)
     assert result.exit_code == 2
     assert "some runs are left pending" in result.output
