@@ -33,7 +33,9 @@ def quiet() -> None:
     environments._quieten()
 
 
-NAMES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+ENDLESS = ("HalfCheetah-v5", "HumanoidStandup-v5")
+"""End by their time limit alone."""
+NAMES = (*ENDLESS, "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 
 
 def opened(name: str, **options: Any) -> tuple[Any, Simulator]:
@@ -69,15 +71,16 @@ def test_steps_are_those_of_gymnasium(name: str) -> None:
             ends.add(terminated)
             if over:
                 break
-    # A cheetah is always healthy.
-    assert ends == ({False} if name == "HalfCheetah-v5" else {False, True})
+    assert ends == ({False} if name in ENDLESS else {False, True})
 
 
 STATES = {
     "Hopper-v5": [(0, 1, 0.69), (0, 2, 0.3), (0, 2, -0.3), (0, 4, 101.0), (1, 3, 120.0)],
     "Walker2d-v5": [(0, 1, 0.7), (0, 1, 2.1), (0, 2, 1.2), (0, 2, -1.2), (0, 4, 101.0)],
     "Ant-v5": [(0, 2, 0.1), (0, 2, 1.5), (0, 2, 0.6), (1, 3, 120.0)],
+    "Humanoid-v5": [(0, 2, 0.9), (0, 2, 2.1), (0, 2, 1.5), (1, 9, 120.0)],
     "HalfCheetah-v5": [(0, 1, 3.0), (0, 2, 3.0), (1, 3, 1e4)],
+    "HumanoidStandup-v5": [(0, 2, 2.1), (1, 9, 120.0)],
 }
 
 
@@ -99,7 +102,7 @@ def test_unhealthy_states_end_episodes_as_in_gymnasium(name: str) -> None:
         np.testing.assert_allclose(given, reward, rtol=1e-12)
         assert terminated == over
         seen.append(terminated)
-    assert any(seen) == (name != "HalfCheetah-v5")
+    assert any(seen) == (name not in ENDLESS)
 
 
 def test_numbers_are_those_of_the_environment() -> None:
@@ -123,6 +126,32 @@ def test_numbers_are_those_of_the_environment() -> None:
         assert not terminated
         rewards.append(plain.is_healthy)
     assert set(rewards) == {False, True}
+
+
+@pytest.mark.parametrize(("name", "cost"), [("Humanoid", "contact"), ("HumanoidStandup", "impact")])
+def test_costs_of_contacts_are_clipped(name: str, cost: str) -> None:
+    """A falling humanoid, with a weight that puts the cost below, in and above its range."""
+    ends = {f"{cost}_cost_weight": 2e-4, f"{cost}_cost_range": (1.0, 10.0)}
+    options = {**ends, "ctrl_cost_weight": 0.3}
+    if name == "Humanoid":
+        more = {
+            "forward_reward_weight": 2.5,
+            "healthy_reward": 0.25,
+            "healthy_z_range": (1.2, 1.35),
+        }
+        options |= {**more, "terminate_when_unhealthy": False}
+    plain = gym.make(f"{name}-v5", **options).unwrapped
+    env, ours = opened(f"{name}-v5", **options)
+    plain.reset(seed=1), env.reset(seed=1)
+    raw, rng, costs = np.zeros(env.observation_space.shape), np.random.default_rng(0), []
+    for _ in range(120):
+        action = rng.uniform(-0.4, 0.4, env.model.nu)
+        _, expected, _, _, told = plain.step(action)
+        reward, terminated = step(ours, action, raw)
+        np.testing.assert_allclose(reward, expected, rtol=1e-12)
+        assert not terminated
+        costs.append(-told[f"reward_{cost}"])
+    assert {1.0, 10.0} < set(costs)
 
 
 def test_joints_out_of_their_range_are_unhealthy() -> None:
@@ -153,10 +182,12 @@ def test_a_world_of_two_trees_is_stepped_by_gymnasium(tmp_path: Path) -> None:
 
 def test_other_environments_are_stepped_by_gymnasium() -> None:
     assert simulator(gym.make("Pendulum-v1").unwrapped) is None
-    assert simulator(gym.make("Humanoid-v5").unwrapped) is None
+    assert simulator(gym.make("Swimmer-v5").unwrapped) is None
     seen = {"exclude_current_positions_from_observation": False}
     assert simulator(gym.make("Hopper-v5", **seen).unwrapped) is None
-    assert simulator(gym.make("Ant-v5", include_cfrc_ext_in_observation=False).unwrapped) is None
+    for name, part in (("Ant", "cfrc_ext"), ("Humanoid", "cinert"), ("HumanoidStandup", "cvel")):
+        fewer = gym.make(f"{name}-v5", **{f"include_{part}_in_observation": False})
+        assert simulator(fewer.unwrapped) is None
 
     class Other(type(gym.make("Hopper-v5").unwrapped)):  # type: ignore[misc]
         """May have rules of its own."""
@@ -186,7 +217,7 @@ def test_rollouts_are_bit_exact(name: str) -> None:
         np.testing.assert_array_equal(actors[1].normalisers, actors[0].normalisers)
     lengths = [episode.length for episode in episodes]
     assert max(lengths) == limit
-    assert min(lengths) < limit or name == "HalfCheetah-v5"  # which ends by its time limit alone
+    assert min(lengths) < limit or name in ENDLESS
 
 
 def test_states_fit_both_ways() -> None:

@@ -19,16 +19,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from upgd.rl.stepping import Arrays
 
 RULES = {
     "half_cheetah_v5.HalfCheetahEnv": "planar",
     "hopper_v5.HopperEnv": "planar",
     "walker2d_v5.Walker2dEnv": "planar",
     "ant_v5.AntEnv": "ant",
+    "humanoid_v5.HumanoidEnv": "humanoid",
+    "humanoidstandup_v5.HumanoidStandupEnv": "standup",
 }
 """By gymnasium's class, the rules for a step's observation, reward and end."""
 _SPEED = {"half_cheetah_v5.HalfCheetahEnv": inf}
@@ -42,7 +47,7 @@ class Simulator:
     env: Any
     integers: NDArray[np.int64]
     numbers: NDArray[np.float64]
-    arrays: tuple[NDArray[np.float64], ...]
+    arrays: Arrays
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
@@ -74,39 +79,63 @@ def simulator(env: Any) -> Simulator | None:
     from upgd.rl import stepping
 
     env.model.opt.disableflags |= no_islands
-    which = {"planar": stepping.PLANAR, "ant": stepping.ANT}[RULES[name]]
+    which = stepping.KINDS.index(RULES[name])
     integers = np.array([*functions, *pointers, env.frame_skip, which], np.int64)
-    data = env.data
-    clipped = np.zeros(data.cfrc_ext.size)
-    arrays = (data.ctrl, data.qpos, data.qvel, data.xpos, data.cfrc_ext, clipped)
-    return Simulator(env, integers, _numbers(env, _SPEED.get(name, 10.0)), arrays)
+    numbers = _numbers(env, RULES[name], _SPEED.get(name, 10.0))
+    return Simulator(env, integers, numbers, _arrays(env))
 
 
 def _has_usual_observations(env: Any) -> bool:
     """Whether an environment observes what it does by default."""
     return (
         getattr(env, "_exclude_current_positions_from_observation", False) is True
-        and getattr(env, "_include_cfrc_ext_in_observation", True) is True
+        and all(value is True for key, value in vars(env).items() if key.startswith("_include_"))
         and getattr(env, "_main_body", 1) == 1
     )
 
 
-def _numbers(env: Any, speed: float) -> NDArray[np.float64]:
+def _arrays(env: Any) -> Arrays:
+    from upgd.rl.stepping import Arrays
+
+    data, model = env.data, env.model
+    return Arrays(
+        control=data.ctrl,
+        position=data.qpos,
+        velocity=data.qvel,
+        places=data.xpos.reshape(-1),
+        centres=data.xipos.reshape(-1),
+        masses=model.body_mass,
+        inertias=data.cinert.reshape(-1),
+        speeds=data.cvel.reshape(-1),
+        actuators=data.qfrc_actuator,
+        forces=data.cfrc_ext.reshape(-1),
+        clipped=np.zeros(data.cfrc_ext.size),
+    )
+
+
+def _numbers(env: Any, rules: str, speed: float) -> NDArray[np.float64]:
     from upgd.rl import stepping as s
 
     found = np.zeros(s.NUMBERS)
-    found[s.FORWARD] = env._forward_reward_weight
     found[s.CONTROL] = env._ctrl_cost_weight
+    found[s.MASS] = env.model.body_mass.sum()
+    everything = (-inf, inf)
+    if rules == "standup":  # which has a weight for height that it does not use
+        found[s.SECONDS], found[s.HEALTHY] = env.model.opt.timestep, 1
+        found[s.CONTACT] = env._impact_cost_weight
+        found[[s.LOW_COST, s.HIGH_COST]] = env._impact_cost_range
+        return found
+    found[s.SECONDS] = env.dt
+    found[s.FORWARD] = env._forward_reward_weight
     found[s.HEALTHY] = getattr(env, "_healthy_reward", 0.0)
     found[s.CONTACT] = getattr(env, "_contact_cost_weight", 0.0)
-    found[s.SECONDS] = env.dt
     found[s.TERMINATES] = getattr(env, "_terminate_when_unhealthy", False)
-    everything = (-inf, inf)
     ranges = {
         s.LOW_Z: getattr(env, "_healthy_z_range", everything),
         s.LOW_ANGLE: getattr(env, "_healthy_angle_range", everything),
         s.LOW_STATE: getattr(env, "_healthy_state_range", everything),
         s.LOW_FORCE: getattr(env, "_contact_force_range", everything),
+        s.LOW_COST: getattr(env, "_contact_cost_range", everything),
         s.LOW_SPEED: (-speed, speed),
     }
     for place, bounds in ranges.items():

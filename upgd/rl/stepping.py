@@ -10,6 +10,7 @@ operations; :mod:`upgd.rl.simulators` has the addresses and numbers that it take
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -24,14 +25,32 @@ _helper = njit(nogil=True, error_model="numpy")
 # Integers: C functions and structures by address, the substeps of a step, and whose rules hold.
 STEP, FORCES, MODEL, DATA, SUBSTEPS, KIND = range(6)
 INTEGERS = 6
-PLANAR, ANT = range(2)
+KINDS = ("planar", "ant", "humanoid", "standup")
+PLANAR, ANT, HUMANOID, STANDUP = range(4)
 # Numbers: weights of the reward, the seconds of a step, and where an agent is healthy.
 FORWARD, CONTROL, HEALTHY, CONTACT, SECONDS, TERMINATES = range(6)
 LOW_Z, HIGH_Z, LOW_ANGLE, HIGH_ANGLE, LOW_STATE, HIGH_STATE = range(6, 12)
 LOW_SPEED, HIGH_SPEED, LOW_FORCE, HIGH_FORCE = range(12, 16)  # observations are clipped to these
-NUMBERS = 16
+LOW_COST, HIGH_COST, MASS = range(16, 19)  # the cost of contacts is clipped; the robot's mass
+NUMBERS = 19
 # Why a call of `roll` has ended.
 FULL, ENDED, BROKEN = range(3)
+
+
+class Arrays(NamedTuple):
+    """Views of a simulation's arrays, each as a vector; body 0, which comes first, is the world."""
+
+    control: np.ndarray
+    position: np.ndarray
+    velocity: np.ndarray
+    places: np.ndarray  # 3 numbers of each body
+    centres: np.ndarray  # of its mass, 3 numbers of each body
+    masses: np.ndarray
+    inertias: np.ndarray  # 10 numbers of each body
+    speeds: np.ndarray  # 6 numbers of each body
+    actuators: np.ndarray  # the force on each degree of freedom
+    forces: np.ndarray  # 6 numbers of each body
+    clipped: np.ndarray  # room for these
 
 
 @_helper
@@ -64,15 +83,23 @@ def _simulate(integers, control, action):
 
 
 @_helper
-def _planar(integers, numbers, control, position, velocity, action, raw):
+def _put(raw, at, values, first):
+    """Copy values from `first` on into an observation; returns where it goes on."""
+    for i in range(first, len(values)):
+        raw[at] = values[i]
+        at += 1
+    return at
+
+
+@_helper
+def _planar(integers, numbers, arrays, action, raw):
     """A step of HalfCheetah, Hopper or Walker2d; returns the reward and whether it is healthy."""
+    position, velocity = arrays.position, arrays.velocity
     before = position[0]
-    _simulate(integers, control, action)
-    size = len(position) - 1
-    for i in range(size):
-        raw[i] = position[i + 1]
+    _simulate(integers, arrays.control, action)
+    at = _put(raw, 0, position, 1)
     for i in range(len(velocity)):
-        raw[size + i] = min(max(velocity[i], numbers[LOW_SPEED]), numbers[HIGH_SPEED])
+        raw[at + i] = min(max(velocity[i], numbers[LOW_SPEED]), numbers[HIGH_SPEED])
     healthy = numbers[LOW_Z] < position[1] < numbers[HIGH_Z]
     healthy = healthy and numbers[LOW_ANGLE] < position[2] < numbers[HIGH_ANGLE]
     for i in range(2, len(position)):
@@ -85,33 +112,59 @@ def _planar(integers, numbers, control, position, velocity, action, raw):
 
 
 @_helper
-def _ant(integers, numbers, control, position, velocity, places, forces, action, raw, clipped):
-    """A step of Ant: `places` and `forces` are the bodies', `clipped` has room for the latter."""
-    before = places[1, 0]
-    _simulate(integers, control, action)
+def _ant(integers, numbers, arrays, action, raw):
+    """A step of Ant."""
+    position, velocity, clipped = arrays.position, arrays.velocity, arrays.clipped
+    before = arrays.places[3]
+    _simulate(integers, arrays.control, action)
     call(integers[FORCES], integers[MODEL], integers[DATA])
-    at, healthy = 0, True
+    for i in range(len(clipped)):
+        clipped[i] = min(max(arrays.forces[i], numbers[LOW_FORCE]), numbers[HIGH_FORCE])
+    at = _put(raw, 0, position, 2)
+    at = _put(raw, at, velocity, 0)
+    _put(raw, at, clipped, 6)
+    healthy = numbers[LOW_Z] <= position[2] <= numbers[HIGH_Z]
     for i in range(len(position)):
         healthy = healthy and math.isfinite(position[i])
-        if i >= 2:
-            raw[at] = position[i]
-            at += 1
     for i in range(len(velocity)):
         healthy = healthy and math.isfinite(velocity[i])
-        raw[at] = velocity[i]
-        at += 1
-    for body in range(len(forces)):
-        for i in range(6):
-            force = min(max(forces[body, i], numbers[LOW_FORCE]), numbers[HIGH_FORCE])
-            clipped[6 * body + i] = force
-            if body:
-                raw[at] = force
-                at += 1
-    healthy = healthy and numbers[LOW_Z] <= position[2] <= numbers[HIGH_Z]
-    reward = numbers[FORWARD] * ((places[1, 0] - before) / numbers[SECONDS])
+    reward = numbers[FORWARD] * ((arrays.places[3] - before) / numbers[SECONDS])
     reward += numbers[HEALTHY] if healthy else 0.0
     costs = numbers[CONTROL] * _square_sum(action) + numbers[CONTACT] * _square_sum(clipped)
     return reward - costs, healthy
+
+
+@_helper
+def _centre(arrays, mass):
+    """The first coordinate of the centre of mass."""
+    total = 0.0
+    for body in range(len(arrays.masses)):
+        total += arrays.masses[body] * arrays.centres[3 * body]
+    return total / mass
+
+
+@_helper
+def _humanoid(integers, numbers, arrays, action, raw):
+    """A step of Humanoid or HumanoidStandup, whose reward is for height instead of speed."""
+    before = _centre(arrays, numbers[MASS])
+    _simulate(integers, arrays.control, action)
+    call(integers[FORCES], integers[MODEL], integers[DATA])
+    at = _put(raw, 0, arrays.position, 2)
+    at = _put(raw, at, arrays.velocity, 0)
+    at = _put(raw, at, arrays.inertias, 10)
+    at = _put(raw, at, arrays.speeds, 6)
+    at = _put(raw, at, arrays.actuators, 6)
+    _put(raw, at, arrays.forces, 6)
+    effort = numbers[CONTROL] * _square_sum(action)
+    contact = numbers[CONTACT] * _square_sum(arrays.forces)
+    contact = min(max(contact, numbers[LOW_COST]), numbers[HIGH_COST])
+    height = arrays.position[2]
+    if integers[KIND] == STANDUP:
+        return height / numbers[SECONDS] - effort - contact + numbers[HEALTHY], True
+    healthy = numbers[LOW_Z] < height < numbers[HIGH_Z]
+    speed = (_centre(arrays, numbers[MASS]) - before) / numbers[SECONDS]
+    reward = numbers[FORWARD] * speed + (numbers[HEALTHY] if healthy else 0.0)
+    return reward - (effort + contact), healthy
 
 
 @_compiled
@@ -120,13 +173,12 @@ def advance(integers, numbers, arrays, action, raw):
 
     Returns the reward and whether the episode terminated.
     """
-    control, position, velocity, places, forces, clipped = arrays
-    if integers[KIND] == ANT:
-        reward, healthy = _ant(
-            *(integers, numbers, control, position, velocity, places, forces, action, raw, clipped)
-        )
+    if integers[KIND] == PLANAR:
+        reward, healthy = _planar(integers, numbers, arrays, action, raw)
+    elif integers[KIND] == ANT:
+        reward, healthy = _ant(integers, numbers, arrays, action, raw)
     else:
-        reward, healthy = _planar(integers, numbers, control, position, velocity, action, raw)
+        reward, healthy = _humanoid(integers, numbers, arrays, action, raw)
     return reward, not healthy and numbers[TERMINATES] > 0
 
 
