@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,18 @@ def test_a_world_of_two_trees_is_stepped_by_gymnasium(tmp_path: Path) -> None:
     assert simulator(gym.make("Hopper-v5", xml_file=str(tmp_path / "two.xml")).unwrapped) is None
 
 
+@pytest.mark.parametrize("name", ["Ant", "Humanoid"])
+def test_a_robot_of_many_bodies_is_stepped_by_gymnasium(name: str, tmp_path: Path) -> None:
+    """numpy sums more than 128 forces in another order."""
+    usual = Path(gym.make(f"{name}-v5").unwrapped.fullpath).read_text()
+    begin, root, end = usual.partition('<joint armature="0"')
+    for count, ours in ((1, True), (12, False)):
+        more = '<body><geom size=".01" mass=".001"/></body>' * count
+        (tmp_path / "many.xml").write_text(begin + more + root + end)
+        env = gym.make(f"{name}-v5", xml_file=str(tmp_path / "many.xml")).unwrapped
+        assert (simulator(env) is not None) == ours
+
+
 def test_other_environments_are_stepped_by_gymnasium() -> None:
     assert simulator(gym.make("Pendulum-v1").unwrapped) is None
     assert simulator(gym.make("Swimmer-v5").unwrapped) is None
@@ -246,18 +260,45 @@ def test_a_broken_simulation_is_reported() -> None:
     assert "at step 1" in failure
 
 
-def test_a_simulation_that_explodes_starts_again_as_in_gymnasium(caplog: Any) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_simulation_that_explodes_starts_again_as_in_gymnasium(name: str, caplog: Any) -> None:
     """MuJoCo warns, through Python, and resets itself."""
-    one, (env, ours) = Simulation("HalfCheetah-v5"), opened("HalfCheetah-v5")
+    one, (env, ours) = Simulation(name), opened(name)
     one.reset(0), env.reset(seed=0)
     one.env.data.qvel[:] = env.data.qvel[:] = 1e12
-    raw, action = np.zeros(17), np.full(6, 0.5)
+    raw, action = np.zeros(env.observation_space.shape), np.full(env.model.nu, 0.3)
     with caplog.at_level("WARNING", logger="upgd.rl.environments"):
-        seen, *_ = one.step(action)
+        seen, expected, over, _ = one.step(action)
         told = len(caplog.records)
-        step(ours, action, raw)
+        reward, terminated = step(ours, action, raw)
     assert len(caplog.records) == 2 * told > 0
     np.testing.assert_array_equal(raw, seen)
+    np.testing.assert_allclose(reward, expected, rtol=1e-12)
+    assert terminated == over
+
+
+def test_centres_of_mass_are_rounded_as_in_gymnasium() -> None:
+    """Whichever way its numpy rounds; each way against fractions."""
+    rng = np.random.default_rng(0)
+    masses, centres = rng.uniform(1, 9, 20), rng.normal(size=60)
+    numbers = np.zeros(stepping.NUMBERS)
+    numbers[stepping.MASS] = masses.sum()
+    found = []
+    for once in (False, True):
+        total = 0.0
+        for mass, place in zip(masses, centres[::3], strict=True):
+            product = Fraction(mass) * Fraction(place)
+            total = float(Fraction(total) + (product if once else Fraction(float(product))))
+        numbers[stepping.FUSED] = once
+        found.append(stepping._centre(numbers, masses, centres))
+        assert found[-1] == total / masses.sum()
+    assert found[0] != found[1]
+
+    env, ours = opened("Humanoid-v5")
+    env.reset(seed=1)
+    centre = sys.modules[type(env).__module__].mass_center(env.model, env.data)[0]
+    arrays = ours.arrays
+    assert stepping._centre(ours.numbers, arrays.masses, arrays.centres) == centre
 
 
 def test_timers_are_off_only_meanwhile() -> None:

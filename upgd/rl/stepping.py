@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from upgd.kernels import compiling
-from upgd.kernels.vectors import call
+from upgd.kernels.vectors import call, fused
 from upgd.rl.kernels import act, receive
 
 _compiled = compiling.njit(nogil=True, error_model="numpy")
@@ -26,13 +26,16 @@ _helper = njit(nogil=True, error_model="numpy")
 STEP, FORCES, MODEL, DATA, SUBSTEPS, KIND = range(6)
 INTEGERS = 6
 KINDS = ("planar", "ant", "humanoid", "standup")
-PLANAR, ANT, HUMANOID, STANDUP = range(4)
-# Numbers: weights of the reward, the seconds of a step, and where an agent is healthy.
+PLANAR, ANT, HUMANOID = range(3)
+# Numbers: weights of the reward, the seconds that differences are divided by, and healthy ranges.
 FORWARD, CONTROL, HEALTHY, CONTACT, SECONDS, TERMINATES = range(6)
 LOW_Z, HIGH_Z, LOW_ANGLE, HIGH_ANGLE, LOW_STATE, HIGH_STATE = range(6, 12)
 LOW_SPEED, HIGH_SPEED, LOW_FORCE, HIGH_FORCE = range(12, 16)  # observations are clipped to these
-LOW_COST, HIGH_COST, MASS = range(16, 19)  # the cost of contacts is clipped; the robot's mass
-NUMBERS = 19
+LOW_COST, HIGH_COST = range(16, 18)  # the cost of contacts is clipped to these
+MASS, FUSED = range(18, 20)  # of all bodies, and whether gymnasium's sum over them rounds once
+NUMBERS = 20
+SUMMED = 128
+"""The most numbers that numpy sums without taking them apart."""
 # Why a call of `roll` has ended.
 FULL, ENDED, BROKEN = range(3)
 
@@ -50,12 +53,12 @@ class Arrays(NamedTuple):
     speeds: np.ndarray  # 6 numbers of each body
     actuators: np.ndarray  # the force on each degree of freedom
     forces: np.ndarray  # 6 numbers of each body
-    clipped: np.ndarray  # room for these
+    clipped: np.ndarray  # room for Ant's clipped forces
 
 
 @_helper
 def _square_sum(values):
-    """Σ v², in the order of numpy's sum of up to 128 numbers."""
+    """Σ v², in the order of numpy's sum of up to :data:`SUMMED` numbers."""
     count = len(values)
     if count < 8:
         total = 0.0
@@ -135,18 +138,20 @@ def _ant(integers, numbers, arrays, action, raw):
 
 
 @_helper
-def _centre(arrays, mass):
+def _centre(numbers, masses, centres):
     """The first coordinate of the centre of mass."""
     total = 0.0
-    for body in range(len(arrays.masses)):
-        total += arrays.masses[body] * arrays.centres[3 * body]
-    return total / mass
+    for body in range(len(masses)):
+        if numbers[FUSED]:
+            total = fused(masses[body], centres[3 * body], total)
+        else:
+            total += masses[body] * centres[3 * body]
+    return total / numbers[MASS]
 
 
 @_helper
-def _humanoid(integers, numbers, arrays, action, raw):
-    """A step of Humanoid or HumanoidStandup, whose reward is for height instead of speed."""
-    before = _centre(arrays, numbers[MASS])
+def _move(integers, numbers, arrays, action, raw):
+    """A humanoid's step but for the reward; returns the costs of control and of contacts."""
     _simulate(integers, arrays.control, action)
     call(integers[FORCES], integers[MODEL], integers[DATA])
     at = _put(raw, 0, arrays.position, 2)
@@ -155,16 +160,27 @@ def _humanoid(integers, numbers, arrays, action, raw):
     at = _put(raw, at, arrays.speeds, 6)
     at = _put(raw, at, arrays.actuators, 6)
     _put(raw, at, arrays.forces, 6)
-    effort = numbers[CONTROL] * _square_sum(action)
+    control = numbers[CONTROL] * _square_sum(arrays.control)  # 0 where MuJoCo has reset itself
     contact = numbers[CONTACT] * _square_sum(arrays.forces)
-    contact = min(max(contact, numbers[LOW_COST]), numbers[HIGH_COST])
-    height = arrays.position[2]
-    if integers[KIND] == STANDUP:
-        return height / numbers[SECONDS] - effort - contact + numbers[HEALTHY], True
-    healthy = numbers[LOW_Z] < height < numbers[HIGH_Z]
-    speed = (_centre(arrays, numbers[MASS]) - before) / numbers[SECONDS]
+    return control, min(max(contact, numbers[LOW_COST]), numbers[HIGH_COST])
+
+
+@_helper
+def _humanoid(integers, numbers, arrays, action, raw):
+    """A step of Humanoid."""
+    before = _centre(numbers, arrays.masses, arrays.centres)
+    control, contact = _move(integers, numbers, arrays, action, raw)
+    speed = (_centre(numbers, arrays.masses, arrays.centres) - before) / numbers[SECONDS]
+    healthy = numbers[LOW_Z] < arrays.position[2] < numbers[HIGH_Z]
     reward = numbers[FORWARD] * speed + (numbers[HEALTHY] if healthy else 0.0)
-    return reward - (effort + contact), healthy
+    return reward - (control + contact), healthy
+
+
+@_helper
+def _standup(integers, numbers, arrays, action, raw):
+    """A step of HumanoidStandup, whose reward is for its height."""
+    control, contact = _move(integers, numbers, arrays, action, raw)
+    return arrays.position[2] / numbers[SECONDS] - control - contact + 1.0, True
 
 
 @_compiled
@@ -177,8 +193,10 @@ def advance(integers, numbers, arrays, action, raw):
         reward, healthy = _planar(integers, numbers, arrays, action, raw)
     elif integers[KIND] == ANT:
         reward, healthy = _ant(integers, numbers, arrays, action, raw)
-    else:
+    elif integers[KIND] == HUMANOID:
         reward, healthy = _humanoid(integers, numbers, arrays, action, raw)
+    else:
+        reward, healthy = _standup(integers, numbers, arrays, action, raw)
     return reward, not healthy and numbers[TERMINATES] > 0
 
 
