@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -46,6 +47,11 @@ if importlib.util.find_spec("hypothesis"):
     slow = [HealthCheck.too_slow]
     settings.register_profile("any-machine", deadline=None, suppress_health_check=slow)
     settings.load_profile("any-machine")
+for logger in logging.root.manager.loggerDict.values():
+    # pytest attaches itself to each logger that does not propagate, three times a test; torch has
+    # dozens, which took some 4 ms of every test.
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for a script's background jobs; what tests start would ignore it, too, and they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -300,7 +300,7 @@ def test_where_agents_end_is_told_of_long_runs(tmp_path: Path) -> None:
     [told] = sentences(made(100), tmp_path)
     # 10 * 94.5 + 1.5 in the mean; its seeds differ as 0, 1, 2, 3 do: 1.29 / 2 * 3.18
     assert "in the last tenth of 3\u202f000\u202f000 steps" in told
-    assert told.endswith("Adam: Ant 946 and 100 (+846 [+844, +849]).")
+    assert told.endswith("(seeds that both have): Ant 946 and 100 (+846 [+844, +849]).")
     assert sentences(made(90), tmp_path) == []
     assert sentences(made(100, seeds=2), tmp_path) == []
     assert sentences(made(100, diverged={"adam": [8]}), tmp_path) == []

@@ -184,7 +184,8 @@ def test_what_rises_and_then_falls_does_not_keep_improving() -> None:
     assert risen is not None
     assert risen.low > 0
     found = findings({agents_name("Hopper"): made(ada_upgd=late)})
-    [mine] = [f for f in found if f.statement == "Hopper: AdaUPGD keeps improving (its fall)"]
+    text = "Hopper: AdaUPGD keeps improving (its fall)"
+    [mine] = [f for f in found if f.statement.startswith(text)]
     assert (mine.found, mine.verdict) == (fall(late), NO)
 
 

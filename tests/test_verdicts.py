@@ -16,6 +16,7 @@ from upgd.paper.claims import CLAIMS
 from upgd.paper.verdicts import (
     AHEAD,
     BEHIND,
+    IN_BRIEF,
     MOSTLY,
     NO,
     NOT,
@@ -31,6 +32,7 @@ from upgd.paper.verdicts import (
     Finding,
     Judged,
     Verdict,
+    brief,
     details,
     shown,
     summary,
@@ -121,6 +123,18 @@ def test_the_summary_names_every_claim_once() -> None:
         "(2), 1 is undecided (6). Of their 5 statements, 3 are confirmed, 2 refuted, 0 open."
     )
     assert all(claim.verdict in VERDICTS for claim in some)
+
+
+def test_claims_in_brief_tell_which_central_statements_fail() -> None:
+    """By verdict, best first; of a claim that is not reproduced it goes without saying."""
+    some = [made(2, [YES, NO]), made(1, [YES], (NO,)), made(7, [NO]), made(5, [UNKNOWN, NO])]
+    assert brief(some) == [
+        f"- **Mostly reproduced**: {IN_BRIEF[1]} (1).",
+        f"- **Partly reproduced**: {IN_BRIEF[2]} (2; refuted: a).",
+        f"- **Not reproduced**: {IN_BRIEF[7]} (7).",
+        f"- **Undecided**: {IN_BRIEF[5]} (5; refuted: a).",
+    ]
+    assert set(IN_BRIEF) == set(quotations.QUOTED)
 
 
 def test_verdicts_under_half_and_twice_our_thresholds() -> None:

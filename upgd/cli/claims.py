@@ -120,8 +120,7 @@ def _add_statements(grid: Table, claim: Judged) -> None:
     styles = {YES: "green", NO: "red", TOLD: "dim"}
     for quote in QUOTED[claim.number]:
         mark = "central" if quote.central else "side"
-        words = escape(f"“{quote.words}” ({quote.where})")
-        grid.add_row("", f"[italic]{words}[/italic]", mark)
+        grid.add_row("", f"[italic]{escape(str(quote))}[/italic]", mark)
         for finding in (each for each in claim.findings if each.part == quote.part):
             statement, effect, verdict, scaled = row(finding)
             style = styles.get(finding.verdict, "yellow")

@@ -61,8 +61,8 @@ def _agents(results: All) -> Iterator[str]:
     if told:
         length = grouped(policy_collapse.LONG)
         yield (
-            f"PPO, mean return in the last tenth of {length} steps, AdaUPGD as printed and Adam: "
-            f"{'; '.join(told)}."
+            f"PPO, mean return in the last tenth of {length} steps, AdaUPGD as printed and Adam "
+            f"(seeds that both have): {'; '.join(told)}."
         )
 
 

@@ -31,7 +31,7 @@ from upgd.paper.judging import judge
 from upgd.paper.measured import MEASURED, of_folder
 from upgd.paper.measuring import Measured
 from upgd.paper.results import TABLE, Results, folder_name
-from upgd.paper.verdicts import MORE_COLUMNS, Judged, details, summary, table
+from upgd.paper.verdicts import MORE_COLUMNS, Judged, brief, details, summary, table
 
 FIGURES_FOLDER = "figures"
 NOTES = "notes.md"
@@ -243,17 +243,18 @@ _HOW = (
 
 
 def verdict_table(site: Site, up: str) -> list[str]:
-    """The verdicts: in one sentence, and in a table."""
+    """The verdicts: in one sentence, in brief, and in a table."""
     more = (
         "the paper's words, effect sizes, and verdicts under half and twice the thresholds of ours"
     )
     rest = f"{MORE_COLUMNS} Every statement, with {more}: [claim by claim]({up}{CLAIMS})."
-    return [f"**{summary(site.judged)}**", "", *table(site.judged), "", rest]
+    first = [f"**{summary(site.judged)}**", "", *brief(site.judged)]
+    return [*first, "", *table(site.judged), "", rest]
 
 
 BLOCKS: Mapping[str, Callable[[Site, str], Sequence[str]]] = {
     "claims": verdict_table,
-    "verdicts": lambda site, up: [summary(site.judged)],
+    "verdicts": lambda site, up: [summary(site.judged), "", *brief(site.judged)],
     "beside": lambda site, up: sentences(site.results, site.root),
     "figures": lambda site, up: figure_table(site, up),
     "grids": lambda site, up: tables.grid_table(),

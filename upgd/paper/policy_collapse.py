@@ -62,6 +62,7 @@ LONG = AGENT_STEPS
 """The fewest steps of a long run: the experiments' full scale."""
 HARDLY = 0.05
 """The smallest fraction that counts as a fall or a gain."""
+OURS = f"ours: no if by less than {HARDLY:.0%}"
 METRIC = "return"
 
 
@@ -197,9 +198,10 @@ def _judged(arm: str, returns: Array | None) -> Finding:
     if arm.startswith("ada-upgd"):
         shown_ = fallen if falls_(HARDLY) == YES else risen
         text = "keeps improving" + (" (its fall)" if shown_ is fallen and fallen else "")
+        text += f" ({OURS})"
         judge = rises
     else:
-        text, shown_, judge = "falls after its peak", fallen, falls_
+        text, shown_, judge = f"falls after its peak ({OURS})", fallen, falls_
     return Finding(text, shown_, judge(HARDLY), PERCENT, UP, part, ev.scaled(judge, HARDLY))
 
 

@@ -5,7 +5,8 @@ The rule looks at sentences, never at results:
 * *central* is the main clause of the first sentence that says what the claim's figure (or theorem)
   shows, and of every sentence on it, the abstract's among them, whose subject is UPGD (in the
   ablation, the learner with its gate). The abstract's "continues to improve" is not asked where the
-  section says "maintain" (claim 2);
+  section says "maintain" (claim 2), nor its "avoids it" (a drop) beside "continually improves"
+  (claim 9);
 * the clause is the one after *shows that* or *we notice that*; clauses joined by *and*, *but*,
   *whereas* or *unlike* are main clauses, too. Where the main clause only says "the same trends"
   (claim 7), its place is taken by the clause that says which;
@@ -30,8 +31,14 @@ class Quote(NamedTuple):
     words: str
     where: str
 
+    def __str__(self) -> str:
+        """With quotation marks if the words are the paper's."""
+        return f"({self.words})" if self.where == OURS else f"“{self.words}” ({self.where})"
+
 
 CENTRAL, SIDE = True, False
+OURS = "ours"
+"""Where words are that the paper does not have."""
 _ABSTRACT = (
     "UPGD continues to improve performance and surpasses or is competitive with all methods in all "
     "problems"
@@ -112,8 +119,7 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
         Quote("improves", CENTRAL, "AdaUPGD continually improves its performance", "section 4.5"),
         Quote("collapse", CENTRAL, "unlike Adam, which suffers from policy collapse",
               "section 4.5"),
-        Quote("others", SIDE, "(settings of the authors' code; not in the text)",
-              "ours"),
+        Quote("others", SIDE, "settings of the authors' code, which are not in the text", OURS),
     ),
     10: (
         Quote("inputs: SGD", CENTRAL, "the performance of SGD degrades with changing targets even "

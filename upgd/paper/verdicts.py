@@ -9,7 +9,7 @@ them. This module needs neither torch nor results.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from upgd.metrics import Interval
@@ -217,7 +217,7 @@ class Judged(NamedTuple):
 def table(found: Iterable[Judged]) -> list[str]:
     """Claims as lines of Markdown."""
     lines = [
-        "| | claim | verdict | central | side | refuted |",
+        "| | claim | verdict | central: yes, no, open | side: yes, no, open | refuted |",
         "|---:|---|---|---:|---:|---|",
     ]
     for claim in found:
@@ -233,9 +233,14 @@ def refuted(claim: Judged) -> str:
     told = []
     for mark in (True, False):
         for finding in (each for each in claim.some(mark) if each.verdict == NO):
-            text = finding.statement.partition(" (")[0]
+            text = _short(finding)
             told.append(f"{f'**{text}**' if mark else text} ({shown(finding)})")
     return "; ".join(told) or "-"
+
+
+def _short(finding: Finding) -> str:
+    """A statement without what stands in brackets."""
+    return finding.statement.partition(" (")[0]
 
 
 COLUMNS = "Central and side: statements confirmed, refuted, open."
@@ -265,6 +270,45 @@ def summary(found: Sequence[Judged]) -> str:
     )
 
 
+IN_BRIEF: Mapping[int, str] = {
+    1: "second-order utility ranks weights best",
+    2: "on Input-permuted MNIST UPGD-W keeps its level and competes with every method",
+    3: "over methods, plasticity and accuracy correlate strongly",
+    4: "units fall silent and gradients thin out with all methods but UPGD-W, N-UPGD-W and S&P",
+    5: "on Label-permuted CIFAR-10 UPGD-W improves and competes with every method",
+    6: "on Label-permuted EMNIST UPGD-W improves and competes with every method",
+    7: "on Label-permuted mini-ImageNet methods against forgetting are best, others keep a lower "
+    "level, and UPGD-W competes with every method",
+    8: "UPGD-W is among the best in forgetting and in loss of plasticity",
+    9: "PPO's return falls with Adam and rises with AdaUPGD",
+    10: "on the toys SGD degrades and UPGD improves",
+    11: "on stationary MNIST UPGD is better than SGD",
+    12: "decay, noise and gating each add to UPGD-W",
+    13: "the theorems as restated here (as printed, two of three fail)",
+    14: "in the long run Adam falls below its restarts, and UPGD-W does not",
+}
+"""What claims say, for readers in a hurry."""
+
+
+def brief(found: Sequence[Judged]) -> list[str]:
+    """By verdict, what claims say, and which central statements of these are refuted.
+
+    Example:
+        >>> brief([Judged(11, "", "", [Finding("a", None, YES, part="over SGD")])])
+        ['- **Reproduced**: on stationary MNIST UPGD is better than SGD (11).']
+    """
+    lines = []
+    for each in VERDICTS:
+        told = []
+        for claim in (claim for claim in found if claim.verdict == each):
+            failed = [_short(f) for f in claim.some(central=True) if f.verdict == NO]
+            but = f"; refuted: {', '.join(failed)}" if failed and each != NOT else ""
+            told.append(f"{IN_BRIEF[claim.number]} ({claim.number}{but})")
+        if told:
+            lines.append(f"- **{each.capitalize()}**: {'; '.join(told)}.")
+    return lines
+
+
 def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -281,7 +325,7 @@ def details(claim: Judged) -> list[str]:
     for quote in quotations.QUOTED[claim.number]:
         mine = [f for f in claim.findings if f.part == quote.part]
         mark = "Central" if quote.central else "Side"
-        lines += [f"*{mark}*: “{quote.words}” ({quote.where})", ""]
+        lines += [f"*{mark}*: {quote}", ""]
         if mine:
             lines += ["| statement | found [95%] | | ours: ½, 2 × |", "|---|---:|---|---|"]
             lines += [f"| {' | '.join(row(finding))} |" for finding in mine]
