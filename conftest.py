@@ -22,9 +22,9 @@ if not importlib.util.find_spec("triton"):
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported
     if os.environ["TRITON_INTERPRET"] == "1":
-        from tests.interpreting import remap_once
+        from tests.interpreting import make_faster
 
-        remap_once()
+        make_faster()
 if not importlib.util.find_spec("numba"):
     compiled = ("cpu_*", "vectors", "subnormals")
     collect_ignore_glob += [f"upgd/kernels/{name}.py" for name in compiled]

@@ -332,6 +332,7 @@ def test_fusing_another_product_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_
         return text
 
     monkeypatch.setenv("UPGD_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_rows, "_rows_source", cpu_rows._rows_source.__wrapped__)
     monkeypatch.setattr(cpu_rows, "source", source)
     trace, other = (run(name, seed, torch.float32, steps=FIRST) for run in (eager, reordered))
     wrong = batched.__wrapped__("cpu-dense", torch.float32, (seed,), (name,), FIRST)[

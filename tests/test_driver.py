@@ -96,6 +96,7 @@ def test_a_pool_gives_what_one_process_gives(tmp_path: Path, pool: LocalPool) ->
     assert not list((tmp_path / "pool" / "workers").iterdir())
 
 
+@pytest.mark.slow
 def test_runs_of_workers_that_die_or_freeze_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     specs = small(8, steps=250, restart=True)  # chunks of 50
     expected = alone(tmp_path / "alone", specs)

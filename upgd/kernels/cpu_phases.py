@@ -91,8 +91,13 @@ def advance_function(row, real):
         row: Of the registry.
         real: ``"float32"`` or ``"float64"``.
     """
-    text = _Writer(row.method).source(row.name, real)
-    return load_module(text, f"cpu_phases_{row.name.replace('-', '_')}_{real}").advance.address
+    name = f"cpu_phases_{row.name.replace('-', '_')}_{real}"
+    return load_module(_phases_source(row, real), name).advance.address
+
+
+@cache
+def _phases_source(row, real):
+    return _Writer(row.method).source(row.name, real)
 
 
 class _Writer:

@@ -138,6 +138,7 @@ def _stand_ins(real):
     return load_module(text, f"cpu_none_{real}")
 
 
+@cache
 def _rows_source(row, real):
     method, features = row.method, "gates" in row.needs
     reduce = reduces(method)

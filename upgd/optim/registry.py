@@ -61,9 +61,9 @@ HARMLESS = frozenset(
 """What a class may override without changing its updates: stacks keep states themselves."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
-    """One method.
+    """One method; equal to itself alone.
 
     Attributes:
         name: Its name on the command line and in results.
