@@ -16,9 +16,8 @@ def make_faster() -> None:
     _remap_once(interpreter)
     _find_types_once(interpreter)
     options = interpreter.interpreter_builder.options
-    if (
-        not options.debug
-    ):  # else sums of integers are computed twice, for assertions that are not made
+    if not options.debug:
+        # Sums of integers are computed twice otherwise, for assertions that are not made.
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
