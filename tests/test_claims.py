@@ -23,6 +23,7 @@ from upgd.paper.claims import CLAIMS, judge_claim
 from upgd.paper.committed import load
 from upgd.paper.evidence import late_parts, parts
 from upgd.paper.experiments import EXPERIMENTS, ablation_arms
+from upgd.paper.figures import LONG
 from upgd.paper.results import TABLE, Results, collect, lacking, read, write
 from upgd.paper.sets import MAIN, METHODS, TOYS
 from upgd.paper.verdicts import (
@@ -115,7 +116,7 @@ def test_what_was_not_measured_of_the_set_found_is_the_printed_ones() -> None:
     zeros = {"s-rwalk": {seed: np.linspace(0.1, 0.8, TASKS) for seed in range(SEEDS)}}
     printed = dataclasses.replace(printed, series={**printed.series, "zero_activations": zeros})
     best = made_up("best-sets-input-permuted-mnist", {"s-rwalk": -0.1})
-    both = claims._retuned({each.name: each for each in (printed, best)}, printed.name)
+    both = claims._completed({each.name: each for each in (printed, best)}, printed.name)
     assert both.of("s-rwalk", "accuracy") == best.of("s-rwalk", "accuracy")
     assert both.of("s-rwalk", "zero_activations") == zeros["s-rwalk"]
 
@@ -209,8 +210,8 @@ def test_of_several_experiments_the_short_ones_do_not_count() -> None:
     short = made_up("label-permuted-emnist", trends, tasks=20)
     found = judged(8, whole, short)
     assert found.data.startswith("2 of 4 experiments: ")
-    assert finding(8, "input-permuted-mnist: forgetting", whole, short).verdict == NO
-    other = finding(8, "label-permuted-emnist: forgetting", whole, short)
+    assert finding(8, "Input-permuted MNIST: forgetting", whole, short).verdict == NO
+    other = finding(8, "Label-permuted EMNIST: forgetting", whole, short)
     assert (other.verdict, other.found is None) == (UNKNOWN, False)
 
 
@@ -276,10 +277,32 @@ def test_correlation_over_methods() -> None:
     assert verdict(3, accuracy) == UNKNOWN
 
 
+def test_what_joins_all_methods_tells_how_few_seeds_all_have() -> None:
+    results = made_up("label-permuted-emnist", dict.fromkeys(METHODS, 0.0), metric="plasticity")
+    assert "which all have" not in finding(6, "majority", results).statement
+    some = results.of("s-rwalk", "plasticity")
+    fewer = {**results.series["plasticity"], "s-rwalk": {s: some[s] for s in range(3)}}
+    found = finding(6, "majority", dataclasses.replace(results, series={"plasticity": fewer}))
+    assert found.statement.endswith("(3 seeds, which all have)")
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [(0.1, YES), (-0.1, NO), (0.0, UNKNOWN)], ids=["up", "down", "flat"]
+)
+def test_all_learners_improve_if_the_least_does(last: float, expected: str) -> None:
+    results = made_up("label-permuted-cifar10", dict.fromkeys(METHODS, 0.2) | {"s-si": last})
+    found = finding(5, "all learners improve", results)
+    assert found.verdict == expected
+    assert found.found is not None
+    assert found.found.estimate == pytest.approx(0.85 * last, abs=0.005)
+    lost = gone(results, "s-si", range(SEEDS))
+    assert finding(5, "all learners improve", lost).verdict == NO
+
+
 def test_rank_among_ten() -> None:
     trends = {method: -0.02 * i for i, method in enumerate(METHODS)}  # the later the more forgotten
     results = made_up("input-permuted-mnist", trends)
-    rank = finding(8, "input-permuted-mnist: forgetting", results)
+    rank = finding(8, "Input-permuted MNIST: forgetting", results)
     assert rank.found is not None
     assert rank.found.estimate == METHODS.index("upgd") + 1
     assert rank.verdict == NO
@@ -312,8 +335,29 @@ def test_gating_alone_is_judged_where_it_is_another_arm() -> None:
         arms = EXPERIMENTS[ablation].arms
         there = [arm.name for arm in arms if arm.name not in EXPERIMENTS[ablation].twins()]
         results = made_up(ablation, dict.fromkeys(there, 0.1))
-        assert finding(12, f"{name}: SGD+UG keeps improving", results).verdict == YES
-        assert finding(12, f"{name}: decay and perturbation matter", results).verdict == YES
+        assert finding(12, f"{LONG[name]}: SGD+UG keeps improving", results).verdict == YES
+        assert finding(12, f"{LONG[name]}: decay and perturbation matter", results).verdict == YES
+
+
+def test_an_ablation_takes_more_seeds_of_the_same_learners() -> None:
+    """SGD+WP is PGD, which the main table has with more seeds, or with fewer, or shorter runs."""
+    name = "label-permuted-emnist"
+    mine = made_up(f"ablation-{name}", dict.fromkeys(("sgd", "sgd+wp", "sgd+ug"), 0.1))
+
+    def known(**made: int) -> tuple[Results, Judged]:
+        main = made_up(name, {"pgd": 0.3, "sgdw": 0.3}, **made)
+        found = {each.name: each for each in (mine, main)}
+        return claims._completed(found, mine.name), judged(12, *found.values())
+
+    more, told = known(seeds=SEEDS + 3)
+    assert len(more.of("sgd+wp", "accuracy")) == SEEDS + 3
+    assert told.data.endswith(f"{SEEDS} to {SEEDS + 3} seeds")
+    assert more.of("sgd", "accuracy") is mine.of("sgd", "accuracy")
+    lead = next(f for f in told.findings if "EMNIST: SGD+WP beats SGD" in f.statement)
+    assert lead.found is not None
+    assert lead.found.estimate == pytest.approx(0.1, abs=0.001)  # of the seeds that both have
+    for other in (known(seeds=SEEDS), known(seeds=SEEDS + 3, tasks=TASKS // 2)):
+        assert other[0].of("sgd+wp", "accuracy") is mine.of("sgd+wp", "accuracy")
 
 
 def test_arms_that_are_the_same_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,13 +386,16 @@ def test_the_toys_losses_are_compared() -> None:
     order = ("upgd-2nd", "upgd", "n-upgd", "pgd", "shrink-and-perturb", "reference", "sgdw")
     levels = {arm: 0.1 + 0.05 * place for place, arm in enumerate(order)}
     first = dict.fromkeys(order, 0.0) | {"sgdw": 0.1, "upgd": -0.01}
-    inputs = made_up(TOYS[0], first, levels, "loss", tasks=250)
+    kept = made_up(TOYS[0], {"upgd": 0.0}, metric="plasticity", tasks=250)
+    inputs = both(made_up(TOYS[0], first, levels, "loss", tasks=250), kept)
     second = dict.fromkeys(order, 0.0) | {"sgdw": 0.1, "upgd": -0.03}
     sign = made_up(TOYS[1], second, levels, "loss", tasks=250)
     assert verdict(10, inputs, sign) == YES
     flat = made_up(TOYS[1], {**second, "upgd": 0.0}, levels, "loss", tasks=250)
     assert finding(10, "sign: UPGD keeps improving", flat).verdict == NO
     assert judged(10, inputs, flat).verdict == PARTLY
+    lost = made_up(TOYS[0], {"upgd": -0.05}, metric="plasticity", tasks=250)
+    assert finding(10, "UPGD maintains its plasticity", both(inputs, lost)).verdict == NO
     levels["shrink-and-perturb"] = 0.12
     assert verdict(10, made_up(TOYS[0], first, levels, "loss", tasks=250), sign) == NO
 

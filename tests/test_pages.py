@@ -283,8 +283,17 @@ def test_what_was_found_beside_the_claims(tmp_path: Path) -> None:
     ahead, retuned = sentences(results, tmp_path)
     assert "UPGD-W is ahead of all; of PGD, the next, by 10.0 points" in ahead
     assert retuned.startswith("- S-RWalk's printed sets")
-    assert "gains 5.0 points [5.0, 5.0]" in retuned
+    assert "they gain 5.0 points [5.0, 5.0]" in retuned
     assert sentences({}, tmp_path) == []
+
+
+def test_how_few_steps_the_gate_changes_is_told(tmp_path: Path) -> None:
+    """The last 20 tasks count: there 1 in 400 and 3 in 400 weights are not in the middle bin."""
+    name = "label-permuted-emnist"
+    shares = {s: np.repeat([0.5, 1 - (1 + 2 * s) / 400], [180, 20]) for s in range(2)}
+    series = {"utility_5_of_9": {"upgd": shares}}
+    [told] = sentences({name: Results(name, 2_500, series)}, tmp_path)
+    assert told.endswith("for one weight in 200 (Label-permuted EMNIST).")
 
 
 def test_where_agents_end_is_told_of_long_runs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upgd.metrics import Interval
+from upgd.metrics import UTILITIES, Interval
 from upgd.paper import drawing, figures
 from upgd.paper.experiments import AGENT_RIVALS, EXPERIMENTS
 from upgd.paper.results import Results
@@ -166,6 +166,22 @@ def test_agents_have_one_axis_and_one_kind_of_band(drawn: list[Any]) -> None:
         error = ends.std(ddof=1) / math.sqrt(seeds)
         top = bands[0].get_paths()[0].vertices[:, 1].max()
         assert top == pytest.approx(ends.mean() + error)
+
+
+def test_utilities_are_histograms_of_the_first_task_and_the_last(drawn: list[Any]) -> None:
+    name, bins = "input-permuted-mnist", len(UTILITIES)
+    shares = np.random.default_rng(0).dirichlet(np.ones(bins), (3, 50))  # [seed, task, bin]
+    series = {each: {"upgd": dict(enumerate(shares[..., k]))} for k, each in enumerate(UTILITIES)}
+    drawing.draw(figures.FIGURES["utilities"], {name: Results(name, 5_000, series)}, Path("x.png"))
+    axes = next(a for a in drawn[0].axes if "MNIST" in a.get_title())
+    steps = {patch.get_label(): patch.get_data() for patch in axes.patches}
+    for label, task in (("after the first task", 0), ("after the last task", -1)):
+        np.testing.assert_allclose(steps[label].values, shares[:, task].mean(0))
+        np.testing.assert_allclose(steps[label].edges, np.arange(bins + 1) / bins)
+    assert axes.get_yscale() == "log"
+    assert notes(axes) == "3 seeds; means"
+    [legend] = drawn[0].legends
+    assert {text.get_text() for text in legend.get_texts()} == steps.keys()
 
 
 def test_many_tasks_are_thinned_to_means(drawn: list[Any]) -> None:

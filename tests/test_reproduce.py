@@ -23,7 +23,7 @@ from tests import searched
 from upgd.cli import app
 from upgd.lab import reproducing
 from upgd.ledger import Ledger, Result, RunSpec, Series, StudyError
-from upgd.metrics import DIAGNOSTICS, STRIDED
+from upgd.metrics import DIAGNOSTICS, STRIDED, UTILITIES
 from upgd.pages import colours
 from upgd.paper import (
     claims,
@@ -478,7 +478,7 @@ def test_the_list_names_all() -> None:
 # ------------------------------------------------------------------------------- figures
 def made_up(name: str) -> results.Results:
     rng = np.random.default_rng(0)
-    metrics = [*figures.AXES][:-2]
+    metrics = [*[*figures.AXES][:-2], *UTILITIES]
     experiment = experiments.EXPERIMENTS[name]
     arms = [arm.name for arm in experiment.arms if arm.name not in experiment.twins()]
     series = {
@@ -504,7 +504,7 @@ def look_and(save: Any, outside: list[str]) -> Any:
     return watched
 
 
-SOME = ("fig1a", "fig1c", "fig4", "fig7b", "variants-cifar10")
+SOME = ("fig1a", "fig1c", "fig4", "fig7b", "utilities", "variants-cifar10")
 
 
 @pytest.mark.parametrize(

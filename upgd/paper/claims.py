@@ -8,7 +8,7 @@ have the sets that the paper prints, except :data:`RETUNED`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from upgd.pages import grouped
 from upgd.paper import evidence as ev
 from upgd.paper import policy_collapse, statements, theorems, utility_quality
 from upgd.paper.evidence import All
-from upgd.paper.experiments import BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
+from upgd.paper.experiments import ABLATION, BEST_SETS, ENVIRONMENTS, EXPERIMENTS, agents_name
 from upgd.paper.results import Results, collect
 from upgd.paper.sets import MAIN, STATIONARY, TOYS
 from upgd.paper.verdicts import NOTHING, Finding, Judged, shown
@@ -66,7 +66,7 @@ CLAIMS: Sequence[Claim] = (
           TOYS, statements.toys),
     Claim(11, "Stationary MNIST: UPGD improves over SGD", (STATIONARY,), statements.stationary),
     Claim(12, "Ablation: decay and perturbation help, gating improves continually",
-          tuple(f"ablation-{name}" for name in MAIN), statements.ablation),
+          tuple(f"{ABLATION}{name}" for name in MAIN), statements.ablation),
     Claim(13, "Theorems, as restated in docs/curvature.md: propagation, conservation, convergence",
           (), lambda _: list(theorems.findings())),
     Claim(14, "Figure 1: Adam hardly improves or falls below its restarts, UPGD-W does neither",
@@ -92,7 +92,7 @@ def judge_results(
 
 def judge_claim(claim: Claim, results: All) -> Judged:
     """A claim's statements: statistics of all results, verdicts of those that are long enough."""
-    there = {name: _retuned(results, name) for name in claim.needs if name in results}
+    there = {name: _completed(results, name) for name in claim.needs if name in results}
     long = {name: each for name, each in there.items() if ev.length(each) >= ev.LONG_ENOUGH}
     findings = claim.check(there)
     if len(long) < len(there):
@@ -124,18 +124,48 @@ def judge_study(ledger: Ledger, problem: str = "") -> tuple[list[html.Judged], l
     return judged, others
 
 
-def _retuned(results: All, name: str) -> Results:
-    """An experiment's results, with those of the sets found for :data:`RETUNED`."""
-    printed, found = results[name], results.get(f"{BEST_SETS}{name}")
-    if found is None or ev.length(found) < ev.length(printed):
-        return printed
-    methods = [method for method in RETUNED if method in (*found.arms, *found.diverged)]
+def _completed(results: All, name: str) -> Results:
+    """An experiment's results, with runs of other experiments that judge its arms.
+
+    These are the sets found for :data:`RETUNED`, and in an ablation the same learners of the main
+    experiment, where they have more seeds.
+    """
+    mine = results[name]
+    if name.startswith(ABLATION):
+        main = name.removeprefix(ABLATION)
+        return _with_arms(mine, results.get(main), _same_learners(results, name, main))
+    found = results.get(f"{BEST_SETS}{name}")
+    return _with_arms(mine, found, {method: method for method in RETUNED})
+
+
+def _same_learners(results: All, name: str, other: str) -> dict[str, str]:
+    """Arms of which another experiment has the same learner with more seeds, and its name there."""
+    known = {arm.identity: arm.name for arm in EXPERIMENTS[other].arms}
+    twins, found = EXPERIMENTS[name].twins(), {}
+    for arm in EXPERIMENTS[name].arms:
+        same, kept = known.get(arm.identity), twins.get(arm.name, arm.name)
+        if same and _seeds(results.get(other), same) > _seeds(results.get(name), kept):
+            found[kept] = same
+    return found
+
+
+def _seeds(results: Results | None, arm: str) -> int:
+    return ev.diverged(results, arm)[1]
+
+
+def _with_arms(mine: Results, theirs: Results | None, arms: Mapping[str, str]) -> Results:
+    """Results in which some arms have the runs of others' arms, if these are as long."""
+    if theirs is None or ev.length(theirs) < ev.length(mine):
+        return mine
+    there = {a: b for a, b in arms.items() if b in (*theirs.arms, *theirs.diverged)}
     series = {
-        metric: {**arms, **{m: found.of(m, metric) for m in methods if metric in found.series}}
-        for metric, arms in printed.series.items()
+        metric: {**old, **{a: theirs.of(b, metric) for a, b in there.items()}}
+        if metric in theirs.series
+        else old
+        for metric, old in mine.series.items()
     }
-    diverged = {**printed.diverged, **{m: found.diverged.get(m, ()) for m in methods}}
-    return replace(printed, series=series, diverged=diverged)
+    gone = {a: theirs.diverged.get(b, ()) for a, b in there.items()}
+    return replace(mine, series=series, diverged={**mine.diverged, **gone})
 
 
 def _utility_quality(places: Iterable[Path]) -> Judged:

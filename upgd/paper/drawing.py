@@ -18,6 +18,8 @@ SIZE = (3.7, 2.8)
 """Inches of a panel, with the names at its lines."""
 WHERE_RUN = ("returns", "dots")
 """Kinds of panels that are omitted while their experiment has no runs."""
+SHARE_A_LEGEND = ("dots", "histogram")
+"""Kinds of panels whose marks are explained once, below all of them."""
 
 
 @styled()
@@ -42,7 +44,7 @@ def draw(figure: Figure, results: Mapping[str, Results], *paths: Path) -> list[s
         draw_panel(axes, panel, results)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    if any(panel.kind == "dots" for panel in panels):
+    if any(panel.kind in SHARE_A_LEGEND for panel in panels):
         marks = {
             name: handle
             for axes in grid.flat

@@ -224,16 +224,20 @@ def _smooth(curve: Array, size: int) -> Array:
 
 
 def lead(
-    results: Results | None, arm: str, other: str, metric: str = "accuracy", last: int = 0
+    results: Results | None,
+    arm: str,
+    other: str,
+    metric: str = "accuracy",
+    tasks: slice = slice(None),
 ) -> Interval | None:
-    """An arm's mean over the run, or its last tasks, minus another's, seed by seed."""
+    """An arm's mean over the run, or over some tasks, minus another's, seed by seed."""
     if results is None:
         return None
     mine, theirs = (results.by_task(each, metric) for each in (arm, other))
     common = sorted(mine.keys() & theirs.keys())
     if not common:
         return None
-    pairs = ((mine[s][-last:], theirs[s][-last:]) for s in common)  # [-0:] is all
+    pairs = ((mine[s][tasks], theirs[s][tasks]) for s in common)
     return mean_interval([float(np.nanmean(a) - np.nanmean(b)) for a, b in pairs])
 
 
@@ -264,21 +268,20 @@ def together(statistic: Callable[[Array], float], *values: Values) -> Interval |
 
     `statistic` takes an array [value, method] of means, a row for each of `values`.
     """
-    common = _common(*values)
-    if not common:
+    seeds = seeds_of_all(*values)
+    if not seeds:
         return None
-    rows = np.array([[[x[seed] for x in some.values()] for some in values] for seed in common])
+    rows = np.array([[[x[seed] for x in some.values()] for some in values] for seed in seeds])
     return jackknife(lambda chosen: statistic(chosen.mean(0)), rows)
 
 
 def middle(values: Values) -> Interval | None:
     """The median over methods, seed by seed: it is negative if the majority is."""
-    common = _common(values)
-    rows = [[by_seed[seed] for by_seed in values.values()] for seed in common]
+    rows = [[by_seed[seed] for by_seed in values.values()] for seed in seeds_of_all(values)]
     return mean_interval(np.median(rows, axis=1)) if rows else None
 
 
-def _common(*values: Values) -> list[int]:
+def seeds_of_all(*values: Values) -> list[int]:
     """The seeds that all methods have."""
     seeds = [set(by_seed) for some in values for by_seed in some.values()]
     return sorted(set.intersection(*seeds)) if seeds and all(values) else []

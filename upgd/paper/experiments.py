@@ -121,6 +121,8 @@ VARIANTS = "variants-"
 """Prefix of experiments on feature-wise and local utilities."""
 BEST_SETS = "best-sets-"
 """Prefix of experiments with sets that were found here and differ from the printed ones."""
+ABLATION = "ablation-"
+"""Prefix of experiments with UPGD-W's components."""
 VARIANT_SEEDS = 10
 
 
@@ -296,7 +298,7 @@ def declare(found: Sets) -> dict[str, Experiment]:
         *(_searched(problem, found.get(problem, {})) for problem in (*TOYS, STATIONARY)),
         *(_variants(problem, found.get(problem, {})) for problem in MAIN),
         *(_best_sets(problem, found.get(problem, {})) for problem in MAIN),
-        *(Experiment(f"ablation-{name}", name, ablation_arms(name), 10) for name in MAIN),
+        *(Experiment(f"{ABLATION}{name}", name, ablation_arms(name), 10) for name in MAIN),
         _figure_1(),
         *_figure_8(),
     )

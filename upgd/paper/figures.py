@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from upgd.metrics import UTILITIES
 from upgd.paper.experiments import (
+    ABLATION,
     BEST_SETS,
     ENVIRONMENTS,
     EXPERIMENTS,
@@ -22,7 +24,7 @@ from upgd.paper.experiments import (
 from upgd.paper.searches import KINDS, REFERENCE, variants
 from upgd.paper.sets import MAIN, METHODS, STATIONARY, TOYS
 
-Kind = Literal["curves", "scatter", "heat", "tasks", "returns", "dots"]
+Kind = Literal["curves", "scatter", "heat", "tasks", "returns", "dots", "histogram"]
 LONG = {
     "input-permuted-mnist": "Input-permuted MNIST",
     "label-permuted-emnist": "Label-permuted EMNIST",
@@ -45,6 +47,7 @@ AXES = {
     "weight_l1": "ℓ1 norm of weights",
     "weight_l2": "ℓ2 norm of weights",
     "effective_rank": "Effective rank of weights",
+    UTILITIES[0]: "Share of weights",
     "return": "Mean return of episodes",
     "forgetting": "Forgetting (×100)",
     "loss_of_plasticity": "Loss of plasticity (×100)",
@@ -58,7 +61,7 @@ class Panel:
 
     Kinds: curves over tasks; a closer look at the first two and the last two tasks; scatter of
     plasticity against accuracy; heat, a number per arm and problem; returns of agents over steps;
-    dots, means over tasks, a row per method.
+    dots, means over tasks, a row per method; histogram of an arm's scaled utilities.
     """
 
     experiment: str
@@ -100,8 +103,14 @@ def _statistics(name: str, problem: str, caption: str, *metrics: str) -> Figure:
     return Figure(name, caption, tuple(Panel(problem, metric) for metric in metrics), 4)
 
 
+def _utilities() -> Figure:
+    caption = "Scaled utilities of UPGD-W's weights; ½ is no utility. Not in the paper."
+    panels = (Panel(name, UTILITIES[0], ("upgd",), LONG[name], "histogram") for name in MAIN)
+    return Figure("utilities", caption, tuple(panels), 4)
+
+
 def _ablation(name: str, caption: str, *arms: str) -> Figure:
-    panels = (Panel(f"ablation-{problem}", "accuracy", arms, LONG[problem]) for problem in MAIN)
+    panels = (Panel(f"{ABLATION}{problem}", "accuracy", arms, LONG[problem]) for problem in MAIN)
     return Figure(name, caption, tuple(panels), 4)
 
 
@@ -247,6 +256,7 @@ def _all() -> list[Figure]:
             )
             for short, name in others
         ],
+        _utilities(),
         _ablation(
             *("ablation", "Ablation: from SGD to UPGD-W."),
             *("sgd", "sgd+wd", "sgd+wp", "sgd+wd+wp", "upgd"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from upgd import metrics
-from upgd.pages.colours import RULE, SOFT
+from upgd.metrics import UTILITIES
+from upgd.pages.colours import INK, RULE, SOFT
 from upgd.paper.evidence import forgotten, plasticity_lost
 from upgd.paper.experiments import AGENT_RIVALS, EXPERIMENTS, title
-from upgd.paper.figures import AXES, SHORT, Panel
+from upgd.paper.figures import AXES, SHORT, Kind, Panel
 from upgd.paper.looks import colour, look
 from upgd.paper.policy_collapse import curves as returns_of
 from upgd.paper.results import Results
@@ -38,6 +39,8 @@ SURGE = 3.0
 """Losses above this multiple of the highest median of the arms are cut off."""
 LAST = 100
 """Tasks of the means in a scatter."""
+RAREST = 1e-7
+"""The lowest share of a histogram: one weight in ten million."""
 
 
 def draw_panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
@@ -55,9 +58,8 @@ def draw_panel(axes: Any, panel: Panel, results: Mapping[str, Results]) -> None:
     elif panel.kind == "dots":
         _dots(axes, there, results)
     else:
-        kinds = {"curves": _curves, "tasks": _closer, "scatter": _scatter, "returns": _returns}
         for each in there:
-            kinds[each.kind](axes, each, results[each.experiment])
+            KINDS[each.kind](axes, each, results[each.experiment])
         footnote(axes, _told(there, results))
 
 
@@ -65,16 +67,16 @@ def _told(panels: Sequence[Panel], results: Mapping[str, Results]) -> str:
     """The note under a panel: its seeds, what its bands are, what a point is."""
     counts = _counts(panels, results)
     told = [seeds(counts) if counts else "no seeds"]
-    scatter = panels[0].kind == "scatter"
-    if max(counts, default=0) > 1:
-        told.append(f"{'bars' if scatter else 'bands'}: {BAND}")
-    if scatter:
+    kind = panels[0].kind
+    if kind == "histogram":
+        told.append("means")
+    elif max(counts, default=0) > 1:
+        told.append(f"{'bars' if kind == 'scatter' else 'bands'}: {BAND}")
+    if kind == "scatter":
         told.append(f"the last {LAST} tasks")
-    elif panels[0].kind == "curves":
+    elif kind == "curves":
         told += _point(panels[0], results[panels[0].experiment])
-    elif panels[0].kind == "returns" and AGENT_RIVALS.keys() & set(
-        results[panels[0].experiment].arms
-    ):
+    elif kind == "returns" and AGENT_RIVALS.keys() & set(results[panels[0].experiment].arms):
         told.append("thin: not in the paper")
     return "; ".join(told)
 
@@ -202,6 +204,18 @@ def _scatter(axes: Any, panel: Panel, results: Results) -> None:
     axes.set(xlabel="Average plasticity", ylabel="Average online accuracy")
 
 
+def _histogram(axes: Any, panel: Panel, results: Results) -> None:
+    """Shares of weights by scaled utility, after the first task and after the last."""
+    [arm] = titles(panel)
+    by_bin = [_stack(results.of(source(panel, arm), share)) for share in UTILITIES]
+    edges = np.linspace(0, 1, len(UTILITIES) + 1)
+    first, last = (np.array([shares[:, task].mean() for shares in by_bin]) for task in (0, -1))
+    axes.stairs(last, edges, fill=True, color=colour(arm), alpha=0.5, label="after the last task")
+    axes.stairs(first, edges, color=INK, label="after the first task")
+    axes.set(xlabel="Scaled utility", ylabel=AXES[panel.metric])
+    axes.set(xlim=(0, 1), yscale="log", ylim=(RAREST, 1.5))
+
+
 def _dots(axes: Any, panels: Sequence[Panel], results: Mapping[str, Results]) -> None:
     """Means over common tasks with 95% intervals; rings for printed sets."""
     found = [
@@ -265,6 +279,16 @@ def _row_name(name: str, panel: Panel, results: Mapping[str, Results]) -> str:
     mine = [Panel(name, metric)] if name in results else []
     counts = _counts(mine, results)
     return f"{SHORT[name]}\n{seeds(counts)}" if counts else SHORT[name]
+
+
+KINDS: Mapping[Kind, Callable[[Any, Panel, Results], None]] = {
+    "curves": _curves,
+    "tasks": _closer,
+    "returns": _returns,
+    "scatter": _scatter,
+    "histogram": _histogram,
+}
+"""What draws a panel of one experiment."""
 
 
 # ---------------------------------------------------------------------------------- arms

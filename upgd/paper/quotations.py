@@ -83,6 +83,7 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
         Quote("improve", CENTRAL, "methods addressing catastrophic forgetting continually improve "
               "their performance", "section 4.3"),
         Quote("competitive", CENTRAL, _ABSTRACT, "abstract"),
+        Quote("all", SIDE, "all learners can improve their performance", "section 4.3"),
         Quote("majority", SIDE, "the majority of methods have negative values, reflecting no loss "
               "of plasticity", "section 4.3"),
         Quote("top", SIDE, "learners without an explicit mechanism for addressing forgetting "
@@ -107,9 +108,9 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
         Quote("maintained", CENTRAL, "whereas methods addressing loss of plasticity (e.g., S&P) "
               "only maintained their performance at a lower level", "section 4.4"),
         Quote("competitive", CENTRAL, _ABSTRACT, "abstract"),
-        Quote("trends", SIDE, "the same trends manifested in the previous problem (S-EWC and S-MAS "
-              "improve, S-RWalk struggles, S-SI and the rest deteriorate, most lose plasticity)",
-              "section 4.4; in brackets, ours"),
+        Quote("trends", SIDE, "the same trends manifested in the previous problem",
+              "section 4.4; there S-EWC and S-MAS improve, S-RWalk struggles, S-SI and the rest "
+              "deteriorate, most lose plasticity"),
     ),
     8: (
         Quote("both", CENTRAL, "both metrics of UPGD-W are among the best overall values across "
@@ -132,7 +133,7 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
         Quote("sign: SGD", CENTRAL, "the performance of SGD degrades with changing targets, "
               "indicating that it does not utilize learned features", _TOYS),
         Quote("sign: UPGD", CENTRAL, "the performance [of UPGD] keeps improving with changing "
-              "targets", _TOYS),
+              "targets compared to the other methods", _TOYS),
         Quote("sign: others", SIDE, "S&P, Non-protecting UPGD, and PGD do not lose plasticity over "
               "time but perform worse than UPGD", _TOYS),
         Quote("second", SIDE, "the second-order approximated utility improves performance over the "
@@ -153,7 +154,7 @@ QUOTED: Mapping[int, tuple[Quote, ...]] = {
               "Input-permuted MNIST and Label-permuted mini-ImageNet", _ABLATION),
         Quote("together", SIDE, "the combination of weight decay and weight perturbation makes the "
               "learner maintain its performance", _ABLATION),
-        Quote("alone", SIDE, "Using utility gating on top of SGD allows SGD to maintain its "
+        Quote("alone", CENTRAL, "Using utility gating on top of SGD allows SGD to maintain its "
               "performance instead of dropping on input-permuted MNIST and improves its "
               "performance continually on label-permuted problems", _ABLATION),
         Quote("role", SIDE, "The role of weight decay and weight perturbation is not significant "

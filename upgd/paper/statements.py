@@ -17,7 +17,8 @@ from upgd.metrics import Interval, forgetting, loss_of_plasticity
 from upgd.paper import evidence as ev
 from upgd.paper import phrases as say
 from upgd.paper.evidence import All, Array
-from upgd.paper.experiments import EXPERIMENTS
+from upgd.paper.experiments import ABLATION, EXPERIMENTS
+from upgd.paper.figures import LONG
 from upgd.paper.phrases import named, ours, unless_diverged, with_diverged
 from upgd.paper.results import Results
 from upgd.paper.sets import MAIN, METHODS, TOYS
@@ -95,9 +96,18 @@ def plasticity_and_accuracy(all_: All) -> list[Finding]:
     both = [ev.means_of_all(results, metric, late) for metric in ("accuracy", "plasticity")]
     found = ev.together(correlation, *both) if all(both) else None
     finding = with_diverged(say.strongly(found), results, *METHODS)
+    finding = _of_seeds(finding, *both)
     text = "the same if the ten methods stand for others"
     others = Finding(text, found and _fisher(found.estimate, len(both[0])), TOLD, PLAIN)
     return _part("correlated", finding, others)
+
+
+def _of_seeds(finding: Finding, *values: ev.Values) -> Finding:
+    """A statement on all methods at once, with its seeds where some methods have more."""
+    least = len(ev.seeds_of_all(*values))
+    if not least or least == max(len(x) for some in values for x in some.values()):
+        return finding
+    return finding._replace(statement=f"{finding.statement} ({least} seeds, which all have)")
 
 
 def _fisher(correlation: float, count: int) -> Interval:
@@ -141,9 +151,22 @@ def cifar(all_: All) -> list[Finding]:
     return [
         *_part("improve", *[say.improves(results, arm) for arm in (*STABLE, "s-rwalk", "upgd")]),
         *_part("competitive", say.competitive(results)),
+        *_part("all", _all_improve(results)),
         *_part("majority", _most_lose(results, False)),
         *_part("top", with_diverged(top, results, "adamw")),
     ]
+
+
+def _all_improve(results: Results) -> Finding:
+    """The statement that every method is better in the end; it shows the least change."""
+    found = [ev.change(results, arm) for arm in ev.learners(results.name)]
+    known = [each for each in found if each is not None]
+    least = min(known, key=lambda each: each.estimate, default=None)
+    text = "all learners improve: the least change since tasks 11–30"
+    finding = Finding(text, least, worst(map(ev.above, found)), words=UP)
+    for arm in ev.learners(results.name):
+        finding = unless_diverged(finding, results, arm)
+    return finding
 
 
 def _most_lose(results: Results, lose: bool) -> Finding:
@@ -156,7 +179,8 @@ def _most_lose(results: Results, lose: bool) -> Finding:
         text = f"the majority of methods {'loses' if lose else 'does not lose'} plasticity"
         told = f" ({count} of {len(values)} have negative means)"
         judged = ev.above(found) if lose else ev.below(found)
-        return Finding(text + (told if values else ""), found, judged, words=("median ",) * 2)
+        text += told if values else ""
+        return _of_seeds(Finding(text, found, judged, words=("median ",) * 2), values)
     text = f"the majority of methods {'loses' if lose else 'does not lose'} plasticity (too short)"
     return Finding(text, None, UNKNOWN)
 
@@ -208,7 +232,8 @@ def among_the_best(all_: All) -> list[Finding]:
             rank = None
             with suppress(ValueError):  # too short
                 rank = ev.rank(ev.means_of_all(results, metric, statistic), "upgd")
-            finding = say.among_the_best(f"{name}: {what} of UPGD-W is among the best", rank)
+            text = f"{LONG[name]}: {what} of UPGD-W is among the best"
+            finding = say.among_the_best(text, rank)
             found.append(unless_diverged(finding, results, "upgd", *METHODS))
     return _part("both", *found)
 
@@ -220,7 +245,7 @@ def toys(all_: All) -> list[Finding]:
     rivals = ("reference", "sgdw", "shrink-and-perturb", "pgd", "n-upgd")
     inputs = [
         *_part("inputs: SGD", _loss_rises(first)),
-        *_part("inputs: UPGD", _loss_falls(first, late=False)),
+        *_part("inputs: UPGD", _keeps_plasticity(first), _loss_falls(first, late=False)),
         *_part("inputs: others", *[say.beats(first, "upgd", arm, "loss") for arm in rivals]),
         *_part(
             "inputs: S&P",
@@ -244,15 +269,27 @@ def _loss_rises(results: Results) -> Finding:
     return with_diverged(finding, results, "sgdw")
 
 
+def _keeps_plasticity(results: Results) -> Finding:
+    kept = ev.change(results, "upgd", "plasticity")
+    text = "UPGD maintains its plasticity (ours: it falls by a point at most)"
+    finding = Finding(text, kept, UNKNOWN, words=UP)
+    judged = ours(finding, lambda margin: ev.above(kept, -margin), HOLDS)
+    return unless_diverged(judged, results, "upgd")
+
+
 def _loss_falls(results: Results, late: bool) -> Finding:
     """The statement that UPGD improves; with `late`, that it still does in the second half."""
     whole, half = (ev.relative_change(results, "upgd", "loss", late=x) for x in (False, True))
     how = "keeps improving" if late else "improves"
-    falls = [ev.falling(each, say.STEADY) for each in ((whole, half) if late else (whole,))]
-    verdict = worst(falls)
-    beside = shown(Finding("", half, verdict, PERCENT, UP))
+    beside = shown(Finding("", half, UNKNOWN, PERCENT, UP))
     told = f" (since the middle of the run: {beside})" if half else ""
-    finding = Finding(f"UPGD {how}: its loss falls{told}", whole, verdict, PERCENT, UP)
+    text = f"UPGD {how}: its loss falls (ours: no if by less than {say.STEADY:.0%}){told}"
+    asked = (whole, half) if late else (whole,)
+    finding = ours(
+        Finding(text, whole, UNKNOWN, PERCENT, UP),
+        lambda least: worst(ev.falling(each, least) for each in asked),
+        say.STEADY,
+    )
     return unless_diverged(finding, results, "upgd")
 
 
@@ -274,20 +311,22 @@ def ablation(all_: All) -> list[Finding]:
     return [
         finding
         for name in MAIN
-        for finding in _where(f"{name}: ", _ablation(_with_twins(_of(all_, f"ablation-{name}"))))
+        for finding in _where(
+            f"{LONG[name]}: ", _ablation(_with_twins(_of(all_, f"{ABLATION}{name}")))
+        )
     ]
 
 
 def _ablation(results: Results) -> Iterator[Finding]:
     twins = EXPERIMENTS[results.name].twins()
-    mnist = results.name == "ablation-input-permuted-mnist"
+    mnist = results.name == f"{ABLATION}input-permuted-mnist"
 
     def beats(arm: str, other: str, metric: str = "accuracy") -> list[Finding]:
         differ = twins.get(arm, arm) != twins.get(other, other)
         return [say.beats(results, arm, other, metric)] if differ else []
 
     yield from _part("separately", *beats("sgd+wd", "sgd"), *beats("sgd+wp", "sgd"))
-    if mnist or results.name == "ablation-label-permuted-mini-imagenet":
+    if mnist or results.name == f"{ABLATION}label-permuted-mini-imagenet":
         yield from _part("decay", *beats("sgd+wd", "sgd+wp"))
     yield from _part("together", say.maintains(results, "sgd+wd+wp"))
     if mnist:
@@ -322,8 +361,13 @@ def figure_1(all_: All) -> list[Finding]:
     """Claim 14; compares the last tasks."""
     emnist_, long = _of(all_, "label-permuted-emnist"), _of(all_, "figure-1")
     hardly = ev.change(emnist_, "adamw")
-    behind = ev.lead(long, "adam", "adam-restarts", last=ev.LAST)
-    level = ev.lead(long, "upgd", "adam-restarts", last=ev.LAST)
+    last = slice(-ev.LAST, None)
+    behind = ev.lead(long, "adam", "adam-restarts", tasks=last)
+    level = ev.lead(long, "upgd", "adam-restarts", tasks=last)
+    first = ev.lead(long, "upgd", "adam-restarts", tasks=slice(1))
+    quick = Finding(
+        "UPGD-W quickly learns: the first task, against Adam's", first, TOLD, words=AHEAD
+    )
     late = f"in the last {ev.LAST} tasks (ours: "
 
     def stated(text: str, found: Interval | None, judge: Callable[[float], Verdict]) -> Finding:
@@ -349,6 +393,8 @@ def figure_1(all_: All) -> list[Finding]:
         *_where("EMNIST: ", _part("hardly", with_diverged(slow, emnist_, "adamw"))),
         *_where("MNIST: ", _part("worse", with_diverged(below, long, "adam", "adam-restarts"))),
         *_where("EMNIST: ", _part("UPGD", say.improves(emnist_, "upgd"))),
-        *_where("MNIST: ", _part("UPGD", unless_diverged(above, long, "upgd", "adam-restarts"))),
+        *_where(
+            "MNIST: ", _part("UPGD", unless_diverged(above, long, "upgd", "adam-restarts"), quick)
+        ),
         *_where("MNIST: ", _part("stable", say.maintains(long, "adam-restarts"))),
     ]

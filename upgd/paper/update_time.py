@@ -207,10 +207,11 @@ def _enough(times: Times) -> str:
     found = [ratio(m, name) for m in times.values() for name in m if name != PEER]
     widest = 100 * max((each.high - each.low) / 2 / each.estimate for each in found)
     return (
-        "The paper's bars are of 10 000 updates in a row. What varies here is not single updates "
-        "but the machine from round to round, and methods that take turns share it: the widest "
-        f"interval of a ratio is ±{widest:.1f}%. More updates could reorder only methods that are "
-        "closer than that."
+        "The paper's bars are of 10 000 updates in a row. Here each method makes in each round as "
+        f"many as take {TARGET:g} s, times '--scale', at least one and at most 200. What varies is "
+        "not single updates but the machine from round to round, and methods that take turns share "
+        f"it: the widest interval of a ratio is ±{widest:.1f}%. More updates could reorder only "
+        "methods that are closer than that."
     )
 
 

@@ -272,9 +272,10 @@ def summary(found: Sequence[Judged]) -> str:
 
 IN_BRIEF: Mapping[int, str] = {
     1: "second-order utility ranks weights best",
-    2: "on Input-permuted MNIST UPGD-W keeps its level and competes with every method",
+    2: "on Input-permuted MNIST UPGD-W, N-UPGD-W and S&P (PGD is not asked) keep their level, and "
+    "UPGD-W competes with every method",
     3: "over methods, plasticity and accuracy correlate strongly",
-    4: "units fall silent and gradients thin out with all methods but UPGD-W, N-UPGD-W and S&P",
+    4: "zero activations rise and gradient ℓ0 falls with all methods but UPGD-W, N-UPGD-W and S&P",
     5: "on Label-permuted CIFAR-10 UPGD-W improves and competes with every method",
     6: "on Label-permuted EMNIST UPGD-W improves and competes with every method",
     7: "on Label-permuted mini-ImageNet methods against forgetting are best, others keep a lower "

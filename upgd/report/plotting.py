@@ -55,7 +55,6 @@ THOUSANDS = 10_000
 """Axes that reach as far count in thousands or millions."""
 BAND = "standard error"
 """What bands of the paper's figures are; others have Student's intervals."""
-"""What the bands of curves are."""
 
 
 @contextmanager
