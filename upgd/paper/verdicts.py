@@ -272,7 +272,7 @@ def summary(found: Sequence[Judged]) -> str:
 
 IN_BRIEF: Mapping[int, str] = {
     1: "second-order utility ranks weights best",
-    2: "on Input-permuted MNIST UPGD-W, N-UPGD-W and S&P (PGD is not asked) keep their level, and "
+    2: "on Input-permuted MNIST UPGD-W, N-UPGD-W and S&P keep their level (PGD is left out), and "
     "UPGD-W competes with every method",
     3: "over methods, plasticity and accuracy correlate strongly",
     4: "zero activations rise and gradient ℓ0 falls with all methods but UPGD-W, N-UPGD-W and S&P",
