@@ -182,6 +182,12 @@ def test_utilities_are_histograms_of_the_first_task_and_the_last(drawn: list[Any
     assert notes(axes) == "3 seeds; means"
     [legend] = drawn[0].legends
     assert {text.get_text() for text in legend.get_texts()} == steps.keys()
+    others = {metric: {"n-upgd": arms["upgd"]} for metric, arms in series.items()}
+    found = {name: Results(name, 5_000, others)}
+    lacking = drawing.draw(figures.FIGURES["utilities"], found, Path("x.png"))
+    assert f"{name}: upgd" in lacking
+    axes = next(a for a in drawn[1].axes if "MNIST" in a.get_title())
+    assert (len(axes.patches), notes(axes)) == (0, "no seeds; means")
 
 
 def test_many_tasks_are_thinned_to_means(drawn: list[Any]) -> None:

@@ -207,7 +207,10 @@ def _scatter(axes: Any, panel: Panel, results: Results) -> None:
 def _histogram(axes: Any, panel: Panel, results: Results) -> None:
     """Shares of weights by scaled utility, after the first task and after the last."""
     [arm] = titles(panel)
-    by_bin = [_stack(results.of(source(panel, arm), share)) for share in UTILITIES]
+    found = [results.of(source(panel, arm), share) for share in UTILITIES]
+    if not all(found):
+        return  # others have been run
+    by_bin = [_stack(each) for each in found]
     edges = np.linspace(0, 1, len(UTILITIES) + 1)
     first, last = (np.array([shares[:, task].mean() for shares in by_bin]) for task in (0, -1))
     axes.stairs(last, edges, fill=True, color=colour(arm), alpha=0.5, label="after the last task")
